@@ -12,10 +12,9 @@ from tests.waiting import LONG, alive, until
 
 from penstock.alerts.command import CommandReceiver
 from penstock.alerts.delivery import Message, MessageRefused, Messenger, ReceiverAway, Spool
-from penstock.core.jobs.alerts import Repeats
+from penstock.core.jobs.alerts import Repeats, pause
 from penstock.core.jobs.changes import Change, Note
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.outbound import pause
 from penstock.core.jobs.types import HOUR, MINUTE, SECOND
 from penstock.stores.api import Apply, committed
 

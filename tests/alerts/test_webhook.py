@@ -16,7 +16,7 @@ import pytest
 
 from penstock.alerts.delivery import Message, MessageRefused, ReceiverAway, Stopped
 from penstock.alerts.webhook import Webhook, secrets_in
-from penstock.core.jobs.outbound import refusal
+from penstock.core.jobs.alerts import refusal
 from penstock.core.jobs.types import SECOND
 from penstock.scheduler.private_files import Unsafe
 

@@ -217,7 +217,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: a mapped address passes",
-        "penstock/core/jobs/outbound.py",
+        "penstock/core/jobs/alerts.py",
         "refusal",
         "        near = found == _LOOPBACK or",
         "        near = found.ipv4_mapped is not None or found == _LOOPBACK or",
@@ -227,7 +227,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: the keys of the cloud can be had",
-        "penstock/core/jobs/outbound.py",
+        "penstock/core/jobs/alerts.py",
         "refusal",
         "    if found.is_link_local:\n",
         "    if False:\n",

@@ -33,8 +33,8 @@ MUTANTS = [
         "sim: units credited at cancel",
         "penstock/core/jobs/changes.py",
         "cancel",
-        "told = stop(dispatch, job, EndReason.CANCELED, now, grace=grace, because=because)",
-        "told = end(job, dispatch, EndReason.CANCELED, now, schedules=schedules, ordering=ordering)",
+        "stopping = stop(dispatch, job, EndReason.CANCELED, now, grace=grace, because=because)",
+        "stopping = end(job, dispatch, EndReason.CANCELED, now, schedules=schedules, ordering=ordering)",
         ("tests/sim/test_sim.py",),
     ),
     Mutant(

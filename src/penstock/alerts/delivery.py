@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from penstock.core.jobs.outbound import LONGEST_PAUSE, pause
+from penstock.core.jobs.alerts import LONGEST_PAUSE, pause
 from penstock.core.jobs.types import HOUR, Moment, seconds
 from penstock.scheduler.private_files import private_directory, replace_file
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from penstock.alerts.delivery import Message, MessageRefused, ReceiverAway, Stopped
-from penstock.core.jobs.outbound import refusal
+from penstock.core.jobs.alerts import refusal
 from penstock.core.jobs.types import SECOND, Moment
 from penstock.scheduler.private_files import Unsafe, private_file, replace_file
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.errors import JobCanceled, JobFailed, NotFound
 from penstock.core.jobs.explain import Explanation
-from penstock.core.jobs.job import Dispatch, Event, Job, shown
+from penstock.core.jobs.job import Dispatch, Event, Job, outcome_of, shown
 from penstock.core.jobs.states import SETTLED, JobState
 from penstock.core.jobs.types import JobId
-from penstock.core.outcome import outcome_of
 from penstock.library.arguments import Arguments
 from penstock.library.result_waiter import Ending
 from penstock.work.json_codec import plain

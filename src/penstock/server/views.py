@@ -12,11 +12,11 @@ from penstock import wire
 from penstock.core.jobs import job as core
 from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import outcome_of
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.spending import Use
 from penstock.core.jobs.states import JobState, allowed
 from penstock.core.jobs.types import AddonId, Constraint, Moment, Money, priority_of, seconds
-from penstock.core.outcome import outcome_of
 from penstock.scheduler.job_service import Answer
 from penstock.stores.api import Addon
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from penstock.core.jobs.outbound import refusal
+from penstock.core.jobs.alerts import refusal
 from penstock.scheduler.users import account, missing_capabilities
 from penstock.settings.settings import KeyPath, Settings
 

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from penstock.core.jobs.alerts import HTTP_PORTS
 from penstock.core.jobs.intent import LABEL, LABEL_WORDS
-from penstock.core.jobs.outbound import HTTP_PORTS
 from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, Money, Span
 from penstock.stores.opening import is_address, shown
 

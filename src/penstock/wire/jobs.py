@@ -9,9 +9,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.job import DEADLINE_PASSED
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import RunWhen
-from penstock.core.outcome import DEADLINE_PASSED
 from penstock.wire.common import (
     _STATES,
     MAX_BULK,

@@ -1,8 +1,10 @@
 """
-The one admission function. Lease requests, the dispatcher, explain and simulation all call `decide`.
+Admission: may a job of this class start now? Lease requests, the dispatcher, explain and simulation all call
+`decide`.
 
-Its gates stand in this order, and the first that holds is the reason: paused or draining, not its time, the machine's state, caps, budget,
-room. Room comes last on purpose: "no room" then means that nothing else is in the way, and only such a job may have room kept for it.
+The gates have this order, and the first that refuses is the reason: paused or draining, not yet ready, the
+quiet state, caps, budget, units. Units come last on purpose: "not enough units" then means that nothing else
+is in the way, and the round may keep units for the job.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ UNMEASURED = Busy(0.0, "fixed capacity")
 
 
 class Conditions(Struct, frozen=True):
-    """The host at this moment."""
+    """The host at one moment."""
 
     capacity: int
     quiet: QuietState = QuietState.QUIET
@@ -59,14 +61,17 @@ class Conditions(Struct, frozen=True):
     labels: frozenset[str] = frozenset()
 
     def missing(self, admission_class: AdmissionClass) -> tuple[str, ...]:
-        """The labels that such a job asks for and this host does not have."""
-        if not admission_class.labels:  # nearly always, and it is asked at every line of every round
+        """The labels that such a job requires and this host does not have."""
+        if not admission_class.labels:  # nearly always, and every round checks every ready queue
             return ()
         return tuple(label for label in admission_class.labels if label not in self.labels)
 
 
 class Caps(Struct, frozen=True):
-    """How many may be in flight at once. The plain fields hold for each name that the mapping does not name."""
+    """
+    How many dispatches may be in flight at once. A plain field holds for each name that its mapping does not
+    have.
+    """
 
     concurrent: int | None = None
     per_addon: int | None = None
@@ -91,7 +96,7 @@ class AdmissionLimits(Struct, frozen=True):
 
 
 class Kept(Struct):
-    """Room kept for a job that was passed over. `spare` is what stays free even when it has started."""
+    """Units kept for a job that was passed over. `spare` units stay free even when that job has started."""
 
     job_id: JobId
     needs: int
@@ -129,7 +134,9 @@ def decide(
     kept: Kept | None = None,
     ends_at: Moment | None = None,
 ) -> Decision:
-    """`urgent`: time-sensitive and near its deadline. `ends_at`: when it is expected to end if it starts now."""
+    """
+    `urgent`: time-sensitive and near its deadline. `ends_at`: when it is expected to end if it starts now.
+    """
     gates = Gates(admission_class, ledger, conditions, limits, now, ready_at=ready_at, urgent=urgent)
     reason = gates.refusal(kept, ends_at)
     if reason is not None:
@@ -138,7 +145,10 @@ def decide(
 
 
 class Gates:
-    """The gates before one demand. What stays as it is for a whole round is looked at once, and the rest at every job."""
+    """
+    The gates before one admission class. Gates that cannot change during a round are evaluated once, the
+    others for every job.
+    """
 
     __slots__ = ("_budget", "_capacity", "_caps", "_concurrent", "_cost", "_ledger", "_shut", "keys")
 
@@ -163,11 +173,13 @@ class Gates:
         self._budget = _budget(admission_class, ledger, limits, now)
 
     def refusal(self, kept: Kept | None = None, ends_at: Moment | None = None) -> Reason | None:
-        """None: it may start."""
+        """Why the next job may not start; None: it may."""
         return self._shut or self._cap() or self._budget or self._room(kept, ends_at)
 
     def room_for(self) -> int:
-        """How many may start one after the other, with no room kept for anybody; `refusal` says why not one more."""
+        """
+        How many jobs may start one after the other while no units are kept; `refusal` says why not one more.
+        """
         if self._shut or self._budget:
             return 0
         ledger = self._ledger

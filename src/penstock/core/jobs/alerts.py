@@ -1,25 +1,29 @@
 """
-What an owner must hear of, whoever carries it there.
+Alerts, how often one repeats, and which addresses a webhook may call.
 
-An alert is an event like any other, written in the transaction that made it true, so none is lost and none is made up. `key` names
-the occasion: however often it is delivered, and by whomever, two alerts with one key are one.
+An alert is an event, written in the transaction of its cause, so none is lost and none is made up. `key`
+names the occasion: two deliveries with one key are one alert.
+
+A delivery checks the address that it connects to, and uses that address: a name may resolve to another
+address a second later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field
 
-from penstock.core.jobs.types import AddonId, JobId, Moment, Span
+from penstock.core.jobs.types import MINUTE, SECOND, AddonId, JobId, Moment, Span
 
-__all__ = ["Alert", "Repeats", "SentAlert"]
+__all__ = ["HTTP_PORTS", "LONGEST_PAUSE", "Alert", "Repeats", "SentAlert", "pause", "refusal"]
 
 
 class Alert(Struct, frozen=True, kw_only=True):
-    """No job: it is about the addon as a whole."""
+    """An alert about a job, or without a job about the whole addon."""
 
     kind: str
     addon_id: AddonId
@@ -40,14 +44,14 @@ class Alert(Struct, frozen=True, kw_only=True):
 
 
 class SentAlert(NamedTuple):
-    """That an occasion was told, and what has been held back since."""
+    """When an alert was sent, and how many of the same key were held back since."""
 
     at: Moment
     held: int = 0
 
 
 class Repeats:
-    """Of what happens again and again one is told in a window, and with the next one how many were not."""
+    """Send one alert per key and window, and with the next one how many were held back."""
 
     MOST: Final = 10_000
 
@@ -55,7 +59,7 @@ class Repeats:
         self._window, self.told = window, dict(told)
 
     def hear(self, key: str, now: Moment) -> int | None:
-        """None: it is held back. Else it is told, and with it that so many were not."""
+        """None: hold this alert back. Else send it, with the number of those held back before."""
         last = self.told.get(key)
         if last is not None and last.at <= now < last.at + self._window:
             self.told[key] = last._replace(held=last.held + 1)
@@ -65,7 +69,55 @@ class Repeats:
         return 0 if last is None else last.held
 
     def forget(self, now: Moment) -> None:
-        """What needs no memory, and the oldest when there are too many: keys are made up by jobs, and jobs never end."""
+        """
+        Forget keys whose window is over, and the oldest when there are too many: jobs make up keys without
+        end.
+        """
         self.told = {k: t for k, t in self.told.items() if t.held or t.at <= now < t.at + self._window}
         for key in list(self.told)[: max(0, len(self.told) - self.MOST)]:
             del self.told[key]
+
+
+#: Mail, shell and name servers use ports below 1024; a webhook must not send them words of a job.
+HTTP_PORTS: Final = frozenset({80, 443, *range(1_024, 65_536)})
+
+_FIRST: Final[Span] = SECOND
+LONGEST_PAUSE: Final[Span] = 5 * MINUTE
+
+#: The IPv6 addresses in public use, and the networks in them that only wrap an IPv4 address (6to4, Teredo).
+_UNICAST: Final = IPv6Network("2000::/3")
+_WRAPPED: Final = (IPv6Network("2002::/16"), IPv6Network("2001::/32"))
+_UNIQUE_LOCAL: Final = IPv6Network("fc00::/7")
+_LOOPBACK: Final = IPv6Address("::1")
+_NOWHERE: Final = IPv4Network("0.0.0.0/8")
+
+
+def refusal(address: str, *, private: bool) -> str | None:
+    """
+    Why a webhook may not call this address; None: it may. `private` allows the own machine and network, but
+    never link-local addresses: clouds keep the keys of a machine there.
+    """
+    found = ip_address(address)
+    if found.is_link_local:
+        return f"{address} is link-local, where clouds keep the keys of a machine"
+    if isinstance(found, IPv4Address):
+        if found.is_global and not found.is_multicast:
+            return None
+        near = not (found.is_multicast or found.is_reserved or found in _NOWHERE)
+    else:
+        if found in _UNICAST and found.is_global and not any(found in net for net in _WRAPPED):
+            return None
+        near = found == _LOOPBACK or found in _UNIQUE_LOCAL
+    if not near:
+        return f"{address} is not an address of one machine" + _wrapping(found)
+    return None if private else f"{address} is loopback or private"
+
+
+def _wrapping(found: IPv4Address | IPv6Address) -> str:
+    inner = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return "" if inner is None else f": it stands for {inner}"
+
+
+def pause(tries: int) -> Span:
+    """The pause after so many failures in a row."""
+    return min(LONGEST_PAUSE, _FIRST << min(tries - 1, 20))

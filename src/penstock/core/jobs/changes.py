@@ -1,9 +1,10 @@
 """
-Decisions about one job, ready to be written down.
+Changes: decisions about one job, ready for a store to write.
 
-A change says what the decider saw (state, fence, phase) and what shall be. The store writes it only if that is still so, with its events,
-in one transaction: two deciders may race, one of them wins, and neither corrupts. Everything that happens to a job
-after its submission, other than being admitted, is made by a function of this file.
+A change holds what the decider saw (state, fence, phase) and what it decided. The store writes it, with its
+events, in one transaction and only if the job is still as the decider saw it: two deciders may race, one of
+them wins, and neither corrupts. The functions of this file make every change of a job after its submission,
+except its admission.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ from penstock.core.errors import IllegalMove, StaleDispatch
 from penstock.core.jobs.alerts import Alert
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason, EndResult, replaces, resolve_end
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import Dispatch, EventKind, Job, Place, place
+from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, EventKind, Job, Place, place
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.retry import NONE_YET, Counters, Schedules
 from penstock.core.jobs.states import IN_FLIGHT, JobState, Move, step
 from penstock.core.jobs.types import SECOND, AddonId, DispatchId, JobId, Moment, Money, Span
-from penstock.core.outcome import DEADLINE_PASSED
 
 __all__ = [
     "Change",
@@ -53,7 +53,7 @@ __all__ = [
 
 
 class JobStep(Struct, frozen=True, gc=False):
-    """Only if the job is still in `source` under the same `fence`."""
+    """The move of a job. It applies only if the job is still in `source` under the same `fence`."""
 
     job_id: JobId
     source: JobState
@@ -66,15 +66,16 @@ class JobStep(Struct, frozen=True, gc=False):
 
 class DispatchStep(Struct, frozen=True, gc=False):
     """
-    Only if the dispatch is still in `source`, and was told to end for `source_reason` and no other: a cancel may replace that reason after
-    the decider has read it. What is None below stays as it is.
+    The move of a dispatch. It applies only if the dispatch is still in `source` and has `source_reason` as
+    its reason to end: a cancel may replace that reason after the decider has read it. A field that is None
+    stays as it is.
     """
 
     dispatch_id: DispatchId
     source: DispatchPhase
     target: DispatchPhase
     source_reason: EndReason | None = None
-    #: A worker's own report counts only while its lease does; the keeper's does not ask.
+    #: A worker's report counts only while its lease does; maintenance ends a dispatch after that too.
     while_valid: bool = False
     expires_at: Moment | None = None
     stop_at: Moment | None = None
@@ -87,7 +88,10 @@ class DispatchStep(Struct, frozen=True, gc=False):
 
 
 class Note(Struct, frozen=True, gc=False):
-    """`of_job`: False for what stands in no job's trail, though a job was the occasion."""
+    """
+    An event to write. `of_job`: False for an event that is not part of the job's trail, though a job was the
+    occasion.
+    """
 
     kind: EventKind
     reason: str = ""
@@ -96,7 +100,10 @@ class Note(Struct, frozen=True, gc=False):
 
 
 def principal_data(by: str) -> dict[str, str]:
-    """Who did it: a token's id, `local` for the daemon's user, `process 123` for a program. Nothing, where that is not known."""
+    """
+    The principal as event data: a token's id, `local` for the daemon's user, `process 123` for a program.
+    Empty if unknown.
+    """
     return {"by": by} if by else {}
 
 
@@ -106,7 +113,7 @@ def addon_note(addon_id: AddonId, weight: int, paused: bool, by: str) -> Note:
 
 
 def admin_event(now: Moment, kind: EventKind, reason: str, by: str, data: Mapping[str, Any]) -> Change:
-    """An act of administration that changes nothing in the store."""
+    """The event of an administrative act that changes nothing else in the store."""
     return Change(at=now, notes=(Note(kind, reason, {**data, **principal_data(by)}),))
 
 
@@ -122,7 +129,10 @@ class Change(Struct, frozen=True, gc=False):
 
 
 class Renewal(Struct, frozen=True, kw_only=True, gc=False):
-    """A heartbeat. `spent` is the total of this dispatch, so that a beat told twice counts once. `pid`: of the process that runs it."""
+    """
+    A heartbeat. `spent` is the total of this dispatch, so that a repeated heartbeat counts once. `pid`: of
+    the process that runs it.
+    """
 
     dispatch_id: DispatchId
     expires_at: Moment
@@ -144,7 +154,10 @@ _KINDS = {
 
 
 def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str = "") -> Change:
-    """The reservation becomes the lease: its units are held already, so nothing is admitted a second time."""
+    """
+    Turn the reservation into a lease. The dispatch holds its units already, so nothing is admitted a second
+    time.
+    """
     stop_at, stop_for = stop_moment(job.intent.max_runtime_sec, job.intent.max_active_sec, job.active, now)
     return Change(
         at=now,
@@ -168,14 +181,19 @@ def running(worker: str, waited: Span) -> Note:
 
 
 def running_data(worker: str, waited: Span) -> dict[str, Any]:
-    """With how long it had been ready, so that whoever reads the trail need not look up the job."""
+    """
+    How long the job had been ready is part of the event, so that a reader of the trail need not look up the
+    job.
+    """
     return {"waited": max(0, waited), "worker": worker} if worker else {"waited": max(0, waited)}
 
 
 def stop_moment(
     max_runtime_sec: int | None, max_active_sec: int | None, active: Span, now: Moment
 ) -> tuple[Moment | None, EndReason | None]:
-    """When an attempt that starts now must be stopped, and why: the runtime limit or the hard cap, whichever is first."""
+    """
+    When and why an attempt that starts now must stop: the runtime limit or the hard cap, whichever is first.
+    """
     if max_runtime_sec is None and max_active_sec is None:
         return None, None
     limits: list[tuple[Moment, EndReason]] = []
@@ -198,7 +216,10 @@ def end(
     error: str | None = None,
     reported: bool = False,
 ) -> Change:
-    """The dispatch is over: its units go back, and the job lands by the table. `reported`: by its worker."""
+    """
+    End the dispatch: its units go back, and `END_RULES` decide the job's next state. `reported`: its worker
+    reported the end.
+    """
     end_result = resolve_end(
         how,
         dispatch.phase,
@@ -236,8 +257,8 @@ _COMPLETED = (Note(EventKind.DONE, str(EndReason.COMPLETED)),)
 
 def completed(dispatch_id: DispatchId, now: Moment, result: str | None = None) -> Change:
     """
-    `end` as COMPLETED of a job that runs under this lease, from the lease's name alone: nothing needs to be read, because the
-    store applies it only if there is such a job, and it does run under it.
+    `end` as COMPLETED of the job that runs under this lease, from the lease's id alone. The decider reads
+    nothing, because the store applies the change only if such a job runs under this lease.
     """
     job_id, _, fence = dispatch_id.rpartition(".")
     return Change(
@@ -287,7 +308,9 @@ def _end_alert(end_result: EndResult, job: Job) -> Alert:
 
 
 def _requeued(job: Job, delay: Span, now: Moment, ordering: Ordering) -> Place:
-    """Without a delay it keeps the age it had: an interruption that is not its fault must not cost it its place."""
+    """
+    Without a delay the job keeps its age: an interruption that is not its fault must not cost it its place.
+    """
     if delay:
         return place(job.intent, now + delay, now + delay, ordering)
     return place(job.intent, job.ready_at, job.not_before, ordering)
@@ -303,10 +326,11 @@ def stop(
     because: Mapping[str, Any] | None = None,
 ) -> Change | None:
     """
-    Tell a leased dispatch to end. Its units stay held until it is gone, or until its lease and `grace` are over: heartbeats
-    renew it no longer. Never before the lease is, for until then a worker that hears nothing may rightly go on.
-    None: it has been told already, and the first reason wins. A cancel replaces a reason that would run the job again; the lease
-    keeps its end then, for the worker is on its way out.
+    Tell a leased dispatch to end. It holds its units until the run is gone, or until its lease and `grace`
+    are over: heartbeats no longer renew the lease. It never ends before its lease does, because until then a
+    worker without contact may rightly go on. None: the dispatch is ending already, and the first reason wins.
+    A cancel replaces a reason that would run the job again; the lease keeps its end then, because the run is
+    stopping.
     """
     first, because = dispatch.reason, because or {}
     if dispatch.phase is DispatchPhase.ENDING and first is not None:
@@ -331,7 +355,10 @@ def stop(
 
 
 def prolong(dispatch: Dispatch, until: Moment, now: Moment) -> Change:
-    """More time for who could not ask for it. Like a heartbeat it is no event of the job: nothing happened to it."""
+    """
+    Prolong a lease whose worker could not ask for it. Like a heartbeat this is no event: nothing happened to
+    the job.
+    """
     return Change(
         at=now,
         notes=(),
@@ -356,9 +383,10 @@ def cancel(
     by: str = "",
 ) -> Change | None:
     """
-    At once where no run has begun; else the run is told, and lands as CANCELED when it is gone. A run that is being stopped for a reason
-    that settles the job lands by that reason; the trail records the cancel. None: already canceled. Canceling twice is no mistake: the first
-    answer may have been lost.
+    Cancel at once if no run has begun; else tell the run to stop, and the job becomes CANCELED when the run
+    is gone. A run that is stopping for a reason that settles the job ends by that reason, and the trail
+    records the cancel. None: already canceled, which is no error, because the first answer may have been
+    lost.
     """
     if job.state is JobState.CANCELED:
         return None
@@ -372,21 +400,21 @@ def cancel(
             ended = end(job, dispatch, EndReason.CANCELED, now, schedules=schedules, ordering=ordering)
             first, *rest = ended.notes
             return replace(ended, notes=(replace(first, data={**first.data, **because}), *rest))
-        told = stop(dispatch, job, EndReason.CANCELED, now, grace=grace, because=because)
-        if told is None and dispatch.reason is not EndReason.CANCELED:
+        stopping = stop(dispatch, job, EndReason.CANCELED, now, grace=grace, because=because)
+        if stopping is None and dispatch.reason is not EndReason.CANCELED:
             late = Note(
                 EventKind.STOP_REQUESTED,
                 str(EndReason.CANCELED),
                 {**because, "too_late_for": str(dispatch.reason)},
             )
             return remark(job, late, now)
-        return told
+        return stopping
     note = Note(EventKind.CANCELED, "canceled", because)
     return Change(at=now, notes=(note,), job=_step(job, Move.CANCEL))
 
 
 def release(dispatch: Dispatch, now: Moment, how: EndReason) -> Change:
-    """A lease without a job is over."""
+    """End a lease without a job."""
     return Change(
         at=now,
         notes=(Note(EventKind.RELEASED, str(how)),),
@@ -401,7 +429,10 @@ def release(dispatch: Dispatch, now: Moment, how: EndReason) -> Change:
 
 
 def retry(job: Job, now: Moment, ordering: Ordering, by: str = "") -> Change:
-    """By a person, who thereby grants it the hard cap and the spending limit once more. The total spent stays on record."""
+    """
+    Retry at a person's request, which grants the hard cap and the spending limit once more. The total spent
+    stays on record.
+    """
     fresh = replace(job.intent, deadline_at=_still_ahead(job.intent.deadline_at, now))
     return Change(
         at=now,
@@ -411,7 +442,9 @@ def retry(job: Job, now: Moment, ordering: Ordering, by: str = "") -> Change:
 
 
 def _still_ahead(deadline: Moment | None, now: Moment) -> Moment | None:
-    """A deadline that has passed would fail the job again at once, which is not what a retry asks for."""
+    """
+    None for a deadline that has passed: it would fail the job again at once, which a retry does not ask for.
+    """
     return deadline if deadline is not None and deadline > now else None
 
 
@@ -420,7 +453,10 @@ def miss_deadline(job: Job, now: Moment) -> Change:
 
 
 def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering, by: str = "") -> Change:
-    """Priority and times of a queued job. Its age stays: an edit is not a way to the back of the line."""
+    """
+    Change priority and times of a queued job. It keeps its age: an edit must not send it to the back of the
+    queue.
+    """
     if job.state is not JobState.QUEUED:
         raise IllegalMove(
             f"a {job.state} job cannot be edited, only a QUEUED one", state=str(job.state), move="edit"
@@ -459,10 +495,10 @@ def _step(
 
 
 def remark(job: Job, note: Note, now: Moment) -> Change:
-    """Something to tell of a run that moves nothing. Not told if the job has gone on to another run since."""
+    """Add an event that moves nothing. The store drops it if the job has gone on to another run since."""
     return Change(at=now, notes=(note,), job=_same(job))
 
 
 def _same(job: Job) -> JobStep:
-    """The event belongs to the job's trail, though the job does not move."""
+    """A step that moves nothing, so that the event becomes part of the job's trail."""
     return JobStep(job_id=job.job_id, source=job.state, fence=job.fence, target=job.state)

@@ -1,8 +1,8 @@
 """
-Where each end lands (SPEC TR-5): total over every way a dispatch can end in every phase of it.
+End rules: what becomes of a job when its dispatch ends (SPEC TR-5), for every end reason in every phase.
 
-A reserved dispatch has no run yet: it cannot complete, and what ends it early costs the job nothing. A dispatch that
-is ending has a first reason, and that one wins over whatever the run reports on its way out.
+A reserved dispatch has no run yet: it cannot complete, and an early end costs the job nothing. A dispatch
+that is ending has a first reason, which wins over whatever the run reports while it stops.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ class DispatchPhase(StrEnum):
 
 
 class EndRule(Struct, frozen=True):
-    """`retry`: while that schedule has a delay left the job is requeued instead of making `move`."""
+    """
+    One rule. `retry`: while that schedule has a delay left, the job is requeued instead of making `move`.
+    """
 
     move: Move
     retry: Category | None = None
     alert: bool = False
-    #: Written besides the event of the move, for those who look for it by this name.
+    #: An event of this kind is written besides the event of the move, for readers that look for it.
     mark: str | None = None
 
 
@@ -67,7 +69,8 @@ END_RULES: Final[dict[EndReason, tuple[EndRule | None, EndRule]]] = {
     EndReason.RELEASED: (_BACK, _BACK),
     EndReason.MAX_RUNTIME_EXCEEDED: (_BACK, EndRule(Move.FAIL, retry=Category.CRASH, mark="TIMEOUT")),
     EndReason.HARD_CAP_EXCEEDED: (EndRule(Move.FAIL, alert=True), EndRule(Move.FAIL, alert=True)),
-    # Its owner was told when the limit was reached; a budget that ends many runs must not tell of each.
+    # The owner got an alert when the limit was reached; a budget that ends many runs must not send one for
+    # each.
     EndReason.COST_LIMIT_REACHED: (_BACK, EndRule(Move.BLOCK)),
     EndReason.COOPERATIVE_PREEMPTION: (_BACK, _BACK),
     EndReason.PREEMPTION_TIMEOUT: (_BACK, _BACK),
@@ -78,15 +81,15 @@ END_RULES: Final[dict[EndReason, tuple[EndRule | None, EndRule]]] = {
 
 def replaces(reason: EndReason, first: EndReason) -> bool:
     """
-    Whether `reason` takes the place of the first reason that a dispatch was told to end for (SPEC TR-3). Only a cancel does, and only
-    where the first reason puts the job back into the queue: an answered cancel means that the job does not run again.
+    Whether `reason` replaces the first reason of an ending dispatch (SPEC TR-3). Only a cancel does, and only
+    where the first reason would requeue the job: a confirmed cancel means that the job does not run again.
     """
     _, leased = END_RULES[first]
     return reason is EndReason.CANCELED and (leased.move is Move.REQUEUE or leased.retry is not None)
 
 
 class EndResult(Struct, frozen=True):
-    """`delay` until the next attempt, for a job that goes back to the queue."""
+    """What the rules decide about one end. `delay`: until the next attempt of a job that is requeued."""
 
     end: EndReason
     move: Move
@@ -106,7 +109,10 @@ def resolve_end(
     schedules: Schedules = DEFAULT,
     own_delays_sec: tuple[int, ...] = (),
 ) -> EndResult:
-    """`first_reason`: why an ENDING dispatch was told to end. It decides; what the run says now is too late."""
+    """
+    Apply the rules. `first_reason`: why an ENDING dispatch ends. It decides; what the run reports now is too
+    late.
+    """
     if phase is DispatchPhase.ENDED:
         raise IllegalMove(
             f"a dispatch that has ended cannot end again ({end})", phase=str(phase), end=str(end)

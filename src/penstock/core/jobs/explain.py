@@ -1,12 +1,13 @@
-"""How a queued job stands right now: what holds it, who would be weighed before it, when it will likely start.
+"""
+Explain: why a job has not started, which jobs go first and when it will likely start, in words and as JSON.
 
-The same `decide` and the same order as a round, on the same floor; only nothing is taken. What holds a job may be the round itself:
-others go first and take the room, or room is being kept for one of them. So where nothing else holds it, a round is tried out.
+`outlook` uses the same `decide` and the same order as a round, on the same view of the store, and changes
+nothing. The round itself may hold a job back: others go first and take the units, or the round keeps units
+for one of them. So where no gate refuses, `outlook` tries a round out.
 
-Why a job is where it is, in words and as JSON.
-
-For a head of a line the reason is the one that the last round recorded; for a job behind it the same decision is made anew, and
-`recorded` says which. The words are made last, from the same fields that the JSON has: they cannot tell another story.
+For the head of a ready queue the reason is the one that the last round recorded; for a job behind it `decide`
+runs anew, and `recorded` says which. The words are made last, from the same fields as the JSON, so both say
+the same.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from penstock.core.jobs.admission import AdmissionLimits, Admitted, Conditions, 
 from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.forecast import MOST_COUNTED, forecast, try_round
 from penstock.core.jobs.intent import AdmissionClass, Intent
-from penstock.core.jobs.job import Dispatch, Job
+from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, Job, outcome_of
 from penstock.core.jobs.ordering import AdmissionView, Ordering, Placement, QueuedJob, RunningJob, band
 from penstock.core.jobs.reasons import (
     BudgetSpent,
@@ -41,7 +42,6 @@ from penstock.core.jobs.reasons import (
 from penstock.core.jobs.states import SETTLED, JobState, allowed
 from penstock.core.jobs.types import SECOND, AddonId, JobId, Moment, seconds, spelled
 from penstock.core.jobs.viewer import Viewer
-from penstock.core.outcome import DEADLINE_PASSED, outcome_of
 
 __all__ = ["Ahead", "Explanation", "Outlook", "View", "explain", "likely_starts", "outlook", "reachable"]
 
@@ -49,7 +49,10 @@ MOST_NAMED: Final = 5
 
 
 class Outlook(Struct, frozen=True):
-    """`head`: it is the first of its line, so a round weighs it and its denials are on record."""
+    """
+    How a queued job stands. `head`: it is the first of its ready queue, so rounds decide about it and record
+    denials.
+    """
 
     reason: Reason | None
     ahead: tuple[Ahead, ...]
@@ -59,7 +62,7 @@ class Outlook(Struct, frozen=True):
 
 
 class View(NamedTuple):
-    """All that a round goes by."""
+    """The inputs of a round."""
 
     admission_view: AdmissionView
     conditions: Conditions
@@ -69,7 +72,7 @@ class View(NamedTuple):
 
 
 def outlook(view: View, *, job_id: JobId, admission_class: AdmissionClass, ready_at: Moment) -> Outlook:
-    """For a job that is not in line yet, `ready_at` alone decides."""
+    """How this job stands now. For a job that is not ready yet, `ready_at` alone decides."""
     admission_view, conditions = view.admission_view, view.conditions
     found, urgent, before = _find(admission_view, job_id, admission_class)
     decision = decide(
@@ -99,7 +102,10 @@ def outlook(view: View, *, job_id: JobId, admission_class: AdmissionClass, ready
 def likely_starts(
     view: View, jobs: Sequence[tuple[JobId, AdmissionClass, Moment]]
 ) -> dict[JobId, Moment | None]:
-    """For many at once: the order is walked through a single time. Of each: its id, its demand, when it is ready."""
+    """
+    The likely starts of many jobs, each given as id, class and the moment it is ready. The order is computed
+    once for all.
+    """
     admission_view, conditions = view.admission_view, view.conditions
     starts = forecast(admission_view, conditions, view.ordering)
     likely: dict[JobId, Moment | None] = {}
@@ -118,7 +124,9 @@ def likely_starts(
 
 
 def reachable(intent: Intent, likely_start_at: Moment | None) -> bool | None:
-    """Whether it would have ended by its deadline; of a job that does not say how long it takes, whether it would have started."""
+    """
+    Whether the job would end by its deadline, or start by it if it has no expected duration. None: unknown.
+    """
     if intent.deadline_at is None or likely_start_at is None:
         return None
     return likely_start_at + int((intent.expected_duration_sec or 0) * SECOND) <= intent.deadline_at
@@ -127,7 +135,7 @@ def reachable(intent: Intent, likely_start_at: Moment | None) -> bool | None:
 def _find(
     admission_view: AdmissionView, job_id: JobId, admission_class: AdmissionClass
 ) -> tuple[QueuedJob | None, bool, int]:
-    """Itself, whether it is urgent, and how many of its own line are before it."""
+    """The job, whether it is urgent, and how many jobs of its ready queue are before it."""
     longest = 0
     for line in admission_view.lines():
         if line.admission_class == admission_class:
@@ -136,7 +144,7 @@ def _find(
                 if waiting.job_id == job_id:
                     return waiting, line.urgent, position
             longest = max(longest, position + 1)
-    # In line further back than anybody counts, or not in line yet.
+    # Further back than MOST_COUNTED, or not ready yet.
     return None, False, longest if longest == MOST_COUNTED else 0
 
 
@@ -205,13 +213,13 @@ def _key(
 
 
 def _why(theirs: Sequence[float], mine: Sequence[float]) -> str:
-    """The first part of the key that differs; beyond the share it is the turn."""
+    """The first part of the keys that differs; beyond the share it is the turn."""
     names = ("band", "urgent", "share")
     return next((name for name, a, b in zip(names, theirs, mine, strict=False) if a != b), "turn")
 
 
 def _room_at(admission_view: AdmissionView, conditions: Conditions, cost: int) -> Moment | None:
-    """When enough of what runs is expected to have ended, if nobody else took it."""
+    """When enough runs are expected to have ended, if no other job took their units."""
     if cost > conditions.capacity:
         return None
     free = conditions.capacity - admission_view.ledger.units
@@ -228,7 +236,7 @@ def _known_from_the_order(reason: Reason | None) -> bool:
 
 
 def _likely(reason: Reason | None, now: Moment, in_order: Moment | None) -> Moment | None:
-    """Only where it follows from what is known."""
+    """The likely start, only where it follows from known moments."""
     match reason:
         case NotReady(until) | BudgetSpent(until=until):
             return until
@@ -241,7 +249,7 @@ def _likely(reason: Reason | None, now: Moment, in_order: Moment | None) -> Mome
 
 
 class Ahead(Struct, frozen=True):
-    """A head that would be weighed first. `why`: band, urgent, share or turn, whichever decided."""
+    """A head that goes first. `why`: band, urgent, share or turn, whichever decided."""
 
     job_id: JobId | None  # None: a job that the reader may not know
     addon_id: AddonId | None
@@ -284,8 +292,9 @@ def explain(
     viewer: Viewer | None = None,
 ) -> Explanation:
     """
-    `dispatch`: the last one. `reason`: what holds a queued job. None: nothing does, and it starts with the next tick. `viewer`: an addon that
-    must not learn the names of others' jobs; they are taken out before anything is put into words.
+    `dispatch`: the last one. `reason`: what holds a queued job; None: nothing, and the next round starts it.
+    `viewer`: an addon that must not learn the names of other addons' jobs; they are removed before any words
+    are made.
     """
     ways = tuple(str(move) for move in allowed(job.state))
     if job.state in SETTLED:
@@ -359,17 +368,19 @@ def _line_words(ahead: Sequence[Ahead], line_ahead: int) -> list[str]:
 
 
 def _settled(job: Job, last: Dispatch | None, now: Moment, ways: tuple[str, ...]) -> Explanation:
-    """How its last run ended, unless it was settled without one: by a deadline in the queue, or a cancel."""
+    """
+    How the last run ended, or how the job was settled without one: by a deadline in the queue, or a cancel.
+    """
     ended = "" if job.ended_at is None else f" {spelled(now - job.ended_at)} ago"
     end, text = outcome_of(job, last)
     code, error = end or "", ""
-    if text and code != DEADLINE_PASSED:  # whose text says no more than the code
+    if text and code != DEADLINE_PASSED:  # its text says no more than the code
         error = _last_line(text)
-    told = code not in ("", EndReason.COMPLETED, EndReason.CANCELED)  # those say no more than the state
+    says_more = code not in ("", EndReason.COMPLETED, EndReason.CANCELED)  # those say no more than the state
     return Explanation(
         job_id=job.job_id,
         state=job.state,
-        text=f"{job.state}{ended}{' (' + code.replace('_', ' ') + ')' if told else ''}{': ' + error if error else ''}",
+        text=f"{job.state}{ended}{' (' + code.replace('_', ' ') + ')' if says_more else ''}{': ' + error if error else ''}",
         reason=code,
         reason_data={"error": error} if error else None,
         allowed=ways,

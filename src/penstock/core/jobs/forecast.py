@@ -1,9 +1,10 @@
 """
-When jobs will likely start, from what is known: who is before whom, who runs, and how long each says it takes.
+Forecast: when queued jobs will likely start, from the order, the runs and the expected durations.
 
-The order is a round's own, on a machine without end; then the jobs are put on the real one in that order, each when its units are free.
-A run whose length nobody told never gives its units back here, so what waits for them has no moment: a guess that looks like a
-promise is worse than none. Slipping past is not reckoned with, so a moment is rather late than early.
+A round on a host with endless capacity gives the order; then each job starts, in that order, when its units
+are free on the real host. A run without an expected duration never gives its units back here, so jobs that
+need them get no moment: a guess that looks like a promise is worse than none. Jobs that could run in kept
+units are ignored, so a moment is rather late than early.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from penstock.core.jobs.types import SECOND, AddonId, JobId, Moment
 
 __all__ = ["MOST_COUNTED", "Trial", "forecast", "try_round"]
 
-#: Nobody reads further; and a line of a million must not be counted for a sentence.
+#: Readers do not look further, and a queue of a million must not be counted for a sentence.
 MOST_COUNTED: Final = 1_000
 _ENDLESS: Final = 1 << 40
 
@@ -43,7 +44,7 @@ def try_round(
     ordering: Ordering,
     offer: Callable[[AdmissionClass], Placement],
 ) -> tuple[RoundResult, Ledger]:
-    """What a round would do now, and the books after it. Nothing is taken."""
+    """What a round would do now, and the ledger after it. The store stays as it is."""
     trial = Trial(admission_view)
     round_result = run_round(trial, conditions, limits, ordering, offer, most_picks=MOST_COUNTED)
     return round_result, trial.ledger
@@ -52,7 +53,9 @@ def try_round(
 def forecast(
     admission_view: AdmissionView, conditions: Conditions, ordering: Ordering
 ) -> dict[JobId, Moment | None]:
-    """For the first thousand in order, whether their addons are told or come by themselves. None: it cannot be said."""
+    """
+    The likely starts of the first thousand jobs in order, whatever kind of worker runs them. None: unknown.
+    """
     endless = replace(conditions, capacity=_ENDLESS)
     order = run_round(
         Trial(admission_view), endless, AdmissionLimits(), ordering, _anybody, most_picks=MOST_COUNTED
@@ -87,7 +90,7 @@ def _starts(
 
 
 class Trial:
-    """The same floor, with books of its own: what is tried out on it leaves no trace."""
+    """A view of the store with a ledger of its own, for a round that must leave no trace."""
 
     def __init__(self, admission_view: AdmissionView) -> None:
         self._admission_view, self.now = admission_view, admission_view.now
@@ -102,7 +105,7 @@ class Trial:
 
 
 class _Borrowed(dict[AddonId, Account]):
-    """Copied when first looked at: there may be many addons, and a round meets few of them."""
+    """Accounts, each copied at its first use: there may be many addons, and a round meets few of them."""
 
     def __init__(self, lender: dict[AddonId, Account]) -> None:
         super().__init__()

@@ -1,12 +1,14 @@
-"""What a submitter asks for, and its bounds.
+"""
+The intent: what a submitter asks for, and its bounds. The admission class: the part of it that admission
+looks at.
 
-An intent is never corrected: it is taken as it is, or refused with every problem named. `payload` and the other JSON is
-carried as text, for the scheduler hands it on without reading it, and text that is never parsed cannot be parsed wrongly.
+The scheduler never corrects an intent: it takes it as it is, or refuses it and names every problem. `payload`
+and the other JSON stay text, because the scheduler passes them on unread, and text that is never parsed
+cannot be parsed wrongly.
 
-All that admission looks at, besides the moment.
-
-Two jobs with the same demand get the same decision at the same moment. That is what lets a tick look at the head
-of each line and at nothing behind it, so whatever admission comes to depend on must become a field here.
+Two jobs of one admission class get the same decision at the same moment. Therefore a round looks at the head
+of each ready queue and at nothing behind it, and whatever admission comes to depend on must become a field of
+`AdmissionClass`.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ __all__ = [
 
 MAX_PAYLOAD: Final = 1_000_000  # characters of JSON
 MAX_SPAN_SEC: Final = 366 * 86_400
-#: What hosts have and jobs ask for.
+#: A label: hosts have labels, jobs require them.
 LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@=-]{0,63}")
 LABEL_WORDS: Final = "1 to 64 letters, digits and _.:/@=- beginning with a letter or digit"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}")
@@ -62,20 +64,20 @@ class Intent(Struct, frozen=True, gc=False):
     cost_limit: Money | None = None
     unit: str = "USD"
     idempotency_key: str | None = None
-    #: When the job's own error should be tried again, by delay. None at all unless the job asks.
+    #: The delays of the retries after the job's own error. Without any the first error is final.
     retry_delays_sec: tuple[int, ...] = ()
-    #: It starts only on a host that has all of them.
+    #: The job starts only on a host that has all of them.
     labels: tuple[str, ...] = ()
 
 
-#: Most jobs that come together are calls of one function.
+#: The fields that most jobs of one batch share: they are calls of one function.
 all_but_payload: Final = attrgetter(*(name for name in Intent.__struct_fields__ if name != "payload"))
 
 
 def check_all(intents: Iterable[Intent], now: Moment, *, most_units: int, passed: object = None) -> object:
     """
-    `check` each; those that are alike but for the payload are looked at once. The answer is for the next call, as its `passed`: what
-    was good a moment ago still is, but for a deadline.
+    `check` each intent; intents that differ only by their payload are checked once. The caller hands the
+    result to the next call as `passed`: fields that were valid a moment ago still are, except a deadline.
     """
     seen, lasting = passed, passed
     for intent in intents:
@@ -87,7 +89,10 @@ def check_all(intents: Iterable[Intent], now: Moment, *, most_units: int, passed
 
 
 def check(intent: Intent, now: Moment, *, most_units: int) -> None:
-    """`most_units`: what a host could give at its quietest. A job above it would wait for ever, so it is refused."""
+    """
+    BadIntent with every problem. `most_units`: what the quietest host gives. A job above it would wait for
+    ever, so it is refused.
+    """
     problems = [{"field": field, "message": message} for field, message in _problems(intent, now, most_units)]
     if problems:
         first = problems[0]
@@ -147,7 +152,7 @@ def _texts(intent: Intent) -> Iterator[tuple[str, str]]:
         ("unit", (intent.unit,)),
         ("idempotency_key", (intent.idempotency_key or "",)),
     ):
-        # Never replaced: two keys could become one.
+        # Refused, never replaced: two keys could become one.
         if not all(map(is_storable, texts)):
             yield field, "must be valid UTF-8 without NUL"
     labels = intent.labels
@@ -186,8 +191,9 @@ class AdmissionClass(Struct, frozen=True, gc=False):
     quiet_for_sec: int = 0
     #: HIGH and up may start on a BUSY machine.
     high: bool = False
-    #: Twice as long, one class more: only like durations share a line, so that a long job at the head of it does
-    #: not hide the short one behind it that could have slipped past kept room. 0: nobody said.
+    #: Twice the expected duration is one class more. Only similar durations share a ready queue, so that a
+    #: long job at its head does not hide a short one that could have run in kept units. 0: the submitter gave
+    #: no duration.
     duration_class: int = 0
     #: In alphabetical order.
     labels: tuple[str, ...] = ()

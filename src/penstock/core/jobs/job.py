@@ -1,12 +1,12 @@
 """
-What is known about a job, a dispatch, an event. Snapshots: nobody changes one, and nobody but a store makes one.
+Snapshots of a job, a dispatch and an event, as stores make them; and how a job ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -15,16 +15,19 @@ from penstock.core.jobs.end_rules import DispatchPhase, EndReason
 from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
 from penstock.core.jobs.ordering import Ordering, order_key, urgent_from
 from penstock.core.jobs.retry import NONE_YET, Counters
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import SETTLED, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 
 __all__ = [
+    "DEADLINE_PASSED",
     "Dispatch",
     "Event",
     "EventKind",
     "Job",
+    "JobOutcome",
     "Place",
     "dispatch_id_of",
+    "outcome_of",
     "place",
     "shift_place",
     "shown",
@@ -32,7 +35,7 @@ __all__ = [
 
 
 class EventKind(StrEnum):
-    """What an event tells."""
+    """What happened."""
 
     SUBMITTED = "SUBMITTED"
     ADMITTED = (
@@ -56,9 +59,11 @@ class EventKind(StrEnum):
     RELEASED = "RELEASED"  # a lease without a job, given back or expired
     ALERT = "ALERT"
     ADDON_SET = "ADDON_SET"
-    HOST_SET = "HOST_SET"  # drained, or not any more
+    HOST_SET = "HOST_SET"  # an operator drained the host, or ended that
     CLOCK_SHIFTED = "CLOCK_SHIFTED"
-    SCHEDULER_STARTED = "SCHEDULER_STARTED"  # and what it did with what the one before it had left in flight
+    SCHEDULER_STARTED = (
+        "SCHEDULER_STARTED"  # with what it did about dispatches that its predecessor left in flight
+    )
     PRUNED = "PRUNED"
     TOKEN_MADE = "TOKEN_MADE"  # noqa: S105 - no password
     TOKEN_REVOKED = "TOKEN_REVOKED"  # noqa: S105 - no password
@@ -68,7 +73,7 @@ class EventKind(StrEnum):
 
 
 class Place(Struct, frozen=True, gc=False):
-    """Where a queued job stands: all that the order index is made of."""
+    """Where a queued job stands: all that the index of the queue is made of."""
 
     priority: int
     earliest_start_at: Moment | None
@@ -80,7 +85,7 @@ class Place(Struct, frozen=True, gc=False):
     admission_class: AdmissionClass
 
     def line(self, now: Moment) -> int:
-        """0: its time has not come; 1: in line; 2: in the urgent line."""
+        """0: its time has not come; 1: in the ready queue; 2: in the urgent one."""
         if self.ready_at > now:
             return 0
         return 2 if self.urgent_at is not None and self.urgent_at <= now else 1
@@ -94,8 +99,8 @@ def place(
     admission_class: AdmissionClass | None = None,
 ) -> Place:
     """
-    `since`: from when it counts as waiting. A requeue that costs the job nothing keeps the old one, so it keeps its age.
-    `admission_class`: the intent's, where somebody has it already.
+    `since`: the moment from which the job counts as waiting. A requeue that is not its fault keeps the old
+    moment, so it keeps its age. `admission_class`: the intent's, if the caller has it.
     """
     ready_at = max(since, not_before or 0, intent.earliest_start_at or 0)
     return Place(
@@ -114,8 +119,9 @@ def place(
 
 def shift_place(place: Place, by: Span, *, in_line: bool) -> Place:
     """
-    The same place after the wall clock was set by `by`. Spans of ours move with the clock: how long the job has waited, and the delay of
-    a retry (`not_before`). Moments that a user gave (`earliest_start_at`, `deadline_at`) are meant by the wall clock, and stay.
+    The place after the wall clock was set by `by`. Spans that Penstock measures move with the clock: how long
+    the job has waited, and the delay of a retry (`not_before`). Moments that a user gave
+    (`earliest_start_at`, `deadline_at`) refer to the wall clock, and stay.
     """
     earliest = place.earliest_start_at or 0
     not_before = None if place.not_before is None else place.not_before + by
@@ -128,7 +134,7 @@ def shift_place(place: Place, by: Span, *, in_line: bool) -> Place:
 
 
 def dispatch_id_of(job_id: JobId, fence: int) -> DispatchId:
-    """The fence is in the id: an id from an older attempt can never name a newer one."""
+    """The fence is part of the id: the id of an older attempt never names a newer one."""
     return DispatchId(f"{job_id}.{fence}")
 
 
@@ -152,7 +158,7 @@ class Job(Struct, frozen=True, gc=False):
     denied_at: Moment | None = None
     passed_at: Moment | None = None
     ended_at: Moment | None = None
-    pid: int | None = None  # of the process that runs it, if its worker told
+    pid: int | None = None  # of the process that runs it, if its worker reported it
 
     @property
     def attempt(self) -> int:
@@ -180,7 +186,7 @@ class Dispatch(Struct, frozen=True, gc=False):
     ends_at: Moment | None = None  # expected
     stop_at: Moment | None = None  # it must have ended: runtime limit or hard cap
     stop_for: EndReason | None = None
-    reason: EndReason | None = None  # the first one that told it to end
+    reason: EndReason | None = None  # the first reason to end it early
     worker: str = ""
     spent: Money = 0
     progress: float | None = None
@@ -207,9 +213,35 @@ class Event(Struct, frozen=True, gc=False):
 
 def shown(event: Event) -> tuple[Event, ...]:
     """
-    An entry of the trail as readers see it. A job is admitted and dispatched in one decision, which is stored as one entry: a second one would
-    make every start dearer. Readers see both events, under the entry's one number.
+    An entry of the trail as readers see it. One decision admits and dispatches a job, and the store keeps it
+    as one entry: a second entry would make every start slower. Readers see both events, under the entry's one
+    number.
     """
     if event.kind is not EventKind.DISPATCHING:
         return (event,)
     return replace(event, kind=EventKind.ADMITTED, state=JobState.QUEUED, reason=""), event
+
+
+#: The end reason of a job whose deadline passed in the queue: no attempt ended then.
+DEADLINE_PASSED: Final = "deadline_passed"
+_LATE: Final = "its deadline passed while it waited in the queue"
+
+
+class JobOutcome(NamedTuple):
+    end: str | None
+    error: str | None
+
+
+def outcome_of(job: Job, last: Dispatch | None) -> JobOutcome:
+    """
+    How a job ended: the one rule for the API, the library and explain. `last`: its last attempt. A settled
+    job may have ended after that one: in the queue, by its deadline or by a cancel.
+    """
+    if job.state in SETTLED and (last is None or last.ended_at != job.ended_at):
+        if job.state is JobState.FAILED:
+            return JobOutcome(DEADLINE_PASSED, _LATE)
+        if job.state is JobState.CANCELED:
+            return JobOutcome(str(EndReason.CANCELED), None)
+    if last is None:
+        return JobOutcome(None, None)
+    return JobOutcome(None if last.end is None else str(last.end), last.error)

@@ -1,17 +1,18 @@
-"""Who holds what: units and counts in flight, and each addon's account.
+"""
+The ledger: units and counts in flight, and each addon's fair-share account.
 
-A round changes its own copy as it picks, so the second pick of a tick sees the first; the store writes the difference.
-Units and counts are sums over the dispatches that live, which is how `audit` can prove them.
+A round changes its own copy as it picks, so the second pick sees the first; the store writes the difference.
+Units and counts are sums over live dispatches, which is how `audit` proves them.
 
-Fair share: how much an addon has had of late, for its weight.
+Fair share compares how much each addon has used lately, for its weight.
 
-An account is the exponentially weighted average of the units that an addon holds, so cost-unit-seconds within a window
-that slides without edges. Two numbers and a moment carry it: it is exact at any moment without looking at a single
-dispatch, a job of ten hours counts while it runs, and an addon that was away comes back with the credit of one half-life and not of a week.
-Virtual start times (SFQ) were weighed against it, on paper: with bands, one addon's start in a high band would wipe out the differences below it.
+An account is the exponentially weighted average of the units that an addon holds, so cost-unit-seconds within
+a window that slides without edges. Two numbers and a moment carry it: it is exact at any moment without
+reading a single dispatch, a job of ten hours counts while it runs, and an addon that was idle comes back with
+the credit of one half-life and not of a week. Virtual start times (SFQ) were weighed against it, on paper:
+with bands, one addon's start in a high band would wipe out the differences below it.
 """
 
-#: The addon that stands for all of them: pausing it pauses everything.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from penstock.core.jobs.types import MINUTE, SECOND, AddonId, Moment, Span
 
 __all__ = ["EVERYTHING", "Account", "FairShare", "Ledger", "keys_of"]
 
+#: The addon that stands for all of them: pausing it pauses everything.
 EVERYTHING = AddonId("*")
 
 
@@ -53,7 +55,7 @@ class Ledger(Struct):
         keys: Sequence[tuple[str, str]] | None = None,
         n: int = 1,
     ) -> None:
-        """`n` of them. `keys`: those of this demand, where somebody has them at hand."""
+        """Count `n` more dispatches of this class. `keys`: the class's `keys_of`, if the caller has them."""
         account = self.accounts.get(admission_class.addon_id) or self.accounts.setdefault(
             admission_class.addon_id, Account()
         )
@@ -64,7 +66,7 @@ class Ledger(Struct):
             self.counts[name] = self.counts.get(name, 0) + n
 
     def without(self, ended: Iterable[AdmissionClass]) -> Ledger:
-        """As if these had ended: to try out what would be admitted then. Shares are left as they are."""
+        """A copy as if these had ended, to try out what would be admitted then. Shares stay."""
         ledger = replace(self, counts=dict(self.counts))
         for admission_class in ended:
             ledger.units -= admission_class.cost_units
@@ -85,12 +87,12 @@ def keys_of(admission_class: AdmissionClass) -> list[tuple[str, str]]:
 
 class FairShare(Struct, frozen=True):
     half_life: Span = 5 * MINUTE
-    #: Accounts compare as they will stand this far ahead: two starts within one tick must already count.
+    #: Accounts compare as they will be this far ahead: two starts within one round must already count.
     ahead: Span = 10 * SECOND
 
 
 class Account(Struct):
-    """`units` is the sum over live dispatches; only `average` has a past."""
+    """An addon's fair-share account. `units` is the sum over live dispatches; only `average` has a past."""
 
     weight: int = 100
     paused: bool = False
@@ -99,7 +101,7 @@ class Account(Struct):
     at: Moment = 0
 
     def key(self, now: Moment, sharing: FairShare) -> float:
-        """The smaller, the further below its share."""
+        """The smaller the key, the further the addon is below its share."""
         return self._then(now + sharing.ahead, sharing) / self.weight
 
     def hold(self, units: int, now: Moment, sharing: FairShare) -> None:

@@ -1,15 +1,14 @@
-"""From signals to a busy score, from the score to a quiet state and to the units that may be used.
+"""
+Host load: from signals to a busy score, from the score to a quiet state and to the units that may be used.
 
-The score is the worst of the signals, not their mean: a machine whose disk is choked is busy, however idle its
-cores are. Without a fresh reading of what we must know, the score is that of a machine that admits nothing.
+The score is the worst of the signals, not their mean: a machine whose disk is choked is busy, however idle
+its cores are. Without a fresh reading of a needed signal, the score is that of a machine that admits nothing.
 
-A host as the others see it: one scheduler with a capacity of its own, on jobs that it may share with others.
-
-It is there for as long as it says so: each word of it holds until `until`. What a lost host had in flight comes back by its leases, not by
-this; whether somebody is `alive` decides only who may bear a name, and what people are shown.
+`Host` is one scheduler with a capacity of its own, as the other hosts of the store see it. Its registration
+holds until `until`. The leases bring back what a lost host had in flight; `alive` decides only which process
+may use a host name, and what people see.
 """
 
-#: (x, y) with rising x; straight lines between, flat beyond the ends.
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -40,9 +39,10 @@ __all__ = [
     "observe",
 ]
 
+#: (x, y) with rising x; straight lines between, flat beyond the ends.
 Points: TypeAlias = tuple[tuple[float, float], ...]
 
-#: The score of a machine that we know nothing about.
+#: The score of a machine without readings.
 BLIND: Final = 8.0
 
 
@@ -55,8 +55,9 @@ class QuietState(StrEnum):
 
 class Reading(Struct, frozen=True):
     """
-    `source`: the application that told it, none for the host itself. `ttl`: for how long it counts, if it said so. `bound`: the addon reported
-    it with a token of its own, so it speaks for itself and not for the host.
+    One value of a signal. `source`: the application that reported it, empty for the host itself. `ttl`: how
+    long it counts, if the reporter set that. `bound`: an addon reported it with a token of its own, so it
+    speaks for the addon and not for the host.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Reading(Struct, frozen=True):
 
 
 class Busy(Struct, frozen=True):
-    """`by` names the signal that decided, for explain and the page."""
+    """A busy score. `by` names the signal that decided it, for explain and the page."""
 
     score: float
     by: str
@@ -91,7 +92,10 @@ SCALES: Final[dict[str, Points]] = {
 
 
 class Senses(Struct, frozen=True):
-    """`needed`: signals without which we are blind. An application that stops reporting is merely forgotten."""
+    """
+    How signals become scores. `needed`: without a fresh reading of these the score is `BLIND`; an
+    application's signal just drops out.
+    """
 
     scales: Mapping[str, Points] = field(default_factory=lambda: SCALES)
     needed: frozenset[str] = frozenset({"cpu", "memory"})
@@ -99,7 +103,10 @@ class Senses(Struct, frozen=True):
 
 
 def busy(readings: Iterable[Reading], now: Moment, senses: Senses, most_bound: float = 10.0) -> Busy:
-    """`most_bound`: the highest score that a bound reading counts for. One addon may slow the others down, but not stop them."""
+    """
+    `most_bound`: the highest score that a bound reading counts for. One addon may slow the others down, but
+    not stop them.
+    """
     fresh = [r for r in readings if r.name in senses.scales and is_fresh(r, now, senses)]
     scores = [
         Busy(
@@ -108,7 +115,7 @@ def busy(readings: Iterable[Reading], now: Moment, senses: Senses, most_bound: f
         )
         for r in fresh
     ]
-    # The host measures itself; only applications know their own figures, and the report of any of them will do.
+    # The host measures itself; applications report their own figures, and a report of any of them will do.
     known = {r.name for r in fresh if bool(r.source) is (r.name in TOLD)}
     scores += [Busy(BLIND, f"no fresh {name}") for name in sorted(senses.needed - known)]
     return max(scores, default=Busy(BLIND, "no fresh signal"), key=lambda s: s.score)
@@ -148,7 +155,10 @@ class Quiet(Struct, frozen=True):
 
 
 def observe(before: Quiet | None, score: Busy, now: Moment, thresholds: Thresholds) -> Quiet:
-    """Worse is believed at once, better only when it is clearly better: a score on the edge must not flap."""
+    """
+    A worse state counts at once, a better one only when the score is clearly better: a score on the edge must
+    not flap.
+    """
     worst = best = thresholds.severity(score.score)
     if before is not None:
         worst = thresholds.severity(score.score + thresholds.margin)
@@ -159,7 +169,7 @@ def observe(before: Quiet | None, score: Busy, now: Moment, thresholds: Threshol
 
 
 class Capacity(Struct, frozen=True):
-    """The units that may be in use at a busy score. `fixed`, for containers and tests, asks nobody."""
+    """The units that may be in use at a busy score. `fixed`, for containers and tests, ignores the score."""
 
     total: int = 100
     reserve: int = 10
@@ -190,7 +200,8 @@ def _along(points: Points, x: float) -> float:
 
 class Host(Struct, frozen=True, kw_only=True):
     host: HostId
-    #: Who bears the name. The same after a restart in the same place, so that it need not wait for itself to be lost.
+    #: The process that uses the name. It stays after a restart in the same place, so that a host need not
+    #: wait until it counts as lost.
     instance: str
     capacity: int = 0
     quiet: QuietState = QuietState.QUIET
@@ -200,7 +211,7 @@ class Host(Struct, frozen=True, kw_only=True):
     started_at: Moment = 0
     seen_at: Moment = 0
     until: Moment = 0
-    #: Somebody's wish, which outlives the host: it starts nothing more.
+    #: An operator's wish, which outlives the host: it starts nothing more.
     draining: bool = False
     #: What its dispatches hold.
     units: int = 0

@@ -1,15 +1,16 @@
-"""Who is next.
+"""
+Which job starts next: the round.
 
-All jobs age alike, so the order within an addon never changes: it is the `order_key`, fixed when the job becomes ready. Between addons, heads
-compare by band, then urgency, then fair share. A round therefore looks at the head of each line (one line per demand), starts
-what it may, pulls the next of a line only after it started the head, and never learns how long the lines are.
+All jobs age alike, so the order within an addon never changes: the `order_key` is fixed when the job becomes
+ready. Between addons, heads compare by band, then urgency, then fair share. A round therefore looks at the
+head of each ready queue (one for each admission class), starts the head if the gates let it, and only then
+pulls the next job of that queue. It never learns how long the queues are.
 
-A lease without a job: may this much work start now? (SPEC LS-1)
-
-Whoever asks is not in line, so everybody in line who could start now and counts for at least as much goes first. Asking often therefore wins nothing.
+`decide_standalone_lease` answers a program that asks to run work of its own without a job (SPEC LS-1). The
+program is not in a queue, so every queued job that could start now with at least its priority goes first.
+Asking often therefore wins nothing.
 """
 
-#: What one transaction starts at most.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,20 +69,21 @@ __all__ = [
     "urgent_from",
 ]
 
+#: The most jobs that one transaction starts.
 MOST_PICKS: Final = 1_000
-#: Priority 90 and up. From here on only fair share decides.
+#: The band of priority 90 and up, in which only fair share decides.
 TOP_BAND: Final = 9
 
 
 class Aging(Struct, frozen=True):
-    """+10 for every 10 minutes of being ready and not started."""
+    """How fast a waiting job gains priority: 10 points for every 10 minutes since it was ready."""
 
     per_point: Span = 1 * MINUTE
 
 
 class Ordering(Struct, frozen=True):
     aging: Aging = Aging()
-    #: A job passed over for so long gets room kept for it.
+    #: The round keeps units free for a job that was passed over for this long.
     patience: Span = 30 * SECOND
     #: A time-sensitive job is urgent from its deadline minus its expected duration minus this.
     slack: Span = 10 * MINUTE
@@ -94,7 +96,7 @@ def order_key(priority: int, ready_at: Moment, aging: Aging) -> Moment:
 
 
 def ready_at(its_turn: Moment, priority: int, aging: Aging) -> Moment:
-    """What `order_key` was made from."""
+    """The inverse of `order_key`."""
     return its_turn + priority * aging.per_point
 
 
@@ -115,7 +117,7 @@ def urgent_from(
 
 
 class QueuedJob(Struct, frozen=True, gc=False):
-    """A job in line: what weighing needs and no more, for most of the time nobody looks at the rest."""
+    """A queued job with what a round compares, and no more: a round reads many of them."""
 
     no: int
     job_id: JobId
@@ -128,6 +130,8 @@ class QueuedJob(Struct, frozen=True, gc=False):
 
 
 class ReadyQueue(Struct, frozen=True):
+    """The ready jobs of one admission class."""
+
     admission_class: AdmissionClass
     urgent: bool
     jobs: Iterator[QueuedJob]  # by turn, then number; pulled one by one
@@ -151,16 +155,16 @@ class AdmissionView(Protocol):
     def lines(self) -> Iterable[ReadyQueue]: ...
 
     def running(self) -> Sequence[RunningJob]:
-        """What is in flight on this host. Asked for only when room must be kept."""
+        """What is in flight on this host. A round reads it only when it must keep units free."""
         ...
 
 
 class Placement(Enum):
-    """Who would take a job of this demand now."""
+    """Which worker would take a job of this admission class now."""
 
-    RESERVE = "reserve"  # its addon is told, and asks for the lease
-    LEASE = "lease"  # somebody is here and takes it at once
-    NOBODY = "nobody"  # such jobs are fetched, and nobody is here to fetch one now
+    RESERVE = "reserve"  # its addon is notified, and asks for the lease
+    LEASE = "lease"  # a worker waits here and takes it at once
+    NOBODY = "nobody"  # pulling workers run such jobs, and none waits here now
 
 
 class Pick(Struct, frozen=True):
@@ -171,7 +175,7 @@ class Pick(Struct, frozen=True):
 
 
 class Denial(Struct, frozen=True):
-    """`after`: how often it had been refused for the reason before this one."""
+    """`after`: how often the round refused the job for the reason before this one."""
 
     waiting: QueuedJob
     reason: Reason
@@ -185,13 +189,13 @@ class RoundResult(Struct):
     picks: list[Pick] = field(default_factory=list)
     #: Only those whose reason is not the one already recorded.
     denials: list[Denial] = field(default_factory=list)
-    #: Every head that was refused, whatever is recorded.
+    #: Every head that the round refused, with or without a new record.
     refused: list[QueuedJob] = field(default_factory=list)
-    #: Refused for room while something behind it started; for the first time.
+    #: Heads that were refused for units, for the first time, while a job behind them started.
     passed: list[QueuedJob] = field(default_factory=list)
     kept: Kept | None = None
     weighed: int = 0
-    #: A lease without a job (`core.loan`).
+    #: The class of a lease without a job, if the round granted one.
     loan: AdmissionClass | None = None
 
 
@@ -205,12 +209,14 @@ def run_round(
     most_leases: int | None = None,
     most_picks: int = MOST_PICKS,
 ) -> RoundResult:
-    """`most_picks` bounds the transaction: whoever calls comes again at once when it was reached."""
+    """`most_picks` bounds the transaction: the caller runs another round at once when this one reached it."""
     return _Round(admission_view, conditions, limits, ordering, offer).run(most_leases, most_picks)
 
 
 class _Head(NamedTuple):
-    """Compares as the round orders: the first field that differs decides."""
+    """
+    The head of a ready queue. Heads compare as the round orders them: the first field that differs decides.
+    """
 
     band: int  # negated
     calm: bool  # urgent ones first within their band
@@ -222,7 +228,7 @@ class _Head(NamedTuple):
 
 
 class _Lane(NamedTuple):
-    """A line, and what holds for all jobs in it for as long as the round lasts."""
+    """A ready queue with what holds for all of its jobs during one round."""
 
     line: ReadyQueue
     offer: Placement
@@ -242,12 +248,12 @@ class _Round:
         self.conditions, self.limits, self.ordering, self.offer = conditions, limits, ordering, offer
         self.round_result = RoundResult()
         self.refused_for_units: list[QueuedJob] = []
-        self.closed: set[str] = set()  # addons that are shut for the rest of this round
+        self.closed: set[str] = set()  # addons that start nothing more in this round
         self.shares: dict[str, float] = {}
 
     def run(self, most_leases: int | None, most_picks: int) -> RoundResult:
         lanes = list(self._lanes())
-        if len(lanes) == 1:  # nobody to be compared with, so nothing is reckoned for it
+        if len(lanes) == 1:  # no other head to compare with, so its band and share are not computed
             head = self._only(lanes[0])
             heads = [] if head is None else [head]
         else:
@@ -270,7 +276,8 @@ class _Round:
                 heads = [] if following is None else [following]
                 continue
             if not alone and (share := self._share(admission_class)) != head.share:
-                # Its addon has started something since it was put here. Shares only grow, so it can only sink.
+                # A job of its addon has started since the head entered the heap. Shares only grow, so the
+                # head can only sink.
                 heapreplace(heads, head._replace(share=share))
                 continue
             reason = self._try(lane, head.waiting)
@@ -288,7 +295,7 @@ class _Round:
     def _lanes(self) -> Iterator[_Lane]:
         for line in self.admission_view.lines():
             offer = self.offer(line.admission_class)
-            # What is not for this host is passed over without a word: others have it in their rounds, and record what they decide.
+            # Jobs for other hosts are skipped without a denial: the rounds of those hosts decide and record.
             if offer is not Placement.NOBODY and not self.conditions.missing(line.admission_class):
                 gates = Gates(
                     line.admission_class,
@@ -342,8 +349,8 @@ class _Round:
 
     def _start_many(self, head: _Head, most: int) -> int:
         """
-        As many as may start of a line that nobody competes with, in one go: each would be weighed like the one before it. Where
-        room is kept for somebody, each is looked at by itself.
+        Start as many jobs as may start of a ready queue that competes with no other: each would be decided
+        like the one before it. While the round keeps units for a job, each job is decided by itself.
         """
         lane, now = head.lane, self.now
         n = 0 if self.round_result.kept is not None else min(lane.gates.room_for(), most)
@@ -389,7 +396,7 @@ class _Round:
             self.refused_for_units.append(waiting)
             return
         waited = self.now - waiting.passed_at >= self.ordering.patience
-        # What the present capacity could never hold keeps no room: the machine must calm down first.
+        # A job above the present capacity keeps no units: the host load must fall first.
         if (
             waited
             and self.round_result.kept is None
@@ -398,7 +405,10 @@ class _Round:
             self.round_result.kept = self._keep(admission_class, waiting)
 
     def _keep(self, admission_class: AdmissionClass, waiting: QueuedJob) -> Kept:
-        """Until enough of what runs is expected to have ended: the known ends first, then the oldest of the rest."""
+        """
+        Keep units until enough runs are expected to have ended: the known ends first, then the oldest of the
+        rest.
+        """
         picked = [
             RunningJob(p.admission_class.cost_units, self.now, p.ends_at) for p in self.round_result.picks
         ]

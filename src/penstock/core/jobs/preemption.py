@@ -1,9 +1,10 @@
 """
-Preemption (SPEC TR-7): a running job makes room for one that counts for clearly more.
+Preemption (SPEC TR-7): a running job gives its units to a job of clearly higher priority.
 
-Only a job that could start then counts: it is ready, and nothing but a slot or room is in its way. Only one victim at a time, whose room
-alone is enough: among those, the lowest priority, and of these the one that has lost the least, the latest started. The victim is
-asked, asked again, and then made to; a cycle that is under way is finished before another begins, so two jobs cannot take turns at evicting.
+Only a job that could start then may preempt: it is ready, and only a slot or units are missing. There is one
+victim at a time, whose units alone suffice: the lowest priority, and among equals the latest started, which
+loses least. The victim is asked, asked again, and then forced; a cycle ends before another begins, so two
+jobs cannot take turns at evicting each other.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ __all__ = ["Act", "Cycle", "InFlight", "Preemption", "Want", "advance", "begin",
 
 
 class Preemption(Struct, frozen=True):
-    #: By how much a priority must be higher. None: nothing is ever preempted.
+    #: By how much the priority must be higher. None: no preemption.
     threshold: int | None = 20
-    #: How long a victim that was asked may take, each of the two times.
+    #: How long the victim may take after each of the two requests.
     patience: Span = 60 * SECOND
 
 
@@ -41,7 +42,10 @@ class InFlight(Struct, frozen=True):
 
 
 class Want(Struct, frozen=True):
-    """A job in line that is kept from starting. By what does not matter here: only who fits without somebody is worth a victim."""
+    """
+    A queued job that cannot start now. Why does not matter here: `choose` looks only for a victim whose end
+    lets it start.
+    """
 
     job_id: JobId
     priority: int
@@ -51,7 +55,10 @@ class Want(Struct, frozen=True):
 
 
 def wanted(view: View) -> list[Want]:
-    """Heads of lines, the highest priority first. Priority itself and not its age: waiting long is no reason to evict."""
+    """
+    Heads of ready queues, highest priority first: the priority itself and not its age, because a long wait is
+    no reason to evict.
+    """
     heads = [
         (waiting, line)
         for line in view.admission_view.lines()
@@ -80,7 +87,7 @@ def _want(view: View, waiting: QueuedJob, line: ReadyQueue) -> Want | None:
 
 
 def choose(want: Want, running: Sequence[InFlight], preemption: Preemption) -> InFlight | None:
-    """Its victim; None if there is none, or if room comes without one."""
+    """The victim; None if there is none, or if units come free without one."""
     ending = [flight.admission_class for flight in running if flight.ending]
     if preemption.threshold is None or (ending and want.fits_without(ending)):
         return None
@@ -106,14 +113,17 @@ class Cycle(Struct, frozen=True):
 
 
 def begin(victim: DispatchId, wanted_by: JobId, now: Moment, preemption: Preemption) -> Cycle:
-    """The first question is asked with it."""
+    """Begin a cycle with the first request."""
     return Cycle(victim, wanted_by, 1, now + preemption.patience)
 
 
 def advance(
     cycle: Cycle, *, victim_runs: bool, still_wanted: bool, now: Moment, preemption: Preemption
 ) -> tuple[Cycle | None, Act | None]:
-    """None: the cycle is over. A victim that ended by itself closes it, and so does a job that needs the room no longer."""
+    """
+    The cycle after this moment (None: it is over) and what to do. It ends when the victim ended or the job
+    needs the units no longer.
+    """
     if not victim_runs or not still_wanted:
         return None, None
     if cycle.due > now + preemption.patience:  # the clock was set back since: the victim has its time again

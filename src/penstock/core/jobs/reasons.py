@@ -1,8 +1,8 @@
 """
-Why a job may not start now: typed, closed, each with a retry hint and words.
+Reasons: why a job may not start now. A closed set of types, each with a retry hint and words.
 
-A reason is recorded as its code and its fields, so explain can be made again from the trail long after, in words that have
-improved since.
+The trail records the code and the fields of a reason, so explain can make its words long after, in a better
+wording.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class Draining(Struct, frozen=True):
-    """The host is stopping, or was told to take nothing more."""
+    """The host is stopping, or an operator drained it."""
 
     code: ClassVar = "draining"
 
@@ -115,7 +115,7 @@ class UnitsKept(Struct, frozen=True):
 
 
 class QueuedAhead(Struct, frozen=True):
-    """Somebody stands in line for the same room, and goes first."""
+    """A queued job waits for the same units and goes first."""
 
     job_id: JobId | None  # None: a job that the reader may not know
     priority: int
@@ -124,7 +124,7 @@ class QueuedAhead(Struct, frozen=True):
 
 
 class AwaitsWorker(Struct, frozen=True):
-    """It could start, and jobs of its kind are fetched by workers that come by themselves."""
+    """The job could start; pulling workers claim jobs of its kind."""
 
     last_came_at: Moment
 
@@ -166,7 +166,7 @@ REASONS: Final[dict[str, type[Reason]]] = {
 
 
 def retry_after_sec(reason: Reason, now: Moment) -> float:
-    """When asking again could help. Never 0: a denial is not an invitation to spin."""
+    """After how long another request may help. Never 0: a denial is no invitation to spin."""
     match reason:
         case NotReady(until) | BudgetSpent(until=until):
             wait = seconds(until - now)
@@ -269,7 +269,7 @@ def as_json(reason: Reason) -> dict[str, Any]:
 
 
 def from_json(code: str, data: dict[str, Any]) -> Reason:
-    """Unknown fields are dropped: an older program must be able to read a newer one's trail."""
+    """Drop unknown fields: an older program must be able to read a newer one's trail."""
     kind = REASONS[code]
     known = {name: data[name] for name in kind.__struct_fields__ if name in data}
     known = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}

@@ -1,9 +1,9 @@
 """
-When to try again, as data.
+Retry schedules: when a failed job runs again.
 
-A schedule is the list of its delays, and all of them are used: the failure after the last delay is the final one.
-Counters are per category, so a machine that was away does not eat into what the job is allowed for crashes, and
-a graceful stop counts nowhere.
+A schedule is a list of delays, and all of them are used: the failure after the last delay is final. Counters
+are per category, so a machine that was unavailable does not use up the retries for crashes, and a graceful
+stop counts nowhere.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["DEFAULT", "NONE_YET", "Category", "Counters", "Schedules", "after_fa
 
 
 class Category(StrEnum):
-    CRASH = "crash"  # the worker, the lease or the time limit was lost: we do not know what the job did
-    UNAVAILABLE = "unavailable"  # the job says that what it needs is away
+    CRASH = "crash"  # worker, lease or time limit was lost: what the job did is unknown
+    UNAVAILABLE = "unavailable"  # the job reported that something it needs is unavailable
     ERROR = "error"  # the job's own error
-    START = "start"  # nobody came for it in time
+    START = "start"  # no worker took the reservation in time
 
 
 class Counters(Struct, frozen=True, gc=False):
@@ -39,8 +39,8 @@ NONE_YET = Counters()
 class Schedules(Struct, frozen=True):
     crash: tuple[Span, ...] = (1 * MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 30 * MINUTE)
     unavailable: tuple[Span, ...] = (2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 15 * MINUTE)
-    #: The last one is repeated for ever: a job does not fail because its worker is away. But without a pause it would
-    #: be the first to be reserved again, and hold the room of those who are present.
+    #: The last delay repeats for ever: a job does not fail because its worker is away. Without a delay it
+    #: would be reserved again first, and hold the units of jobs whose workers are present.
     start: tuple[Span, ...] = (30 * SECOND, 1 * MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE)
 
 

@@ -1,7 +1,8 @@
 """
-What work may cost: a limit per job, and per addon by day and by month (UTC).
+Spending limits: per job, and per addon by day and by month (UTC).
 
-Spending is told after the fact, so a limit can be overshot; it is then recorded by how much, and nothing starts until the window is over.
+Runs report spending after the fact, so a limit can be overshot; the event records by how much, and nothing
+starts until the window ends.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ WARN_AT: Final = 0.80
 
 
 class SpendMark(StrEnum):
-    """What one more amount did to a limit. Each is reached once, however the spending was cut into pieces."""
+    """Which mark of a limit an amount crossed. Each is crossed once, however the spending is split."""
 
     WARNED = "warned"
     REACHED = "reached"
@@ -54,7 +55,7 @@ def judge(before: Money, added: Money, limit: Money | None) -> SpendMark | None:
 
 
 def over(spent: Money, limit: Money | None) -> bool:
-    """Whether it has been reached, by whatever amount: for who was away when it was."""
+    """Whether the limit is reached, by whichever amount: for a caller that missed the moment."""
     return limit is not None and spent >= limit
 
 
@@ -70,7 +71,7 @@ def windows(now: Moment) -> tuple[Window, Window]:
 
 @lru_cache(maxsize=8)
 def _windows_of_day(day: int) -> tuple[Window, Window]:
-    """Every tick asks, and the answer changes at midnight."""
+    """Cached: every round asks, and the answer changes at midnight."""
     at = midnight = datetime.fromtimestamp(day * 86_400, UTC)
     next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
     return (
@@ -96,7 +97,7 @@ class Budget(Struct, frozen=True):
 
 
 class Use(Struct, frozen=True):
-    """How a window stands now: for those who look, not for those who decide."""
+    """How much of a window is spent, to show it; decisions use `judge`."""
 
     window: Window
     spent: Money
@@ -118,7 +119,10 @@ def uses(budget: Budget | None, spent: Mapping[str, Money], now: Moment) -> list
 
 
 class Spending(NamedTuple):
-    """One amount, told by a run: what its job had spent before it, and what its addon has spent with it, by window."""
+    """
+    One amount that a run reported: what its job had spent before, and what its addon has spent with it, by
+    window.
+    """
 
     dispatch_id: DispatchId
     addon_id: AddonId
@@ -130,7 +134,10 @@ class Spending(NamedTuple):
 
 
 def spending_alerts(spending: Spending, budget: Budget | None, now: Moment) -> list[Alert]:
-    """Each mark is told once: by the amount that crossed it. A job that was retried by hand has its marks before it again."""
+    """
+    Each mark is told once: by the amount that crossed it. A job that was retried by hand has its marks before
+    it again.
+    """
     dispatch_id, addon_id, job_id, before, added, limit, addon_spent = spending
     alerts = []
     if (mark := judge(before, added, limit)) and limit is not None:

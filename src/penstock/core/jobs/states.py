@@ -1,9 +1,9 @@
 """
 A job's life, as a table.
 
-The refusals, the buttons of the page, the hints of the CLI and `docs/states.md` are all made from it. State says
-what may happen next; the reason, on the event, says why we got here. So there is no "retrying" and no "scheduled"
-state: both are QUEUED with a later start.
+Refusals, the buttons of the page, the hints of the CLI and `docs/states.md` are made from it. The state says
+what may happen next; the reason, on the event, says why the job got there. So there is no "retrying" and no
+"scheduled" state: both are QUEUED with a later start.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def step(state: JobState, move: Move) -> JobState:
     except KeyError:
         ways = [str(way) for way in allowed(state)]
         hint = f"it can be {', '.join(_DONE_TO_IT[way] for way in ways)}" if ways else "that state is final"
-        said = f"a {state} job cannot be {_DONE_TO_IT[move]}; {hint}"
-        raise IllegalMove(said, state=str(state), move=str(move), allowed=ways) from None
+        text = f"a {state} job cannot be {_DONE_TO_IT[move]}; {hint}"
+        raise IllegalMove(text, state=str(state), move=str(move), allowed=ways) from None
 
 
 _DONE_TO_IT: Final = {

@@ -1,12 +1,14 @@
 """
-Who is in flight on this host, and how each of them is ended.
+The tracker: the dispatches in flight on this host, and how each of them is ended.
 
-The tracker is told what happened and what time it is, and answers with the steps to carry out. It owns three promises: whatever
-ends a dispatch early goes through `terminate`, where the first reason wins (a cancel replaces one that would run the job again); a
-dispatch settles once; and what is reported under an identity that is no longer in flight changes nothing.
+The runner reports events and the time to the tracker, which answers with the steps to carry out. It keeps
+three promises: every early end goes through `terminate`, where the first reason wins (a cancel replaces one
+that would run the job again); a dispatch settles once; and a report under an id that is no longer in flight
+changes nothing.
 
-The ladder: the cancel signal, for a run that listens; SIGTERM; SIGKILL; and lost, when even that did not end it. A plan holds the
-moments of the steps that are still to come, so hurrying (a shutdown, `cancel --now`) is a plan with earlier moments and nothing else.
+The kill ladder: the cancel signal, for a run that listens; SIGTERM; SIGKILL; and lost, when even that did not
+end it. A plan holds the moments of the remaining steps, so hurrying (a shutdown, `cancel --now`) is a plan
+with earlier moments and nothing else.
 """
 
 from __future__ import annotations
@@ -22,16 +24,16 @@ from penstock.core.jobs.types import SECOND, DispatchId, Moment, Span
 
 __all__ = ["EX_TEMPFAIL", "Effect", "Graces", "Step", "Tracker", "end_of_exit"]
 
-#: From sysexits.h: "try again later". A command says with it that what it needs is away.
+#: From sysexits.h: "try again later". A command exits with it when something it needs is unavailable.
 EX_TEMPFAIL: Final = 75
 
 
 class Step(StrEnum):
-    YIELD = "yield"  # asked, not told: it may finish what it is at
+    YIELD = "yield"  # a request: the run may finish its work first
     CANCEL = "cancel"
     TERM = "term"
     KILL = "kill"
-    FORCE = "force"  # whoever should have carried out the kill did not: it goes too
+    FORCE = "force"  # the warden did not carry out the kill: it is killed too
     LOST = "lost"  # it survived SIGKILL, or the time for all was over
 
 
@@ -49,7 +51,7 @@ class Graces(Struct, frozen=True):
     kill: Span = 10 * SECOND
 
     def plan(self, now: Moment, *, listens: bool) -> dict[Step, Moment]:
-        """Who does not listen is not given time to hear."""
+        """A run that does not listen gets no time for the cancel signal."""
         term = now + (self.cancel if listens else 0)
         kill = term + self.term
         return {Step.CANCEL: now, Step.TERM: term} | self.killed(kill)
@@ -59,7 +61,10 @@ class Graces(Struct, frozen=True):
 
 
 def _plan_until(now: Moment, timeout: Span, *, listens: bool) -> dict[Step, Moment]:
-    """The same ladder within one shared timeout: half of it to yield, a quarter after TERM, a quarter to be gone after KILL."""
+    """
+    The same ladder within one shared timeout: half of it to yield, a quarter after TERM, a quarter to be gone
+    after KILL.
+    """
     term = now + (timeout // 2 if listens else 0)
     return {
         Step.CANCEL: now,
@@ -92,13 +97,13 @@ class Tracker:
         return iter(list(self._flights))
 
     def register(self, dispatch_id: DispatchId, *, listens: bool = False) -> None:
-        """`listens`: it looks whether it should stop, so the cancel signal can have an effect."""
+        """`listens`: the run polls whether it should stop, so the cancel signal can have an effect."""
         if dispatch_id in self._flights:
             raise ValueError(f"{dispatch_id} is in flight already: an identity is used once")
         self._flights[dispatch_id] = _Flight(listens)
 
     def hears(self, dispatch_id: DispatchId) -> None:
-        """It has just looked. What it was not given time for, because it did not seem to listen, stays so."""
+        """The run has just polled. A plan that was made before stays as it is."""
         if flight := self._flights.get(dispatch_id):
             flight.listens = True
 
@@ -107,12 +112,15 @@ class Tracker:
         return None if flight is None else flight.reason
 
     def should_yield(self, dispatch_id: DispatchId) -> bool:
-        """Also for what is no longer in flight: it should have stopped long ago."""
+        """True also for a dispatch that is no longer in flight: its run should have stopped long ago."""
         flight = self._flights.get(dispatch_id)
         return flight is None or flight.asked or flight.reason is not None
 
     def ask(self, dispatch_id: DispatchId) -> list[Effect]:
-        """To yield at its next safe place. Asking again repeats the question, for whoever missed the first."""
+        """
+        Ask the run to yield at its next safe place. A second call repeats the request, in case the first was
+        lost.
+        """
         flight = self._flights.get(dispatch_id)
         if flight is None or flight.reason is not None:
             return []
@@ -122,7 +130,10 @@ class Tracker:
     def terminate(
         self, dispatch_id: DispatchId, reason: EndReason, now: Moment, *, at_once: bool = False
     ) -> list[Effect]:
-        """`at_once` begins at SIGKILL; said of a run that is on the ladder already, it hurries and keeps the first reason."""
+        """
+        End a dispatch early. `at_once` begins at SIGKILL; a run that is on the ladder already keeps its first
+        reason.
+        """
         flight = self._flights.get(dispatch_id)
         if flight is None:
             return []
@@ -156,12 +167,14 @@ class Tracker:
         )
 
     def settle(self, dispatch_id: DispatchId, how: EndReason) -> EndReason | None:
-        """It is over: by its first reason, else as it says. None: it was not in flight, and this is a late word."""
+        """
+        The run is over: its first reason, else `how`. None: it was not in flight, and the report is late.
+        """
         flight = self._flights.pop(dispatch_id, None)
         return None if flight is None else flight.reason or how
 
     def _hurry(self, flight: _Flight, plan: dict[Step, Moment]) -> None:
-        """Steps that were taken are not taken again; the others come when the earlier of both plans says."""
+        """Keep the earlier moment of both plans for each remaining step."""
         before = flight.plan
         if before is None:
             flight.plan = plan
@@ -178,7 +191,7 @@ class Tracker:
 
 
 def end_of_exit(code: int) -> EndReason:
-    """What a process did, as a way to end. Negative: minus the signal, as the standard library counts."""
+    """The end reason for an exit code. Negative: minus the signal, as in the standard library."""
     if code == 0:
         return EndReason.COMPLETED
     if code < 0:

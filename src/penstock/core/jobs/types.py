@@ -1,9 +1,9 @@
 """
 The words of the durable scheduler: moments, ids, priorities, constraints.
 
-A moment is an integer: comparisons are exact, the same in Python and in both SQL dialects, and the order key of a
-job (`order.turn`) can be recomputed to the last digit when somebody asks why it ran when it did. Names that
-end in `_sec` are seconds, as the HTTP fields are; every other time in the core is in microseconds.
+A moment is an integer: comparisons are exact, the same in Python and in both SQL dialects, and the order key
+of a job (`order.turn`) can be recomputed to the last digit when somebody asks why it ran when it did. Names
+that end in `_sec` are seconds, as the HTTP fields are; every other time in the core is in microseconds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SECOND: Final[Span] = 1_000_000
 MINUTE: Final[Span] = 60 * SECOND
 HOUR: Final[Span] = 60 * MINUTE
 
-#: Job types that begin so are ours: the runner fetches them, and nobody else by chance.
+#: Job types with this prefix belong to the runner: no other worker claims them by chance.
 OWN_TYPES: Final = "penstock."
 
 JobId = NewType("JobId", str)
@@ -61,7 +61,10 @@ _MOST_MONEY: Final = 10**12
 
 
 def money_of(amount: float | str | Decimal) -> Money:
-    """ValueError for what is no number, is not finite, or is beyond any sum: to write 1e999999 out would take minutes."""
+    """
+    ValueError for what is no number, is not finite, or is beyond any sum: to write 1e999999 out would take
+    minutes.
+    """
     try:
         exact = Decimal(str(amount))
     except ArithmeticError:
@@ -76,7 +79,9 @@ def seconds(span: Span) -> float:
 
 
 class EndReason(StrEnum):
-    """Every way a dispatch can end. What a process did (a signal, an exit code) is turned into one of these."""
+    """
+    Every way a dispatch can end. What a process did (a signal, an exit code) is turned into one of these.
+    """
 
     COMPLETED = "completed"
     JOB_ERROR = "job_error"  # exit code, exception, a result that is too large, a function that is not there
@@ -110,7 +115,7 @@ class Priority:
 
 
 def priority_of(word: str | int) -> int:
-    """A name in either case, or the number itself. The bounds are the intent's business."""
+    """The number of a name in either case, or the number itself. `check` tests the bounds."""
     if isinstance(word, int) and not isinstance(word, bool):
         return word
     try:
@@ -122,7 +127,10 @@ def priority_of(word: str | int) -> int:
 
 
 class Constraint(IntFlag):
-    """What a job leans on. A set in one integer, because a demand is compared and indexed as a whole."""
+    """
+    What a job uses heavily. A set in one integer, because an admission class is compared and indexed as a
+    whole.
+    """
 
     NONE = 0
     CPU_HEAVY = 1

@@ -1,8 +1,10 @@
 """
-What an addon may learn about the others: that the machine is used, and nothing that names a job, an addon or a worker of theirs.
+What an addon may learn about other addons: that the machine is used, and no name of their jobs, addons or
+workers.
 
-Names are taken out before words are made, so no text can tell them. Fields of an event are shown if they are listed here; a field that nobody has
-thought about is not shown. `core/jobs/reasons.py` is closed, and the match below is checked to be complete.
+`Viewer` removes names before words are made, so no text can contain them. An event shows the fields that are
+listed here and no others. `core/jobs/reasons.py` is closed, and the type checker proves the match below
+complete.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ _OWN: Final = frozenset(
 
 
 class Viewer(Struct, frozen=True):
-    """`owns`: whether a job is of this addon."""
+    """The addon that reads. `owns`: whether a job belongs to it."""
 
     addon_id: AddonId
     owns: Callable[[JobId], bool]
@@ -77,7 +79,7 @@ class Viewer(Struct, frozen=True):
                 assert_never(reason)
 
     def event(self, event: Event) -> Event:
-        """Of an event of this addon: what its data may tell."""
+        """An event of this addon with the data that it may see."""
         return replace(event, data=self._data(event))
 
     def _data(self, event: Event) -> dict[str, Any]:

@@ -39,7 +39,7 @@ _STATES: Final = {str(state): state for state in JobState}
 _IN_FLIGHT: Final = frozenset(str(state) for state in IN_FLIGHT)
 _PHASES: Final = {str(phase): phase for phase in DispatchPhase}
 _json: Final = msgspec.json.Encoder().encode
-#: So many digits no fence has.
+#: No fence has so many digits.
 _LONG: Final = 18
 
 
@@ -53,23 +53,23 @@ def listed(keys: Sequence[Any]) -> str:
 
 
 def by_name(dispatch_ids: Iterable[str]) -> str:
-    """Dispatches as one value: the name, and job and fence, of which it is made."""
+    """Dispatch ids as one value: each with its job and its fence."""
     return _json([(name, *parts_of(name)) for name in dispatch_ids]).decode()
 
 
 def parts_of(dispatch_id: str) -> tuple[str, int]:
-    """Job and fence. What is no name of ours has a fence that nobody has."""
+    """The job and the fence of an id. Any other text gets the fence -1, which no dispatch has."""
     job_id, _, digits = dispatch_id.rpartition(".")
     fence = int(digits) if digits.isdecimal() and len(digits) < _LONG else -1
     return job_id, fence if str(fence) == digits else -1
 
 
 def body_hash(intent: Intent) -> bytes:
-    # Without labels as before there were any: the keys of those days are still in use.
-    said = tuple(
+    # Without labels the hash is as before there were labels: idempotency keys of that time are in use.
+    values = tuple(
         getattr(intent, name) for name in Intent.__struct_fields__ if name != "labels" or intent.labels
     )
-    return blake2b(repr(said).encode(), digest_size=16).digest()
+    return blake2b(repr(values).encode(), digest_size=16).digest()
 
 
 def class_row(admission_class: AdmissionClass) -> tuple[Any, ...]:
@@ -138,18 +138,18 @@ def intent_row(no: int, intent: Intent) -> tuple[Any, ...]:
     )
 
 
-#: Where in a row of `job_columns` the number of its demand is.
+#: The position of the class number in a row of `job_columns`.
 ADMISSION_CLASS: Final = 27
 
 
-def job_from(row: Sequence[Any], said: Sequence[Any], admission_class: AdmissionClass) -> Job:
-    """`said`: as `intent_from` takes it, and the pid of the process that runs the job."""
+def job_from(row: Sequence[Any], fixed: Sequence[Any], admission_class: AdmissionClass) -> Job:
+    """`fixed`: as `intent_from` takes it, and the pid of the process that runs the job."""
     (no, job_id, state, created_at, ready_at, not_before, fence, crash, unavailable, error, start) = row[:11]
     (active, spent, spent_before, progress, denied, denied_data, denied_at, passed_at, ended_at) = row[11:20]
     return Job(
         no,
         job_id,
-        intent_from(admission_class, row[20:ADMISSION_CLASS], said[:-1]),
+        intent_from(admission_class, row[20:ADMISSION_CLASS], fixed[:-1]),
         _STATES[state],
         created_at,
         ready_at,
@@ -166,14 +166,14 @@ def job_from(row: Sequence[Any], said: Sequence[Any], admission_class: Admission
         denied_at,
         passed_at,
         ended_at,
-        said[-1],
+        fixed[-1],
     )
 
 
-def intent_from(admission_class: AdmissionClass, edited: Sequence[Any], said: Sequence[Any]) -> Intent:
-    """`edited`: what a job's own row has of it, because some of that can be changed. `said`: what nobody changes."""
+def intent_from(admission_class: AdmissionClass, edited: Sequence[Any], fixed: Sequence[Any]) -> Intent:
+    """`edited`: the fields that an edit may change, as the job's own row has them. `fixed`: the others."""
     (priority, earliest, deadline, expected, max_runtime, max_active, key) = edited
-    (payload, tags, unit, cost_limit, time_sensitive, retry_delays) = said
+    (payload, tags, unit, cost_limit, time_sensitive, retry_delays) = fixed
     return Intent(
         admission_class.addon_id,
         admission_class.job_type,

@@ -1,4 +1,4 @@
-"""The events of a transaction as one text: an array each, in their order, and null for one that is forgotten."""
+"""The events of one transaction as one JSON text: an array for each in their order, null for a pruned one."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ __all__ = ["forget", "pack", "unpack"]
 _write: Final = msgspec.json.Encoder().encode
 _read: Final = msgspec.json.Decoder(list[Any]).decode
 _JOB_ID: Final = 2
-#: The character NUL as JSON writes it, which is not the letters of it behind an escaped backslash.
+#: The character NUL as JSON writes it. The same letters behind an escaped backslash are no NUL.
 _NUL: Final = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 
 
 def pack(events: Sequence[Sequence[Any] | None]) -> bytes:
     """Each is at, kind, job_id, n, state, reason, attempt, data."""
     text = _write(events)
-    if (
-        b"\\u0000" in text
-    ):  # which PostgreSQL cannot make a text of, and a trail is the same text in every store
+    # PostgreSQL cannot store NUL in a text, and a trail is the same text in every store.
+    if b"\\u0000" in text:
         text = _NUL.sub("\\1\N{SYMBOL FOR NULL}".encode(), text)
     return text
 
 
 def unpack(before: int, text: str) -> Iterator[Event]:
     """`before`: the number of the event before the first of them."""
-    for seq, told in enumerate(_read(text), before + 1):
-        if told is not None:
-            yield _event(seq, told)
+    for seq, row in enumerate(_read(text), before + 1):
+        if row is not None:
+            yield _event(seq, row)
 
 
-def _event(seq: int, told: Sequence[Any]) -> Event:
-    at, kind, job_id, n, state, reason, attempt, data = told
+def _event(seq: int, row: Sequence[Any]) -> Event:
+    at, kind, job_id, n, state, reason, attempt, data = row
     dispatch_id = attempt
     if job_id is not None and attempt is not None:
         dispatch_id = dispatch_id_of(JobId(job_id), int(attempt))
@@ -57,6 +56,6 @@ def _event(seq: int, told: Sequence[Any]) -> Event:
 
 
 def forget(text: str, gone: Collection[str]) -> str | None:
-    """Without what it tells of these jobs; None when nothing is left."""
-    left = [None if told is None or told[_JOB_ID] in gone else told for told in _read(text)]
-    return pack(left).decode() if any(left) else None
+    """The text without the events of these jobs; None when no event remains."""
+    kept = [None if row is None or row[_JOB_ID] in gone else row for row in _read(text)]
+    return pack(kept).decode() if any(kept) else None
