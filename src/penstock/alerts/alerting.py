@@ -28,7 +28,9 @@ log = logging.getLogger("penstock.alerts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertTargets:
-    """Where alerts go. `dispatchable`: by addon, the address that is notified while a job waits for its worker."""
+    """
+    Where alerts go. `dispatchable`: by addon, the address that is notified while a job waits for its worker.
+    """
 
     log: bool = True
     command: tuple[str, ...] = ()
@@ -44,8 +46,8 @@ class AlertTargets:
 
 class Alerting:
     """
-    Only for the process that dispatches: two readers of one folder would send everything twice. Raises Unsafe when there is no secret
-    to sign with; later errors go to the log only.
+    Only for the process that dispatches: two readers of one folder would send everything twice. Raises Unsafe
+    when there is no secret to sign with; later errors go to the log only.
     """
 
     def __init__(self, store: Store, folder: Path, targets: AlertTargets) -> None:
@@ -100,7 +102,8 @@ class Alerting:
         )
 
     def _for_addon(self, role: str, addon: str, url: str) -> Spool:
-        # By role and not by address: after the owner corrects an address, it gets the messages that failed before.
+        # By role and not by address: after the owner corrects an address, it gets the messages that failed
+        # before.
         return self._messenger(
             self._webhook(url), f"{role}-{hashlib.sha256(addon.encode()).hexdigest()[:16]}"
         )
@@ -125,7 +128,10 @@ class Alerting:
             driver.ring()
 
     def _gave_up(self, target: Target, message: Message, why: str) -> None:
-        """Record an undelivered alert in the trail, for the page and the streams. Other notices are out of date by now."""
+        """
+        Record an undelivered alert in the trail, for the page and the streams. Other notices are out of date
+        by now.
+        """
         if message.content["type"] != "alert":
             return
         alert = Alert(

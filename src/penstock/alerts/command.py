@@ -1,8 +1,10 @@
 """
-A program of the owner that gets each alert: as JSON on its standard input, and its main fields as variables for one-liners.
+A program of the owner that gets each alert: as JSON on its standard input, and its main fields as variables
+for one-liners.
 
-Never through a shell: an alert contains texts of jobs. The program has a session and process group of its own, and the whole group is
-killed when its time is over, when the scheduler stops, and when the program ends and leaves processes behind.
+Never through a shell: an alert contains texts of jobs. The program has a session and process group of its
+own, and the whole group is killed when its time is over, when the scheduler stops, and when the program ends
+and leaves processes behind.
 """
 
 from __future__ import annotations
@@ -84,7 +86,10 @@ class CommandReceiver:
 
 
 def _environment(content: Mapping[str, Any]) -> dict[str, str]:
-    """The daemon's environment without its PENSTOCK_ variables, which may hold tokens. Long values are cut: exec refuses them."""
+    """
+    The daemon's environment without its PENSTOCK_ variables, which may hold tokens. Long values are cut: exec
+    refuses them.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     plain = {name: str(value) for name, value in content.items() if isinstance(value, (str, int))}
     return inherited | {
@@ -94,7 +99,10 @@ def _environment(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _read_output(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:
-    """The beginning of its output, and whether it ended in time. Does not reap the process, so that its number stays its own."""
+    """
+    The beginning of its output, and whether it ended in time. Does not reap the process, so that its number
+    stays its own.
+    """
     assert process.stdout is not None
     ended, out, output = os.pidfd_open(process.pid), process.stdout.fileno(), b""
     try:

@@ -1,11 +1,14 @@
 """
-Delivery to one receiver: a spool of messages on the disk, and the messenger that empties it in a thread of its own.
+Delivery to one receiver: a spool of messages on the disk, and the messenger that empties it in a thread of
+its own.
 
-A message is a file, so that a kill at any moment loses none and a delivery costs one unlink. Its name is the number of its event: a
-reader that was killed before it noted its position writes the same messages again, over the old ones.
+A message is a file, so that a kill at any moment loses none and a delivery costs one unlink. Its name is the
+number of its event: a reader that was killed before it noted its position writes the same messages again,
+over the old ones.
 
-A slow or absent receiver delays no other. A refused message waits by itself while the others go on; when the receiver does not answer,
-all wait, because the next message would fail too. The pauses grow, and a message that is too old is given up and reported.
+A slow or absent receiver delays no other. A refused message waits by itself while the others go on; when the
+receiver does not answer, all wait, because the next message would fail too. The pauses grow, and a message
+that is too old is given up and reported.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ _ENDING: Final = ".json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """`content` is what the receiver gets. `tries` have failed; the next is at `due`, and at `until` the message is given up."""
+    """
+    `content` is what the receiver gets. `tries` have failed; the next is at `due`, and at `until` the message
+    is given up.
+    """
 
     number: int
     content: dict[str, Any]
@@ -44,7 +50,10 @@ class Message:
 
 
 class Spool:
-    """Bounded. The reader's thread calls `put`, the messenger's all else; a file appears and goes as a whole, so no lock is needed."""
+    """
+    Bounded. The reader's thread calls `put`, the messenger's all else; a file appears and goes as a whole, so
+    no lock is needed.
+    """
 
     def __init__(self, folder: Path, most: int = 1_000) -> None:
         self.folder, self._most = private_directory(folder), most
@@ -75,7 +84,10 @@ class Spool:
         replace_file(self._path(message.number), json.dumps(asdict(message)).encode())
 
     def messages(self, after: int = 0) -> list[Message]:
-        """Those with a higher number, in order. A damaged file is put aside, so that it does not block the others."""
+        """
+        Those with a higher number, in order. A damaged file is put aside, so that it does not block the
+        others.
+        """
         return [read for number in sorted(self._numbers()) if number > after and (read := self._read(number))]
 
     def drop(self, number: int) -> None:
@@ -123,7 +135,9 @@ class Target(Protocol):
     name: str
 
     def deliver(self, message: Message, now: Moment) -> None:
-        """Raises MessageRefused, ReceiverAway or Stopped if it did not arrive. Has a time limit of its own."""
+        """
+        Raises MessageRefused, ReceiverAway or Stopped if it did not arrive. Has a time limit of its own.
+        """
         ...
 
     def cut(self) -> None:

@@ -1,8 +1,8 @@
 """
 From the trail to messages: which receivers an event concerns, and whether the same alert was sent just now.
 
-The reader's position is in a file beside the database, written after the messages: a kill in between makes it read, and write, the
-same messages again. At its very first start it begins at the end of the trail.
+The reader's position is in a file beside the database, written after the messages: a kill in between makes it
+read, and write, the same messages again. At its very first start it begins at the end of the trail.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ __all__ = ["UNDELIVERED", "Receivers", "TrailReader"]
 
 log = logging.getLogger("penstock.alerts")
 
-#: The kind of an alert about an alert. It is in the log and the trail, but no receiver gets it: it could fail as the first one did.
+#: The kind of an alert about an alert. It is in the log and the trail, but no receiver gets it: it could fail
+#: as the first one did.
 UNDELIVERED: Final = "undelivered"
 
 _PAGE: Final = 500
-#: Between two reads of a busy trail. People read alerts, and a job waits for its worker for seconds, so this is soon enough.
+#: Between two reads of a busy trail. People read alerts, and a job waits for its worker for seconds, so this
+#: is soon enough.
 _PAUSE: Final[Span] = 200 * MILLISECOND
 #: How much of the trail, at most, is read twice after a kill.
 _NOTE_EVERY: Final[Span] = MINUTE

@@ -1,9 +1,11 @@
 """
-A signed POST to an address that was checked: no redirect, no proxy, no long answer, one time limit for all of it.
+A signed POST to an address that was checked: no redirect, no proxy, no long answer, one time limit for all of
+it.
 
-The name is resolved once. Each address is checked against the outbound rules, and the connection goes to one of those addresses, so
-that a name that points elsewhere a moment later gains nothing. The signature is that of the Standard Webhooks convention, for which
-most languages have a library: HMAC-SHA256 over id, time and body, so that a message can be neither forged nor altered nor replayed.
+The name is resolved once. Each address is checked against the outbound rules, and the connection goes to one
+of those addresses, so that a name that points elsewhere a moment later gains nothing. The signature is that
+of the Standard Webhooks convention, for which most languages have a library: HMAC-SHA256 over id, time and
+body, so that a message can be neither forged nor altered nor replayed.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ _ALLOW: Final = " (alerts.allow_private = true allows the own network)"
 
 
 class Webhook:
-    """`private`: the own machine and network may be called. The secret is read at each delivery, so that it can be changed."""
+    """
+    `private`: the own machine and network may be called. The secret is read at each delivery, so that it can
+    be changed.
+    """
 
     def __init__(
         self, url: str, secret_file: Path, *, private: bool = False, within: float = _WITHIN
@@ -87,7 +92,10 @@ class Webhook:
 
     @contextmanager
     def _connected(self) -> Iterator[HTTPConnection]:
-        """The time limit is for all of it: a receiver that sends one byte a second gets no longer than a silent one."""
+        """
+        The time limit is for all of it: a receiver that sends one byte a second gets no longer than a silent
+        one.
+        """
         until = time.monotonic() + self._within
         stream = self._connect(self._resolve(until), until)
         timer = Timer(_left(until), self._hang_up)
@@ -128,13 +136,19 @@ class Webhook:
         raise ReceiverAway("it has no address")
 
     def _hang_up(self) -> None:
-        """Wake the thread that reads from the socket. `close` would not wake it, and TLS would first say goodbye."""
+        """
+        Wake the thread that reads from the socket. `close` would not wake it, and TLS would first say
+        goodbye.
+        """
         if (stream := self._socket) is not None:
             with suppress(OSError):
                 socket.socket.shutdown(stream, socket.SHUT_RDWR)
 
     def _resolve(self, until: float) -> list[str]:
-        """Every address of the name, once all are checked. A resolver cannot be interrupted: a slow one is abandoned."""
+        """
+        Every address of the name, once all are checked. A resolver cannot be interrupted: a slow one is
+        abandoned.
+        """
         addresses, failures = dict[str, None](), list[str]()
 
         def look() -> None:
@@ -174,7 +188,10 @@ class Webhook:
 
 
 class _LimitedResponse(HTTPResponse):
-    """Reads at most `_ANSWER` bytes, and refuses half a head, which the standard library would take for a whole one."""
+    """
+    Reads at most `_ANSWER` bytes, and refuses half a head, which the standard library would take for a whole
+    one.
+    """
 
     def __init__(self, sock: socket.socket, **options: Any) -> None:
         super().__init__(sock, **options)
@@ -211,14 +228,19 @@ def _left(until: float) -> float:
 
 
 def signatures(keys: list[bytes], name: str, at: int, body: bytes) -> Iterator[str]:
-    """One for each key: while the key is being changed, a receiver that has only the old one can still check it."""
+    """
+    One for each key: while the key is being changed, a receiver that has only the old one can still check it.
+    """
     for key in keys:
         mac = hmac.new(key, f"{name}.{at}.".encode() + body, hashlib.sha256)
         yield "v1," + base64.b64encode(mac.digest()).decode()
 
 
 def secrets_in(file: Path) -> list[bytes]:
-    """One key a line, the newest first. Makes the file if it does not exist; raises Unsafe if others can read or guess it."""
+    """
+    One key a line, the newest first. Makes the file if it does not exist; raises Unsafe if others can read or
+    guess it.
+    """
     if not file.exists():
         replace_file(file, f"{_PREFIX}{base64.b64encode(secrets.token_bytes(32)).decode()}\n".encode())
     try:

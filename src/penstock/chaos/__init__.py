@@ -1,4 +1,7 @@
-"""Kills the real daemon and real jobs again and again, and checks the promises afterwards (SPEC BY-3, RS-1 to RS-4)."""
+"""
+Kills the real daemon and real jobs again and again, and checks the promises afterwards (SPEC BY-3, RS-1 to
+RS-4).
+"""
 
 from __future__ import annotations
 

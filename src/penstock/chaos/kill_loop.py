@@ -1,5 +1,6 @@
 """
-The kill loop: submits jobs to a daemon of its own, and kills the daemon or a job with SIGKILL at random moments.
+The kill loop: submits jobs to a daemon of its own, and kills the daemon or a job with SIGKILL at random
+moments.
 
 Everything is in a new folder: no other scheduler is touched.
 """
@@ -28,13 +29,17 @@ __all__ = ["COST", "UNITS", "Aftermath", "KillLoop"]
 UNITS: Final = 40
 COST: Final = 10
 _OPEN: Final = ("QUEUED", "DISPATCHING", "RUNNING")
-#: A job that is killed often is retried as often: the check is that no job is lost, not that some are given up.
+#: A job that is killed often is retried as often: the check is that no job is lost, not that some are given
+#: up.
 _RETRIES: Final = json.dumps(["0.2s"] * 1_000)
 _PATIENCE: Final = 120.0  # seconds without the end of a single job
 
 
 class Aftermath(NamedTuple):
-    """`acknowledged`: the ids of submitted jobs. `killed`: how often the scheduler and jobs. `settled`: all jobs ended."""
+    """
+    `acknowledged`: the ids of submitted jobs. `killed`: how often the scheduler and jobs. `settled`: all jobs
+    ended.
+    """
 
     folder: Path
     acknowledged: list[str]
@@ -126,7 +131,10 @@ class KillLoop:
         return "the scheduler"
 
     def _alive(self) -> list[int]:
-        """Processes of jobs that began and have not ended. A number may be reused by now, so its command line is checked."""
+        """
+        Processes of jobs that began and have not ended. A number may be reused by now, so its command line is
+        checked.
+        """
         marks = markers.marks(self._folder)
         began, ended = ({mark.pid for mark in marks if mark.what == what} for what in ("began", "ended"))
         return sorted(pid for pid in began - ended if _is_marker(pid, self._folder))

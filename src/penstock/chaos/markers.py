@@ -1,8 +1,10 @@
 """
-The job that is killed: `python markers.py FOLDER SECONDS`. It is run as a file and imports nothing of the package.
+The job that is killed: `python markers.py FOLDER SECONDS`. It is run as a file and imports nothing of the
+package.
 
-It writes marks outside of the scheduler's database, so that the checks do not depend on the scheduler's word. A file lock shows whether
-another attempt of the same job is alive: the kernel drops it with the process, however that dies.
+It writes marks outside of the scheduler's database, so that the checks do not depend on the scheduler's word.
+A file lock shows whether another attempt of the same job is alive: the kernel drops it with the process,
+however that dies.
 """
 
 from __future__ import annotations

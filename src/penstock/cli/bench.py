@@ -53,8 +53,8 @@ def bench(session: CliSession, /, jobs: int, folder: Path | None) -> None:
     """
     Measure submits and runs on this disk, as durable as real ones.
 
-    The jobs do nothing, so the figures are upper limits. The speed of the disk alone is printed beside them. A
-    running daemon is not touched, and shares the machine.
+    The jobs do nothing, so the figures are upper limits. The speed of the disk alone is printed beside them.
+    A running daemon is not touched, and shares the machine.
     """
     place = folder or _data_folder()
     with tempfile.TemporaryDirectory(prefix=".penstock-bench-", dir=place) as scratch:

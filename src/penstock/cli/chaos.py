@@ -32,9 +32,10 @@ def chaos(session: CliSession, /, kills: int, jobs: int, seed: int, keep: bool) 
     """
     Kill a real scheduler and its jobs again and again, and check its promises.
 
-    It starts a scheduler of its own in a new directory, submits jobs, and kills now the scheduler, now a job, with
-    SIGKILL. Then it checks every promise against the audit trail and against marks that the jobs left outside of
-    it. Your own scheduler is not touched. Exits with 1 when a promise is broken, and says where to look.
+    It starts a scheduler of its own in a new directory, submits jobs, and kills now the scheduler, now a job,
+    with SIGKILL. Then it checks every promise against the audit trail and against marks that the jobs left
+    outside of it. Your own scheduler is not touched. Exits with 1 when a promise is broken, and says where to
+    look.
     """
     from penstock.chaos import KillLoop, check_promises
 

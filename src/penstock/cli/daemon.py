@@ -50,7 +50,9 @@ def up(
     port: int | None,
     accept_loss: bool,
 ) -> None:
-    """Start the scheduler here: daemon, HTTP API and page. Ctrl-C stops it; a second Ctrl-C kills running jobs."""
+    """
+    Start the scheduler here: daemon, HTTP API and page. Ctrl-C stops it; a second Ctrl-C kills running jobs.
+    """
     from penstock.daemon import run_program
 
     given = dict(pair(flag) for flag in flags)
@@ -95,7 +97,9 @@ def load_settings(config: str | None, flags: dict[str, str]) -> Any:
 )
 @passes
 def stop(session: CliSession, now: bool, timeout: float) -> None:
-    """Stop this user's scheduler. Running jobs are asked to yield and go back to the queue; nothing is lost."""
+    """
+    Stop this user's scheduler. Running jobs are asked to yield and go back to the queue; nothing is lost.
+    """
     pid = _pid()
     try:
         gone = os.pidfd_open(pid)

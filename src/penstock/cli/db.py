@@ -1,4 +1,6 @@
-"""The database file: check, back up, restore, migrate. They work on the file itself, with or without a daemon."""
+"""
+The database file: check, back up, restore, migrate. They work on the file itself, with or without a daemon.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,10 @@ def _record_restore(file: Path, source: str) -> None:
 @click.argument("path", required=False)
 @passes
 def migrate(session: CliSession, path: str | None) -> None:
-    """Bring the database to this version's schema, after a backup beside it. The daemon also does so when it starts."""
+    """
+    Bring the database to this version's schema, after a backup beside it. The daemon also does so when it
+    starts.
+    """
     from penstock.stores.opening import is_address, shown
 
     place = _place(path)
@@ -137,7 +142,9 @@ def migrate(session: CliSession, path: str | None) -> None:
 @click.argument("target")
 @passes
 def copy(session: CliSession, source: str, target: str) -> None:
-    """Copy the SQLite file SOURCE into the empty database TARGET (postgresql://...), and compare every count."""
+    """
+    Copy the SQLite file SOURCE into the empty database TARGET (postgresql://...), and compare every count.
+    """
     from penstock.settings import load
     from penstock.stores.opening import is_address, shown
 

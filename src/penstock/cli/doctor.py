@@ -37,7 +37,9 @@ class Finding(NamedTuple):
 @click.command()
 @passes
 def doctor(session: CliSession) -> None:
-    """Find what is wrong on this machine, and say how to fix it. Exits with 1 when something must be fixed."""
+    """
+    Find what is wrong on this machine, and say how to fix it. Exits with 1 when something must be fixed.
+    """
     findings = list(look(session))
     if not session.print_json([finding._asdict() for finding in findings]):
         marks = {"ok": "[green]ok  [/]", "note": "[yellow]note[/]", "bad": "[red]BAD [/]"}

@@ -122,7 +122,10 @@ def main() -> None:
 
 
 def _json_anywhere(words: list[str]) -> list[str]:
-    """`penstock ls --json` reads better than `penstock --json ls`; behind `--` the words belong to the command that is submitted."""
+    """
+    `penstock ls --json` reads better than `penstock --json ls`; behind `--` the words belong to the command
+    that is submitted.
+    """
     end = words.index("--") if "--" in words else len(words)
     if "--json" in words[:end]:
         words = ["--json", *(word for word in words[:end] if word != "--json"), *words[end:]]

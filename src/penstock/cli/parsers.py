@@ -1,5 +1,6 @@
 """
-Types of arguments and options: durations, times, priorities, and the names of jobs, addons and hosts with completion.
+Types of arguments and options: durations, times, priorities, and the names of jobs, addons and hosts with
+completion.
 
 Completion offers the names that exist. It fails silently and quickly: an error has no use behind a TAB.
 """
@@ -46,7 +47,10 @@ class _Duration(click.ParamType[float]):
 
 
 class _When(click.ParamType[datetime]):
-    """A moment: `in 10m`, `+10m`, `22:30` (the next one), `2026-12-24 18:00`, or RFC 3339. Without a zone: this machine's."""
+    """
+    A moment: `in 10m`, `+10m`, `22:30` (the next one), `2026-12-24 18:00`, or RFC 3339. Without a zone: this
+    machine's.
+    """
 
     name = "WHEN"
 

@@ -1,5 +1,6 @@
 """
-Texts from jobs, on a terminal. A terminal obeys control codes: a stored one could move the cursor, set the title, or answer in the user's name.
+Texts from jobs, on a terminal. A terminal obeys control codes: a stored one could move the cursor, set the
+title, or answer in the user's name.
 
 So whatever is printed for people has them replaced, visibly. JSON has them escaped already.
 """

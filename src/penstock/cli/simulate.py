@@ -56,8 +56,9 @@ def simulate(session: CliSession, /, flags: tuple[str, ...], made_up: bool, host
     """
     Replay the jobs of the database with the current settings and with those of --set, and compare.
 
-    Waits, shares and deadlines come from the scheduler's own rules on a virtual clock; no job is run and nothing
-    is changed. The machine counts as quiet, and every job takes as long as it took. No daemon is needed.
+    Waits, shares and deadlines come from the scheduler's own rules on a virtual clock; no job is run and
+    nothing is changed. The machine counts as quiet, and every job takes as long as it took. No daemon is
+    needed.
     """
     settings = load_settings(None, {})
     tried = load_settings(None, dict(pair(flag) for flag in flags)) if flags else None

@@ -139,7 +139,10 @@ def submit(
 
 
 def command_of(command: tuple[str, ...], options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The job type and payload for the runner: the command starts in the current directory, with the variables of --env."""
+    """
+    The job type and payload for the runner: the command starts in the current directory, with the variables
+    of --env.
+    """
     place: dict[str, Any] = {"cwd": os.getcwd()}  # noqa: PTH109 - a text is what is sent
     env = dict(_variable(word) for word in options["env"])
     if env:

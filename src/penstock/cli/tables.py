@@ -1,4 +1,7 @@
-"""Tables that fit the terminal: on a narrow one the columns that matter least go first, and nothing is cut where it is piped."""
+"""
+Tables that fit the terminal: on a narrow one the columns that matter least go first, and nothing is cut where
+it is piped.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """
 `penstock top`: everything live, full screen. Keys act on the job under the cursor.
 
-It reads the same beats as the page, a second at a time, from a thread of its own, so a slow answer never makes a key slow.
+It reads the same beats as the page, a second at a time, from a thread of its own, so a slow answer never
+makes a key slow.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ COLUMNS: Final = (
 @click.command()
 @passes
 def top(session: CliSession) -> None:
-    """Everything live, full screen: c cancel, r retry, e explain, p pause, q quit. With --json: what it would show now."""
+    """
+    Everything live, full screen: c cancel, r retry, e explain, p pause, q quit. With --json: what it would
+    show now.
+    """
     seen = TopView.of(
         session.client, open_only=True
     )  # an error is told in the terminal, not on a screen that goes away
@@ -144,7 +148,10 @@ class Top(App[None]):
         self.set_interval(1.0, self._refresh)
 
     def _refresh(self) -> None:
-        """One look at a time: were a slow scheduler asked again every second, nothing would be left to carry keys to it."""
+        """
+        One look at a time: were a slow scheduler asked again every second, nothing would be left to carry
+        keys to it.
+        """
         if self._looking is None or self._looking.is_finished:
             self._looking = self.run_worker(self._load, thread=True, exit_on_error=False)
 

@@ -1,5 +1,6 @@
 """
-Logging: one line per event, for a person in a terminal or as JSON. Lines of the standard library's loggers go the same way.
+Logging: one line per event, for a person in a terminal or as JSON. Lines of the standard library's loggers go
+the same way.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """
 The composition root: settings in, a running scheduler out, and an end in time whatever hangs.
 
-Nothing here decides anything. It opens the store, takes the right to dispatch, listens, waits for a signal, and closes everything in
-the opposite order. A timer guards the stop: when the time is over the process exits, and the next start recovers as after a crash.
+Nothing here decides anything. It opens the store, takes the right to dispatch, listens, waits for a signal,
+and closes everything in the opposite order. A timer guards the stop: when the time is over the process exits,
+and the next start recovers as after a crash.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ EXIT_UNAVAILABLE: Final = 75  # another daemon, a port in use, a database that c
 _RUNS: Final = 0.75
 _REQUESTS: Final = 0.15
 _LEAST_FOR_RUNS: Final = 0.1
-#: After the time of a stop the process exits by itself; a little later the kernel ends it, which needs no thread of the process.
+#: After the time of a stop the process exits by itself; a little later the kernel ends it, which needs no
+#: thread of the process.
 _LEAVE_AFTER: Final = 0.4
 _KILL_AFTER: Final = 0.6
 
@@ -64,8 +66,8 @@ def run(
     settings: Settings, *, on_ready: Callable[[Server], None] | None = None, accept_loss: bool = False
 ) -> int:
     """
-    Run until SIGTERM or SIGINT; a second signal does not wait. Returns the exit code. `accept_loss`: start on a database file that has
-    lost acknowledged work.
+    Run until SIGTERM or SIGINT; a second signal does not wait. Returns the exit code. `accept_loss`: start on
+    a database file that has lost acknowledged work.
     """
     configure(settings.log.format, settings.log.level)
     if os.geteuid() == 0 and "*" not in settings.runner.users:
@@ -103,8 +105,8 @@ def run_program(
     settings: Settings, *, on_ready: Callable[[Server], None] | None = None, accept_loss: bool = False
 ) -> int:
     """
-    `run` as all that a process does. After a stop the process exits at once: everything is closed, and the end of the interpreter, which
-    joins threads and frees memory, would take a second on a busy machine.
+    `run` as all that a process does. After a stop the process exits at once: everything is closed, and the
+    end of the interpreter, which joins threads and frees memory, would take a second on a busy machine.
     """
     code = run(settings, on_ready=on_ready, accept_loss=accept_loss)
     if code == 0:
@@ -118,8 +120,8 @@ def run_program(
 
 def shares(timeout: float) -> tuple[float, float]:
     """
-    How long a stop within `timeout` seconds waits for running jobs, and then for requests. The rest of the time is for the runner's
-    overrun and for closing everything else.
+    How long a stop within `timeout` seconds waits for running jobs, and then for requests. The rest of the
+    time is for the runner's overrun and for closing everything else.
     """
     return max(_LEAST_FOR_RUNS, _RUNS * timeout - AFTER_STOP / 2), min(5.0, _REQUESTS * timeout)
 
@@ -170,7 +172,9 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
 
 
 def _instance(settings: Settings) -> str:
-    """The permanent id of this data directory: after a crash only this daemon can take its host name again."""
+    """
+    The permanent id of this data directory: after a crash only this daemon can take its host name again.
+    """
     file = settings.data_dir / "instance"
     if not file.exists():
         replace_file(file, secrets.token_hex(16).encode())
@@ -205,7 +209,9 @@ def _config(settings: Settings) -> Config:
 
 
 def _socket(settings: Settings) -> Path | None:
-    """None if the path is longer than the 107 characters that the kernel takes: the scheduler still serves TCP."""
+    """
+    None if the path is longer than the 107 characters that the kernel takes: the scheduler still serves TCP.
+    """
     if len(bytes(settings.socket)) <= _MAX_SOCKET_PATH:
         return settings.socket
     log.warning(
@@ -266,7 +272,10 @@ def _send_metrics(settings: Settings, server: Server, down: ExitStack) -> None:
 
 
 def _publish(settings: Settings, server: Server, socket: Path | None, down: ExitStack) -> None:
-    """Write the addresses to the log and to `daemon.json`, where clients read them: with port 0 only the daemon knows its port."""
+    """
+    Write the addresses to the log and to `daemon.json`, where clients read them: with port 0 only the daemon
+    knows its port.
+    """
     url = server.url if settings.server.listen is not None else None
     facts = {
         "pid": os.getpid(),
@@ -296,13 +305,17 @@ def _where(settings: Settings) -> str:
 
 
 class _Stop:
-    """The first signal requests a stop within the time; the second signal, or the end of the time, ends the process."""
+    """
+    The first signal requests a stop within the time; the second signal, or the end of the time, ends the
+    process.
+    """
 
     def __init__(self, within: float) -> None:
         self._within, self._requested = within, threading.Event()
         self._timer = threading.Timer(within + _LEAVE_AFTER, self._leave)
         self._timer.daemon = True
-        #: Only the main thread may set the kernel's timer, and only a process that runs nothing but the daemon.
+        #: Only the main thread may set the kernel's timer, and only a process that runs nothing but the
+        #: daemon.
         self._alarmed = threading.current_thread() is threading.main_thread()
         if self._alarmed:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent may have ignored it
@@ -311,7 +324,8 @@ class _Stop:
         if self._requested.is_set():
             os._exit(128 + number)
         log.info("%s: stopping within %s s", number.name, self._within)
-        # The timer thread needs the interpreter, which a busy machine or a long C call may not give it. The kernel's timer works anyway.
+        # The timer thread needs the interpreter, which a busy machine or a long C call may not give it. The
+        # kernel's timer works anyway.
         if self._alarmed:
             signal.setitimer(signal.ITIMER_REAL, self._within + _KILL_AFTER)
         self._requested.set()

@@ -1,9 +1,10 @@
 """
 Sends the metrics of `/metrics` to an OpenTelemetry collector (OTLP over HTTP) at regular intervals.
 
-The families are taken as they are, sums and histograms included: both readers see the same numbers, and counting costs nothing more.
-So there is no meter that is fed event by event; only the SDK's types of measurements and its exporter, which handles headers,
-certificates and retries. While the collector is away one line is logged, and the next sums contain what it missed.
+The families are taken as they are, sums and histograms included: both readers see the same numbers, and
+counting costs nothing more. So there is no meter that is fed event by event; only the SDK's types of
+measurements and its exporter, which handles headers, certificates and retries. While the collector is away
+one line is logged, and the next sums contain what it missed.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ _TIMEOUT_MS: Final = 10_000
 
 
 def otlp(address: str) -> MetricExporter:
-    """Headers, certificates and compression come from OpenTelemetry's own variables, OTEL_EXPORTER_OTLP_..."""
+    """
+    Headers, certificates and compression come from OpenTelemetry's own variables, OTEL_EXPORTER_OTLP_...
+    """
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415  # only where metrics are sent
         OTLPMetricExporter,
     )
@@ -107,7 +110,10 @@ class OtlpExport:
 
 
 class _Said(logging.Handler):
-    """Why something was not sent is known to the exporter alone, which says it at each try. Here it is kept for the one line that tells of it."""
+    """
+    Why something was not sent is known to the exporter alone, which says it at each try. Here it is kept for
+    the one line that tells of it.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -81,7 +81,10 @@ def _has_otlp() -> bool:
 
 
 def _unreachable(settings: Settings) -> Iterator[Contradiction]:
-    """Receivers of alerts that would fail at the first alert. Host names are resolved then; numeric addresses are judged now."""
+    """
+    Receivers of alerts that would fail at the first alert. Host names are resolved then; numeric addresses
+    are judged now.
+    """
     alerts = settings.alerts
     if alerts.command and shutil.which(alerts.command[0]) is None:
         yield _keys("alerts.command"), f"there is no program {alerts.command[0]}", "name one that can be run"
@@ -96,7 +99,10 @@ def _unreachable(settings: Settings) -> Iterator[Contradiction]:
 
 
 def _exposed(settings: Settings, address: str) -> Iterator[Contradiction]:
-    """To submit a command is to have a shell on this host, so leaving a setting out must not offer that to a network."""
+    """
+    To submit a command is to have a shell on this host, so leaving a setting out must not offer that to a
+    network.
+    """
     server = settings.server
     if server.tls_cert is None and not server.trusted_proxies:
         yield (

@@ -1,8 +1,9 @@
 """
 Kinds of values: how a setting may be written, how msgspec gets it, and how it is shown.
 
-A setting is declared once, by its type: `ttl: Annotated[Span, span(SECOND, HOUR)]`. msgspec checks the value against the type;
-`kind_of` reads the same type for the refusal, the documentation and the listing, so these agree.
+A setting is declared once, by its type: `ttl: Annotated[Span, span(SECOND, HOUR)]`. msgspec checks the value
+against the type; `kind_of` reads the same type for the refusal, the documentation and the listing, so these
+agree.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def _same(value: Any) -> Any:
 
 
 class Kind(NamedTuple):
-    """`words` say what a value may be, `prepare` turns what people write into what msgspec takes, `show` is its inverse."""
+    """
+    `words` say what a value may be, `prepare` turns what people write into what msgspec takes, `show` is its
+    inverse.
+    """
 
     words: str
     prepare: Callable[[Any], Any] = _same

@@ -1,8 +1,8 @@
 """
 Reading settings: a TOML file, then the environment, then flags; the later one wins.
 
-Settings are checked as a whole. Either all of them are right, or `BadSettings` has every problem with its key, its origin (file and
-line, variable or flag) and what to write instead.
+Settings are checked as a whole. Either all of them are right, or `BadSettings` has every problem with its
+key, its origin (file and line, variable or flag) and what to write instead.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def load(
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
     """
-    `file`: a TOML file that must exist. Without it PENSTOCK_CONFIG names the file, and without that the file in the XDG
-    configuration directory is read if it exists.
+    `file`: a TOML file that must exist. Without it PENSTOCK_CONFIG names the file, and without that the file
+    in the XDG configuration directory is read if it exists.
     """
     environ = os.environ if environ is None else environ
     reader = _Reader(environ)
@@ -123,7 +123,10 @@ def _key(line: str) -> KeyPath:
 
 
 def _from_environ(environ: Mapping[str, str]) -> Iterator[_Written]:
-    """A variable that looks like a mistyped setting is passed on, to be refused; others belong to the client or the tests."""
+    """
+    A variable that looks like a mistyped setting is passed on, to be refused; others belong to the client or
+    the tests.
+    """
     for name, value in environ.items():
         if name in _VARIABLES:
             yield _Written(_VARIABLES[name], _parsed(value), name)
@@ -141,7 +144,10 @@ def _from_flags(flags: Mapping[str, Any]) -> Iterator[_Written]:
 
 
 def _parsed(value: str) -> Any:
-    """Text outside a file is a TOML value if it can be (4, true, [1, 2]), else the text itself (30s, 127.0.0.1:0)."""
+    """
+    Text outside a file is a TOML value if it can be (4, true, [1, 2]), else the text itself (30s,
+    127.0.0.1:0).
+    """
     try:
         return tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

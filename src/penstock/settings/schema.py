@@ -1,4 +1,7 @@
-"""The schema of the settings, read from the annotations and docstrings of `Settings`: keys, their kinds, and what they are for."""
+"""
+The schema of the settings, read from the annotations and docstrings of `Settings`: keys, their kinds, and
+what they are for.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """
-Every setting: one class for each table, and `Settings`, which has them all and derives the scheduler's rules from them.
+Every setting: one class for each table, and `Settings`, which has them all and derives the scheduler's rules
+from them.
 
-A field has a type, which says what values are allowed (`kinds.py`), and a default; the docstring of its class says what it is for.
-`docs/settings.md` is made from these three. Defaults of the scheduler are taken from `SchedulerRules`, so that no number is written
-twice.
+A field has a type, which says what values are allowed (`kinds.py`), and a default; the docstring of its class
+says what it is for. `docs/settings.md` is made from these three. Defaults of the scheduler are taken from
+`SchedulerRules`, so that no number is written twice.
 """
 
 from __future__ import annotations
@@ -322,7 +323,8 @@ class AlertSettings(Struct, frozen=True):
 
 class TelemetrySettings(Struct, frozen=True):
     """
-    Metrics for OpenTelemetry (`docs/telemetry.md`). Prometheus fetches them from `/metrics` and needs none of this.
+    Metrics for OpenTelemetry (`docs/telemetry.md`). Prometheus fetches them from `/metrics` and needs none of
+    this.
 
     otlp: the collector that metrics are sent to, such as http://127.0.0.1:4318; needs `penstock[otlp]`
     every: how often metrics are sent
@@ -337,8 +339,8 @@ class Settings(Struct, frozen=True):
     Every setting. Immutable.
 
     data_dir: database, token and socket; mode 0700. By default `penstock` in the XDG data directory
-    database: where the jobs are: a SQLite file, or a PostgreSQL that several daemons share; none: `jobs.db` in
-        the data directory. A password is better kept in ~/.pgpass or PGPASSWORD
+    database: where the jobs are: a SQLite file, or a PostgreSQL that several daemons share; none: `jobs.db`
+        in the data directory. A password is better kept in ~/.pgpass or PGPASSWORD
     """
 
     data_dir: kinds.DataDirectory = Path()
@@ -404,7 +406,10 @@ class Settings(Struct, frozen=True):
 
     @property
     def host_id(self) -> HostId:
-        """With a SQLite file a constant: attempts that were in flight must be found again after the machine was renamed."""
+        """
+        With a SQLite file a constant: attempts that were in flight must be found again after the machine was
+        renamed.
+        """
         usual = platform.node() if self.shared else ""
         return HostId(self.host.name or usual or SchedulerRules().host)
 

@@ -50,7 +50,10 @@ def _jobs(store: Store) -> Iterator[Job]:
 
 
 def _lengths(events: Iterable[Event]) -> dict[JobId, Span]:
-    """Of each job, how long all its runs took together: what it needs of the machine, whatever made it begin again."""
+    """
+    Of each job, how long all its runs took together: what it needs of the machine, whatever made it begin
+    again.
+    """
     began: dict[DispatchId, Moment] = {}
     lengths: dict[JobId, Span] = defaultdict(int)
     for event in events:
@@ -78,7 +81,9 @@ def _length(job: Job, lengths: dict[JobId, Span], usual: dict[str, Span]) -> Spa
 
 
 def _plain(intent: Intent) -> Intent:
-    """Without what only a real run needs: nothing is carried, nothing spent, and a key would make two jobs one."""
+    """
+    Without what only a real run needs: nothing is carried, nothing spent, and a key would make two jobs one.
+    """
     return replace(
         intent,
         payload="null",
@@ -95,8 +100,9 @@ def made_up(
     jobs: int, *, addons: int = 3, load: float = 0.9, capacity: int = 90, hosts: int = 1, seed: int = 1
 ) -> list[Arrival]:
     """
-    Jobs that come by chance, most of them short and some very long, as in life. `load`: what they need of all the hosts' units together; above 1
-    the queue grows for as long as they come. Every addon is as busy as the others, and the first is in more of a hurry.
+    Jobs that come by chance, most of them short and some very long, as in life. `load`: what they need of all
+    the hosts' units together; above 1 the queue grows for as long as they come. Every addon is as busy as the
+    others, and the first is in more of a hurry.
     """
     dice, at, arrivals = Random(seed), _BEGAN, []  # noqa: S311  # no secret: the same seed gives the same load
     shapes = [_shape(dice, f"addon{dice.randrange(addons)}", capacity) for _ in range(jobs)]

@@ -1,8 +1,9 @@
 """
 Plays a load under some rules.
 
-The deciding parts are real: the store in memory, the dispatcher, the maintenance and the core. Simulated are the workers, which take
-every job and end it when the load says so, and time, which jumps to the next moment at which something can happen.
+The deciding parts are real: the store in memory, the dispatcher, the maintenance and the core. Simulated are
+the workers, which take every job and end it when the load says so, and time, which jumps to the next moment
+at which something can happen.
 """
 
 from __future__ import annotations
@@ -156,7 +157,10 @@ class _Stage:
         self.maintenance.step(self.now)
 
     def _start(self) -> None:
-        """The host with most room comes first, one job at a time, as if all had asked. When it finds nothing nobody does: hosts are alike."""
+        """
+        The host with most room comes first, one job at a time, as if all had asked. When it finds nothing
+        nobody does: hosts are alike.
+        """
         limit = MOST_PICKS if self.hosts == 1 else 1
         while self.of_job:
             host = self.free.index(max(self.free))

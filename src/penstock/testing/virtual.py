@@ -113,7 +113,10 @@ class VirtualClock:
         return datetime.fromtimestamp(self._now / SECOND, UTC)
 
     def advance(self, by: Seconds) -> None:
-        """Seconds or a timedelta. Inside a job it is that job's running time: leases are kept, and limits are noticed."""
+        """
+        Seconds or a timedelta. Inside a job it is that job's running time: leases are kept, and limits are
+        noticed.
+        """
         self.move_to(self._now + round(span_sec("by", by) * SECOND))
 
     def move_to(self, moment: Moment) -> None:
@@ -155,7 +158,10 @@ class VirtualScheduler(Scheduler):
     @classmethod
     @contextmanager
     def over(cls, scheduler: Scheduler, *, inline: bool = False) -> Iterator[Self]:
-        """In place of a program's own scheduler: what its functions enqueue meanwhile is here, and its file is not touched."""
+        """
+        In place of a program's own scheduler: what its functions enqueue meanwhile is here, and its file is
+        not touched.
+        """
         virtual = cls(inline=inline, rules=scheduler.rules)
         vars(virtual)["_functions"] = vars(scheduler)["_functions"]
         names = ("_opened", "_clock", "_work", "_begin", "_submit", "_submit_async")
@@ -174,8 +180,8 @@ class VirtualScheduler(Scheduler):
 
     def drain(self, *, advance: Seconds | Literal[True] | None = None) -> int:
         """
-        Run everything that can run, and all that it enqueues; how many runs that were. `advance`: let so much time pass meanwhile,
-        or with True as much as it takes until nothing is due any more.
+        Run everything that can run, and all that it enqueues; how many runs that were. `advance`: let so much
+        time pass meanwhile, or with True as much as it takes until nothing is due any more.
         """
         until = self.clock() if advance is None else _FOR_EVER
         if advance is not None and advance is not True:
@@ -277,8 +283,8 @@ class VirtualScheduler(Scheduler):
         self, function: JobFunction[..., Any, Any], *args: Any, count: int | None = None, **kwargs: Any
     ) -> list[JobHandle[Any]]:
         """
-        That such a call was enqueued, whatever became of it since; without arguments: any call of it. `count`: exactly so often.
-        Gives back the jobs. A failure lists what was enqueued instead.
+        That such a call was enqueued, whatever became of it since; without arguments: any call of it.
+        `count`: exactly so often. Gives back the jobs. A failure lists what was enqueued instead.
         """
         return [self._handle(job.job_id) for job in assert_calls(self._store, function, args, kwargs, count)]
 
