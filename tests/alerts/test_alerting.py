@@ -108,14 +108,14 @@ def test_who_waits_for_jobs_is_told_that_one_waits_for_its_worker(job_service, r
 
 @pytest.fixture
 def works():
-    from tests.scheduler.conftest import Capacity, Ordering, Works
+    from tests.scheduler.conftest import Capacity, Ordering, SchedulerKit
 
     from penstock.scheduler.rules import SchedulerRules
     from penstock.stores.memory.store import MemoryStore
 
     clock = lambda: time.time_ns() // 1_000  # noqa: E731  # one that the scheduler and the messenger share
     store = MemoryStore(clock)
-    return type("Works", (Works,), {"now": property(lambda self: clock())})(
+    return type("Kit", (SchedulerKit,), {"now": property(lambda self: clock())})(
         store, clock, SchedulerRules(capacity=Capacity(fixed=90), ordering=Ordering())
     )
 
