@@ -67,7 +67,7 @@ def test_a_map_goes_to_the_whole_cluster(machines):
 
 def test_a_run_that_is_cancelled_ends_its_node_on_the_cluster(machines, tmp_path):
     log = tmp_path / "log"
-    g = penstock.Graph("cancelled")
+    g = penstock.Graph("canceled")
     g.add(calls.until_cancelled, name="node", lane="cluster", inputs={"path": penstock.Const(str(log))})
     with penstock.GraphExecutor(compute=1, cluster=TERMS) as executor:
         run = executor.submit(g.compile())

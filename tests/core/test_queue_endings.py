@@ -1,4 +1,4 @@
-"""How calls leave the dispatch queue: cancelled, lost, settled, closed (DQ-5 to DQ-8), and how long they waited (DQ-10)."""
+"""How calls leave the dispatch queue: canceled, lost, settled, closed (DQ-5 to DQ-8), and how long they waited (DQ-10)."""
 
 from __future__ import annotations
 
@@ -53,22 +53,20 @@ def test_a_cancelled_call_in_flight_gives_its_slot_back_when_its_worker_is_ended
     assert scene.counts == (1, 0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    "ended", ["settled", "cancelled", "cancelled in flight", "evicted", "lost", "cleared"]
-)
+@pytest.mark.parametrize("ended", ["settled", "canceled", "canceled in flight", "evicted", "lost", "cleared"])
 def test_a_call_ends_once(make_scene, ended):
     scene = make_scene(depth=1, policy=Policy.DROP_OLDEST, max_attempts=1)
     scene.start("a")
     match ended:
         case "settled":
             scene.settle("a")
-        case "cancelled in flight":
+        case "canceled in flight":
             scene.cancel("a")
         case "lost":
             scene.lose("a", blame="a")
     scene.enter("b")
     match ended:
-        case "cancelled":
+        case "canceled":
             scene.cancel("b")
         case "evicted":
             scene.enter("c")
@@ -76,7 +74,7 @@ def test_a_call_ends_once(make_scene, ended):
             scene.clear()
     before = scene.everything()
 
-    assert scene.cancel("b" if ended in {"cancelled", "evicted", "cleared"} else "a") is None
+    assert scene.cancel("b" if ended in {"canceled", "evicted", "cleared"} else "a") is None
     assert before == scene.everything()
 
 
@@ -173,7 +171,7 @@ def test_a_call_that_a_dead_worker_had_not_begun_is_requeued_as_often_as_it_take
 # DQ-7: completions
 
 
-@pytest.mark.parametrize("stage", ["pending again", "in flight again", "settled again", "cancelled again"])
+@pytest.mark.parametrize("stage", ["pending again", "in flight again", "settled again", "canceled again"])
 def test_a_stale_completion_changes_nothing(make_scene, stage):
     scene = make_scene(in_flight=1, depth=1)
     scene.start("a")
@@ -184,7 +182,7 @@ def test_a_stale_completion_changes_nothing(make_scene, stage):
         scene.take()
     if stage == "settled again":
         scene.settle("a")
-    if stage == "cancelled again":
+    if stage == "canceled again":
         scene.cancel("a")
     before = scene.everything()
 

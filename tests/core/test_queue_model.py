@@ -57,7 +57,7 @@ def test_the_queue_does_what_the_model_does_and_everything_ends_once(limits, pum
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(int(32 * SOAK)))
 def test_it_does_so_for_as_long_as_one_likes(seed):
-    """Now this and now that happens more often, so that long lines form, are cancelled, and come back from crashes."""
+    """Now this and now that happens more often, so that long lines form, are canceled, and come back from crashes."""
     dice = random.Random(seed)
     limits = QueueLimits(
         max_in_flight=dice.choice([1, 2, 4, 8]),

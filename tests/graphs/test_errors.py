@@ -178,7 +178,7 @@ def test_the_nodes_beside_an_error_are_told(executor):
 
     def thread():
         started.release()
-        while not this_run().cancelled:
+        while not this_run().canceled:
             threading.Event().wait(0.001)
         stopped.append("thread")
         this_run().check()

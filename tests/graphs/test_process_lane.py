@@ -48,7 +48,7 @@ def forever(marker):
 def look():
     run = current_run()
     assert run is not None
-    return run.node, run.remaining is not None, run.cancelled
+    return run.node, run.remaining is not None, run.canceled
 
 
 @pytest.fixture

@@ -239,7 +239,7 @@ def test_inside_a_node_the_run_can_be_seen(executor):
 
     def look():
         run = this_run()
-        return run.node, dict(run.env), run.remaining is not None and 0 < run.remaining <= 60, run.cancelled
+        return run.node, dict(run.env), run.remaining is not None and 0 < run.remaining <= 60, run.canceled
 
     async def look_async():
         return look()

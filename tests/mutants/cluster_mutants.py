@@ -35,7 +35,7 @@ MUTANTS = [
         ("tests/cluster/test_cluster_pool.py::test_a_running_call_sees_its_cancel_and_keeps_its_worker",),
     ),
     Mutant(
-        "cluster: a cancelled call that no worker has is run all the same",
+        "cluster: a canceled call that no worker has is run all the same",
         "penstock/cluster/workers.py",
         "ClusterWorkers.stop_call",
         "            self._inbox.remove(call)\n",

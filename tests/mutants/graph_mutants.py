@@ -502,7 +502,7 @@ MUTANTS = [
         ("tests/graphs/test_trace.py",),
     ),
     Mutant(
-        "graph: whoever awaits is cancelled with the run",
+        "graph: whoever awaits is canceled with the run",
         "penstock/pools/future.py",
         "LazyFuture.__await__",
         "        return self.result()\n\n",

@@ -30,7 +30,7 @@ MUTANTS = [
         ("tests/core/test_errors.py",),
     ),
     Mutant(
-        "errors: a cancelled call is no CancelledError",
+        "errors: a canceled call is no CancelledError",
         "penstock/core/errors.py",
         "CallCanceled",
         "class CallCanceled(CallEnded, CancelledError):",
@@ -38,7 +38,7 @@ MUTANTS = [
         ("tests/core/test_errors.py",),
     ),
     Mutant(
-        "errors: a cancelled call cancels the task",
+        "errors: a canceled call cancels the task",
         "penstock/core/errors.py",
         "",
         "from concurrent.futures import CancelledError\n",

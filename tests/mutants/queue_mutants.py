@@ -414,7 +414,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "queue: a cancelled place stays reserved",
+        "queue: a canceled place stays reserved",
         "penstock/core/calls/queue.py",
         "DispatchQueue.cancel",
         "                self.reserved -= 1\n                phase",
@@ -450,7 +450,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "queue: cancelled calls are dispatched",
+        "queue: canceled calls are dispatched",
         "penstock/core/calls/queue.py",
         "DispatchQueue._pop_pending",
         "            ticket = queue.popleft()\n            if ticket.stage is PENDING:",
@@ -522,7 +522,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "queue: the outcome of a cancelled call counts",
+        "queue: the outcome of a canceled call counts",
         "penstock/core/calls/queue.py",
         "DispatchQueue.settle",
         "        return stage is IN_FLIGHT\n",
@@ -534,7 +534,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "queue: a cancelled call in flight gives its slot away at once",
+        "queue: a canceled call in flight gives its slot away at once",
         "penstock/core/calls/queue.py",
         "DispatchQueue.cancel",
         "                ticket.stage = ENDING\n",
@@ -546,7 +546,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "queue: a cancelled call never gives its slot back",
+        "queue: a canceled call never gives its slot back",
         "penstock/core/calls/queue.py",
         "DispatchQueue.settle",
         "        if stage is not IN_FLIGHT and stage is not ENDING:",
@@ -558,7 +558,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "queue: a cancelled call whose worker is ended never gives its slot back",
+        "queue: a canceled call whose worker is ended never gives its slot back",
         "penstock/core/calls/queue.py",
         "DispatchQueue.lose",
         "            if ticket.stage is ENDING:\n                ticket.stage = SETTLED\n                self.in_flight -= 1\n            elif",
@@ -570,7 +570,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "queue: a cancelled pending call keeps its place",
+        "queue: a canceled pending call keeps its place",
         "penstock/core/calls/queue.py",
         "DispatchQueue.cancel",
         "                self.pending -= 1\n                phase",
@@ -606,7 +606,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "queue: what has ended can be cancelled",
+        "queue: what has ended can be canceled",
         "penstock/core/calls/queue.py",
         "DispatchQueue.cancel",
         "            case _:\n                return None\n",
@@ -618,7 +618,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "queue: the cancelled are never swept out",
+        "queue: the canceled are never swept out",
         "penstock/core/calls/queue.py",
         "DispatchQueue._sweep",
         "        if len(queue) > 2 * alive + 32:",

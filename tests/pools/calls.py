@@ -85,7 +85,7 @@ def fork(path, then="return"):
     if then == "exit":
         sys.exit(3)
     if then == "look":
-        return penstock.current_call().cancelled
+        return penstock.current_call().canceled
     return "copy"
 
 
@@ -112,7 +112,7 @@ def leave(code):
 def until_cancelled(path):
     mark(path, "began")
     call = penstock.current_call()
-    while not call.cancelled:
+    while not call.canceled:
         time.sleep(0.001)
     mark(path, "saw it")
 

@@ -68,7 +68,7 @@ def until_canceled(began: Path) -> None:
     call = current_call()
     assert call is not None
     began.touch()
-    while not call.cancelled:
+    while not call.canceled:
         time.sleep(0.001)
 
 

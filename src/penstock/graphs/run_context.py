@@ -79,7 +79,7 @@ class RunContext:
         return None if self._run.deadline is None else max(0.0, self._run.deadline - clock())
 
     @property
-    def cancelled(self) -> bool:
+    def canceled(self) -> bool:
         """
         Whether the result of this node is not wanted any more: the run was canceled, ran out of time, or
         another node failed. A node that checks now and then, and returns, gives its worker back.
@@ -112,7 +112,7 @@ class _RemoteRun:
         if self.deadline is not None and clock() >= self.deadline:
             return RunStatus.DEADLINE
         call = current_call()
-        return RunStatus.CANCELED if call is not None and call.cancelled else None
+        return RunStatus.CANCELED if call is not None and call.canceled else None
 
     def cancel(self, reason: str | None = None) -> bool:
         raise BadCall(

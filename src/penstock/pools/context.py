@@ -33,7 +33,7 @@ class CallContext:
     _look: Callable[[], bool] = field(repr=False)
 
     @property
-    def cancelled(self) -> bool:
+    def canceled(self) -> bool:
         """Whether this call was canceled. A function that checks in time keeps its worker alive."""
         return self._look()
 

@@ -124,7 +124,7 @@ class Call(Ticket, Future[R], Generic[R]):
     def cancel(self, reason: str | None = None) -> bool:
         """
         End the call wherever it is. Unlike the standard Future this also works while it runs: the caller is
-        released now, the function can see it (`current_call().cancelled`), and its worker is ended after a
+        released now, the function can see it (`current_call().canceled`), and its worker is ended after a
         grace period.
         """
         return self.call_queue.cancel(self, reason) or self.cancelled()

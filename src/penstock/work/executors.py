@@ -403,7 +403,7 @@ class ProcessChannel:
 
     @property
     def canceled(self) -> bool:
-        return self._stopped or (self._call is not None and self._call.cancelled)
+        return self._stopped or (self._call is not None and self._call.canceled)
 
     @property
     def yielding(self) -> bool:

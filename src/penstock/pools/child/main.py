@@ -3,7 +3,7 @@ The worker process.
 
 One thread reads, runs and replies; there is no second one to hand work to or to contend with. It still
 notices a cancel while a function runs: the pool raises a counter in a shared page, which costs nothing to
-check before each call and whenever the function reads `current_call().cancelled`; only if it changed is the
+check before each call and whenever the function reads `current_call().canceled`; only if it changed is the
 pipe read.
 
 The same page says which call runs now. It survives the process, so the pool knows which of the calls in the

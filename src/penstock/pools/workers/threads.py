@@ -16,7 +16,7 @@ second thread. So once calls have been short for a while, a *watchdog* is activa
 If a call turns out to be long, the watchdog settles the calls that ended before it and wakes threads for
 those behind it. So neither is delayed by more than a millisecond or two.
 
-A thread cannot be ended from outside: a canceled call that does not check `current_call().cancelled` keeps
+A thread cannot be ended from outside: a canceled call that does not check `current_call().canceled` keeps
 its slot until it returns, so that the pool never runs more calls than its limit.
 """
 
