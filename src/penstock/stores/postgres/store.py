@@ -215,7 +215,10 @@ class PostgresStore(PostgresReads):
             session, ("old_ended_jobs", {"before": before, "most": limit, "seen": seen})
         )
         while sheets:
-            listed = [(batch, at, no) for batch, at, jobs in sheets for no in jobs]
+            # By number among jobs of one moment, as in the other stores: a batch has them in the order of its changes.
+            listed = sorted(
+                ((batch, at, no) for batch, at, jobs in sheets for no in jobs), key=lambda job: job[1:]
+            )
             done_with |= {batch for batch, *_ in sheets}
             while listed and len(old) < limit:  # some may have been revived since they were listed
                 piece, listed = listed[: limit - len(old)], listed[limit - len(old) :]
