@@ -10,6 +10,7 @@ import pytest
 from tests.waiting import until
 
 from penstock.core.errors import StoreFailed
+from penstock.core.jobs.batching import HELD, SOON
 from penstock.core.jobs.end_rules import EndReason
 from penstock.library import job_runner as crew_file
 from penstock.library.job_runner import JobRunner
@@ -85,7 +86,7 @@ def test_a_batch_that_is_half_through_is_told_whole(job_runner, told):
 
     assert job_runner.step(10**9) > 10**9
     assert [] == told
-    job_runner.step(10**9 + crew_file.HELD)
+    job_runner.step(10**9 + HELD)
     assert [["first", "second"]] == told
 
 
@@ -105,7 +106,7 @@ def test_a_ring_does_not_split_a_batch_that_is_on_its_way(job_runner, told):
     job_runner._waiting["second"] = SimpleNamespace(claimed_at=given)
     job_runner._finish(first, DONE)
 
-    assert given < job_runner.step(given + 1) <= given + 1 + crew_file.SOON
+    assert given < job_runner.step(given + 1) <= given + 1 + SOON
     assert [] == told
     job_runner.executors.rouse.assert_not_called()
 
@@ -115,15 +116,15 @@ def test_a_batch_that_does_not_come_back_soon_is_told_as_far_as_it_is_and_wakes_
     first, job_runner._took_at = running(job_runner, "first"), given
     job_runner._waiting["second"] = SimpleNamespace(claimed_at=given)
     job_runner._finish(first, DONE)
-    job_runner._far = False
-    job_runner.step(given + crew_file.SOON)
+    job_runner._far, job_runner._commit_cost = False, 0
+    job_runner.step(given + SOON)
 
     assert [["first"]] == told
     job_runner.executors.rouse.assert_called_once()
 
 
 def test_functions_that_take_long_are_told_of_by_halves(job_runner, told):
-    job_runner._far, job_runner._mean_sec = False, 1.0
+    job_runner._far, job_runner._commit_cost, job_runner._mean_sec = False, 0, 1.0
     first, job_runner._took_at = running(job_runner, "first"), 10**9
     job_runner._waiting["second"] = SimpleNamespace(claimed_at=10**9)
     job_runner._finish(first, DONE)

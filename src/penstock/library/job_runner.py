@@ -17,9 +17,10 @@ from threading import Condition, Lock, get_ident
 from typing import Any, Final
 
 from penstock.core.errors import Refused
+from penstock.core.jobs.batching import AHEAD, EXPENSIVE, SOON, Batching, BatchPlan
 from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import MILLISECOND, SECOND, DispatchId, Moment, Span
+from penstock.core.jobs.types import SECOND, DispatchId, Moment, Span
 from penstock.library.attempt import JobAttempt
 from penstock.library.function import JobFunction
 from penstock.scheduler.dispatcher import WorkerKinds
@@ -32,23 +33,13 @@ __all__ = ["JobRunner"]
 
 log = logging.getLogger("penstock.library")
 
-#: So much work may wait for a thread; longer than a commit takes, shorter than anybody notices.
-AHEAD_SEC: Final = 0.02
-MOST_AHEAD: Final = 200
-MOST_AT_ONCE: Final = 500
-#: So many are not worth a commit of their own.
-FEW: Final = 32
 #: Then the other parts of the scheduler have their turn.
 MOST_EXCHANGES: Final = 8
 STALE: Final[Span] = 1 * SECOND
-#: Functions below this are gone before a second thread is awake.
-BRIEF_SEC: Final = 0.0005
-#: The longest that something that has ended waits for the other half of its batch.
-SOON: Final[Span] = 5 * MILLISECOND
-#: The same where a commit is dear and functions are brief, so that a batch that is half through is not told in two.
-HELD: Final[Span] = 20 * MILLISECOND
-#: At least so long a stop waits for a claim that is being written.
-LANDING_SEC: Final = 0.5
+#: How long the driver waits for brief functions that are about to end.
+LAST_SEC: Final = 0.00025
+#: At least this long a stop waits for a claim that is being written.
+CLAIM_SEC: Final = 0.5
 
 
 class JobRunner:
@@ -79,7 +70,7 @@ class JobRunner:
         self._waiting: dict[DispatchId, JobAttempt] = {}
         self.running: dict[DispatchId, JobAttempt] = {}
         self._over: deque[tuple[JobAttempt, Outcome]] = deque()
-        self._mean_sec = AHEAD_SEC  # of a run, lately; a guess until the first has ended
+        self._mean_sec = AHEAD / SECOND  # of a function, lately; a guess until the first has ended
         self._guessed = True
         self._closing = False
         self._rung = False
@@ -95,6 +86,9 @@ class JobRunner:
         #: Held during a claim, by the driver or beside a submit, from counting the room until what was claimed is in it.
         self._claiming = Lock()
         self.executors = executors(self._begin, self._finish)
+        self._batching = Batching(workers, self.executors.ahead)
+        #: Of a store that others share, a commit costs round trips.
+        self._commit_cost = EXPENSIVE if far else 0
 
     def join(self, job_service: JobService, ring: Callable[[], None]) -> None:
         """The desk is made with its parts, of which this is one: so it comes after."""
@@ -105,12 +99,11 @@ class JobRunner:
     def step(self, now: Moment) -> Moment:
         self._rung = False
         self._give_back_stale()
-        if self._waiting:
-            if now >= self._took_at + SOON:
-                self.executors.rouse()
-            held = self._took_at + (HELD if self._far and self._brief else SOON)
-            if self._in_one and now < held:
-                return min(now + SOON, held)  # rung by our own commit; the last of the batch will ring
+        plan = self._plan(now, taken_at=self._took_at)
+        if plan.wake:
+            self.executors.rouse()
+        if plan.again_at is not None and not (plan.report or plan.claim):
+            return plan.again_at  # woken by a commit of its own; the last of the batch wakes it again
         looked, self._looked = self._looked, False
         if not self._over and looked:
             return now + (SOON if self._waiting else self._tick)
@@ -160,7 +153,7 @@ class JobRunner:
     def _wait_for_the_last(self) -> None:
         """Brief functions that are still running will have ended before a commit for them alone could be sent."""
         if self._far and self._brief and 0 < len(self._over) < len(self.running) and not self._waiting:
-            time.sleep(BRIEF_SEC / 2)
+            time.sleep(LAST_SEC)
 
     def _exchange(self, *, here: bool = False) -> int:
         """
@@ -176,10 +169,11 @@ class JobRunner:
                 if self._far:  # the next exchange is written in this thread: what the last one brought must not wait for it
                     ready, brought = brought, []
                     self._take(ready)
-                over = self._ended(len(brought))
+                plan = self._plan(self._now(), brought=len(brought))
+                over = list(itertools.islice(self._over, plan.report))
                 reports = [EndReport(a.facts.dispatch_id, *outcome) for a, outcome in over]
-                room = self._free + len(over) + self._ahead() - len(brought)
-                if room <= 0 or self._closing or not self._functions:
+                room = plan.claim
+                if not room or self._closing or not self._functions:
                     self._settled(over, self._job_service.end_many(reports) if over else [])
                     break
                 landing = self._job_service.exchange_soon(
@@ -236,17 +230,23 @@ class JobRunner:
             self._claiming.release()
 
     def settle(self) -> None:
-        while over := self._ended():
+        while over := list(itertools.islice(self._over, self._plan(self._now()).report)):
             self._settled(
                 over,
                 self._job_service.end_many([EndReport(a.facts.dispatch_id, *outcome) for a, outcome in over]),
             )
 
-    def _ended(self, brought: int = 0) -> list[tuple[JobAttempt, Outcome]]:
-        most = len(self.running) + len(self._waiting) + brought
-        if not self._in_one:
-            most //= 2
-        return list(itertools.islice(self._over, min(MOST_AT_ONCE, max(FEW, most))))
+    def _plan(self, now: Moment, *, brought: int = 0, taken_at: Moment = 0) -> BatchPlan:
+        """`brought`: claimed attempts that the executor has not been given yet."""
+        return self._batching.plan(
+            now,
+            free=self._free - brought,
+            waiting=len(self._waiting),
+            ended=len(self._over),
+            mean_run=self._mean,
+            commit_cost=self._commit_cost,
+            taken_at=taken_at,
+        )
 
     def _settled(
         self, over: list[tuple[JobAttempt, Outcome]], answers: Sequence[JobState | Refused | None]
@@ -266,23 +266,12 @@ class JobRunner:
                 self._idle.notify_all()
 
     @property
-    def _brief(self) -> bool:
-        return self._mean_sec < BRIEF_SEC
+    def _mean(self) -> Span:
+        return int(self._mean_sec * SECOND)
 
     @property
-    def _in_one(self) -> bool:
-        """
-        Whether all that is in flight is reported together. Else one half runs while the other is written; but brief functions would
-        only take the interpreter away from the writer, and where a commit is dear there should be few.
-        """
-        return self._far or self._brief
-
-    def _ahead(self) -> int:
-        if self._mean_sec >= AHEAD_SEC:
-            return 0
-        return min(
-            MOST_AHEAD, int(self.executors.ahead * self._workers * AHEAD_SEC / max(self._mean_sec, 1e-6))
-        )
+    def _brief(self) -> bool:
+        return self._batching.brief(self._mean)
 
     def _give_back_stale(self) -> None:
         if self._waiting:
@@ -317,10 +306,9 @@ class JobRunner:
         if outcome is STOPPED or outcome == STOPPED:
             outcome = Outcome(EndReason.GRACEFUL_SHUTDOWN)
         self._over.append((attempt, outcome))
-        # Where nothing waits behind it, at once; else when the part is full.
-        in_one = self._far or self._mean_sec < BRIEF_SEC
-        enough = not self._waiting if in_one else len(self._over) >= len(self._waiting)
-        if not self._rung and enough:
+        if not self._rung and self._batching.is_full(
+            len(self._waiting), len(self._over), self._mean, self._commit_cost
+        ):
             self._rung = True
             self._ring()
 
@@ -331,7 +319,7 @@ class JobRunner:
         self._closing = True
         until = time.monotonic() + timeout
         # What is being claimed is seen below, and nothing is claimed after it. Bounded, because a commit may hang.
-        if self._claiming.acquire(timeout=max(timeout, LANDING_SEC)):
+        if self._claiming.acquire(timeout=max(timeout, CLAIM_SEC)):
             self._claiming.release()
         while True:
             self._give_back(list(self._waiting.values()))
