@@ -10,7 +10,7 @@ import pytest
 from penstock.client import leases as holds_module
 from penstock.client.leases import ActiveLease, ActiveLeases, Heartbeater, LeaseTimer
 from penstock.core.errors import JobStopped, StaleDispatch, Unreachable
-from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.types import EndReason
 from penstock.wire import HeartbeatAnswer
 from penstock.work.context import JobContext, JobFacts
 

@@ -22,8 +22,8 @@ from penstock.core.errors import (
     Unavailable,
     Unreachable,
 )
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import EndReason
 from penstock.wire import Ended, ProblemDetails
 from penstock.work.context import CurrentJob, JobContext, JobFacts
 from penstock.work.outcome import DONE, RELEASED, STOPPED, Outcome

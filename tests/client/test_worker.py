@@ -13,7 +13,7 @@ from tests.waiting import LONG, until
 from penstock import AccessDenied, JobStopped, Unavailable
 from penstock.client import Worker
 from penstock.core.errors import StaleDispatch
-from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.types import EndReason
 
 #: The longest that a request for jobs may wait.
 WHOLE_POLL_SEC = 60.0

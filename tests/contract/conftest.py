@@ -10,11 +10,10 @@ import pytest
 
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering, Placement, run_round
-from penstock.core.jobs.retry import Schedules
-from penstock.core.jobs.types import SECOND
+from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import Admit, Apply, Depth, Query, Renew, Submit, Terms, committed
 
 T0 = 1_900_000_000 * SECOND

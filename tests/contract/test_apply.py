@@ -6,12 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.jobs import changes
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.end_rules import Counters, DispatchPhase
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.retry import Counters
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import MINUTE, SECOND
+from penstock.core.jobs.types import MINUTE, SECOND, EndReason
 from penstock.stores.api import Apply, Complete, CompletedDispatch, Query, committed
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.jobs import changes
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
-from penstock.core.jobs.types import SECOND
+from penstock.core.jobs.end_rules import DispatchPhase
+from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import Apply, committed
 
 GRACE = 15 * SECOND

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.jobs.end_rules import EndReason
-from penstock.core.jobs.types import HOUR, SECOND
+from penstock.core.jobs.types import HOUR, SECOND, EndReason
 from penstock.stores.api import Shift, committed
 
 from .conftest import OF_ONE_HOST

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.types import EndReason
 from penstock.stores.api import Query
 
 

@@ -10,9 +10,8 @@ import pytest
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import SECOND, AddonId
 from penstock.stores.api import Depth, Submit, committed
-from penstock.stores.sqlite.socket_names import SocketNames
 from penstock.stores.sqlite.store import SqliteStore
-from penstock.stores.sqlite.wakeups import present
+from penstock.stores.sqlite.wakeups import SocketNames, present
 
 JOB = Intent(addon_id=AddonId("a"), job_type="t")
 

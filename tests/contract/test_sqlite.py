@@ -17,12 +17,11 @@ from msgspec.structs import replace
 from penstock.core.errors import DispatcherHeld, QueueFull, SchemaNewer, StoreFailed
 from penstock.core.jobs.admission import AdmissionLimits, Conditions
 from penstock.core.jobs.changes import end
-from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering, Placement, RoundResult, run_round
-from penstock.core.jobs.retry import Schedules
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import SECOND
+from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import (
     Admit,
     Apply,
@@ -38,7 +37,7 @@ from penstock.stores.api import (
 )
 from penstock.stores.common.statements import migrations
 from penstock.stores.sqlite import connection
-from penstock.stores.sqlite.health import Presence
+from penstock.stores.sqlite.connection import Presence
 from penstock.stores.sqlite.reads import found
 from penstock.stores.sqlite.store import SqliteStore
 

@@ -16,7 +16,7 @@ from penstock.core.errors import StoreFailed  # noqa: E402
 from penstock.core.jobs.intent import Intent  # noqa: E402 - after importorskip
 from penstock.core.jobs.types import SECOND  # noqa: E402
 from penstock.stores.api import Depth, Query, Submit, committed  # noqa: E402
-from penstock.stores.sqlite import health  # noqa: E402
+from penstock.stores.sqlite import connection as health  # noqa: E402
 from penstock.stores.sqlite.store import SqliteStore  # noqa: E402
 
 T0 = 1_900_000_000 * SECOND

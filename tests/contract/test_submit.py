@@ -7,10 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import KeyConflict, QueueFull
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import SECOND, Constraint, RunWhen
+from penstock.core.jobs.types import SECOND, Constraint, EndReason, RunWhen
 from penstock.stores.api import Depth, Query, Receipt, Submit, committed
 
 NAMES = st.text("abc:/-.", min_size=1, max_size=12)

@@ -20,9 +20,9 @@ from penstock.core.jobs.ordering import Ordering, Placement, run_round
 from penstock.core.jobs.types import Constraint, RunWhen
 from penstock.stores.api import Admit, Depth, Query, Submit, Terms, committed
 from penstock.stores.sqlite import submit_relay
-from penstock.stores.sqlite.socket_names import SocketNames
 from penstock.stores.sqlite.store import SqliteStore
 from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, SubmitRelayServer
+from penstock.stores.sqlite.wakeups import SocketNames
 
 T0 = 1_900_000_000_000_000
 JOB = Intent(addon_id="a", job_type="t")

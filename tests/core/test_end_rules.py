@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 
 from penstock.core.errors import IllegalMove
-from penstock.core.jobs.end_rules import END_RULES, DispatchPhase, EndReason, replaces, resolve_end
-from penstock.core.jobs.retry import Counters, Schedules
+from penstock.core.jobs.end_rules import END_RULES, Counters, DispatchPhase, Schedules, replaces, resolve_end
 from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import EndReason
 
 LIVE = [DispatchPhase.RESERVED, DispatchPhase.LEASED, DispatchPhase.ENDING]
 SPENT = Counters(crash=5, unavailable=5, error=0, start=0)

@@ -7,16 +7,18 @@ import json
 import pytest
 from tests.poison import RAISING, RETURNING
 
-from penstock.core.json_text import json_text, parsed, storable_json
 from penstock.core.text import (
     MAX_ERROR,
     error_line,
     error_text,
     is_storable,
+    json_text,
+    parsed,
     safe_repr,
     safe_str,
     shortened,
     storable,
+    storable_json,
 )
 
 

@@ -4,10 +4,10 @@ from itertools import product
 
 import pytest
 
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason, resolve_end
+from penstock.core.jobs.end_rules import DispatchPhase, resolve_end
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.tracker import Effect, Graces, Step, Tracker, end_of_exit
-from penstock.core.jobs.types import SECOND
+from penstock.core.jobs.types import SECOND, EndReason
 
 T0 = 1_000 * SECOND
 GRACES = Graces(cancel=10 * SECOND, term=5 * SECOND, kill=8 * SECOND)

@@ -15,11 +15,10 @@ import time
 from threading import Thread
 
 from penstock.core.errors import PenstockError
-from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
-from penstock.core.jobs.retry import Schedules
-from penstock.core.jobs.types import SECOND
+from penstock.core.jobs.types import SECOND, EndReason
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.flow.parallel import Settled, parallel_limit
+from penstock.flow.parallel import parallel_limit
+from penstock.flow.pullers import Settled
 
 pytestmark = pytest.mark.usefixtures("no_task_is_left")
 

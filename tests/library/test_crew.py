@@ -11,7 +11,7 @@ from tests.waiting import until
 
 from penstock.core.errors import StoreFailed
 from penstock.core.jobs.batching import HELD, SOON
-from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.types import EndReason
 from penstock.library import job_runner as crew_file
 from penstock.library.job_runner import JobRunner
 from penstock.work.executors import ThreadExecutor

@@ -14,8 +14,7 @@ from tests.library.conftest import SOURCES
 from tests.pages import run_examples
 from tests.waiting import until
 
-from penstock.library.options import Options
-from penstock.library.settings import LibrarySettings
+from penstock.library.options import LibrarySettings, Options
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "jobs.md"

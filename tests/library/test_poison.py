@@ -11,7 +11,7 @@ from tests.poison import NOT_FINITE, POISONS, STATES, STORED
 from tests.waiting import LONG
 
 import penstock
-from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.types import EndReason
 
 
 def as_coroutine(function):

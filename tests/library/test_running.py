@@ -15,8 +15,7 @@ from tests.waiting import LONG, until
 
 import penstock
 from penstock.core.jobs import changes
-from penstock.core.jobs.end_rules import EndReason
-from penstock.core.jobs.types import HOUR, SECOND
+from penstock.core.jobs.types import HOUR, SECOND, EndReason
 from penstock.library.heartbeats import Heartbeats
 from penstock.scheduler.service import Driver
 from penstock.stores.api import Apply, Shift, committed

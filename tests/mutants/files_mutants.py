@@ -87,7 +87,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: tables that a killed first start has not made are examined",
-        "penstock/stores/sqlite/health.py",
+        "penstock/stores/sqlite/connection.py",
         "first_problem",
         "for table in (table for table in TABLES if table in there):",
         "for table in TABLES:",

@@ -95,7 +95,7 @@ MUTANTS = [
     ),
     Mutant(
         "simulation: a key makes two jobs one",
-        "penstock/simulation/load.py",
+        "penstock/simulation/play.py",
         "_plain",
         "        idempotency_key=None,\n",
         "",
@@ -103,7 +103,7 @@ MUTANTS = [
     ),
     Mutant(
         "simulation: a job that never started is in time",
-        "penstock/simulation/figures.py",
+        "penstock/simulation/play.py",
         "_is_late",
         "(outcome.started is None or outcome.started > deadline)",
         "(outcome.started is not None and outcome.started > deadline)",
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "chaos: a job that is gone is not missed",
-        "penstock/chaos/checks.py",
+        "penstock/chaos/kill_loop.py",
         "_lost",
         '            yield f"{job_id} is gone"',
         "            continue",
@@ -119,7 +119,7 @@ MUTANTS = [
     ),
     Mutant(
         "chaos: a fence may stay as it is",
-        "penstock/chaos/checks.py",
+        "penstock/chaos/kill_loop.py",
         "_fences",
         "if int(fence) <= last.get(job_id, 0):",
         "if int(fence) < last.get(job_id, 0):",
@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     Mutant(
         "chaos: units are counted once too few",
-        "penstock/chaos/checks.py",
+        "penstock/chaos/kill_loop.py",
         "_overfull",
         "if len(held) * COST > UNITS:",
         "if len(held) * COST > 2 * UNITS:",

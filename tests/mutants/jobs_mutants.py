@@ -7,7 +7,7 @@ from tests.mutants.planting import Mutant
 MUTANTS = [
     Mutant(
         "jobs: what comes back is not compared",
-        "penstock/library/arguments.py",
+        "penstock/library/function.py",
         "Arguments.encode",
         "            if not _same(value, getattr(back, name)):\n",
         "            if False:\n",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         "jobs: a default is written down with the call",
-        "penstock/library/arguments.py",
+        "penstock/library/function.py",
         "Arguments._bound",
         "bind(*args, **kwargs).arguments",
         "bind(*args, **kwargs).arguments | {p.name: p.default for p in self._signature.parameters.values() if p.default is not p.empty and p.name not in kwargs}",

@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         "poison: NaN is written as null",
-        "penstock/core/json_text.py",
+        "penstock/core/text.py",
         "checked_json",
         '    if b"null" in text:\n',
         "    if False:\n",

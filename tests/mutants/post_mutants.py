@@ -135,7 +135,7 @@ MUTANTS = [
     ),
     Mutant(
         "post: nobody knows where a start was told",
-        "penstock/stores/sqlite/batch.py",
+        "penstock/stores/sqlite/changes.py",
         "_lease",
         "phase, n + 2, batch, now, now,",
         "phase, n + 2, None, now, now,",

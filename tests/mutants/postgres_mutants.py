@@ -159,7 +159,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: ours is committed for the caller",
-        "penstock/stores/postgres/caller_transaction.py",
+        "penstock/stores/postgres/submit.py",
         "borrowed",
         "    if not con.autocommit and con.info.transaction_status == TransactionStatus.IDLE:\n",
         "    if con.closed:\n",
@@ -167,7 +167,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a refusal leaves half of ours",
-        "penstock/stores/postgres/caller_transaction.py",
+        "penstock/stores/postgres/submit.py",
         "borrowed",
         "    with con.transaction():\n",
         "    if True:\n",
@@ -295,7 +295,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a submit overtakes what was handed in before",
-        "penstock/stores/postgres/batchers.py",
+        "penstock/stores/postgres/store.py",
         "SubmitBatcher._take_pass",
         "if self._closed or not self.idle:",
         "if self._closed:",
@@ -455,7 +455,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: what is forgotten is still told",
-        "penstock/stores/common/trail.py",
+        "penstock/stores/common/rows.py",
         "forget",
         " or told[_JOB_ID] in gone else",
         " else",

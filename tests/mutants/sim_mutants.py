@@ -159,7 +159,7 @@ MUTANTS = [
     ),
     Mutant(
         "sim: an addon's run is put back at the start",
-        "penstock/scheduler/recovery.py",
+        "penstock/scheduler/maintenance.py",
         "_settle",
         "for d in batch if d.dispatch_id in gone]",
         "for d in batch]",
@@ -167,7 +167,7 @@ MUTANTS = [
     ),
     Mutant(
         "sim: what our runner ran keeps its lease after a start",
-        "penstock/scheduler/recovery.py",
+        "penstock/scheduler/maintenance.py",
         "recover",
         "frozenset(survivors(here)) if",
         "frozenset(d for d in survivors(here) if not d) if",
@@ -175,7 +175,7 @@ MUTANTS = [
     ),
     Mutant(
         "sim: its processes live on after a start",
-        "penstock/scheduler/recovery.py",
+        "penstock/scheduler/maintenance.py",
         "recover",
         "gone = frozenset(survivors(here)) if survivors is not None and here else frozenset[DispatchId]()",
         'gone = frozenset(d.dispatch_id for d in here if d.worker.startswith("runner:"))',
@@ -183,7 +183,7 @@ MUTANTS = [
     ),
     Mutant(
         "sim: a lease gets no time for the downtime",
-        "penstock/scheduler/recovery.py",
+        "penstock/scheduler/maintenance.py",
         "_settle",
         "    prolonged = committed(store, Apply(given_time))\n",
         "    prolonged = [True for _ in given_time]\n",
@@ -327,7 +327,7 @@ MUTANTS = [
     ),
     Mutant(
         "sim: a result is lost among many",
-        "penstock/stores/sqlite/batch.py",
+        "penstock/stores/sqlite/changes.py",
         "complete",
         "        if result is None:\n",
         "        if True:\n",

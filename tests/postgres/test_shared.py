@@ -14,7 +14,7 @@ from penstock import Scheduler
 from penstock.cli.main import cli
 from penstock.cli.top import _numbers
 from penstock.core.errors import StoreFailed
-from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.types import EndReason
 from penstock.settings import BadSettings, describe, load
 from penstock.stores.opening import open_postgres, shown
 from penstock.stores.postgres.store import PostgresStore

@@ -14,7 +14,7 @@ from penstock.stores.api import Depth, Query, Submit, committed
 from penstock.stores.common.group_commit import GroupCommit
 from penstock.stores.postgres import submit as postgres_forms
 from penstock.stores.postgres import submit as postgres_submit
-from penstock.stores.postgres.database import PipelineConnection
+from penstock.stores.postgres.pipeline import PipelineConnection
 
 
 @pytest.fixture

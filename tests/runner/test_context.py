@@ -13,8 +13,7 @@ import pytest
 
 from penstock import current_job
 from penstock.core.errors import NotFound
-from penstock.core.jobs.end_rules import EndReason
-from penstock.core.jobs.types import SECOND
+from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import SetAddon, committed
 from tests import SOURCES
 from tests.waiting import LONG, alive, until

@@ -12,10 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.core.jobs.end_rules import EndReason
-from penstock.core.jobs.retry import Schedules
+from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.tracker import Graces
-from penstock.core.jobs.types import SECOND
+from penstock.core.jobs.types import SECOND, EndReason
 from penstock.runner import Leftovers
 from penstock.runner.process_tree import RUNNER_MARK, children, look, marked
 from penstock.stores.api import SetAddon, committed

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.tracker import Graces
-from penstock.core.jobs.types import SECOND
+from penstock.core.jobs.types import SECOND, EndReason
 from penstock.runner.output import OutputCleaner
 from tests.waiting import LONG, alive, until
 

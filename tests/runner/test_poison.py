@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.types import EndReason
 from penstock.runner import Functions
 from tests.poison import NOT_FINITE, POISONS, STATES, STORED
 

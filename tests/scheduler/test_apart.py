@@ -9,10 +9,10 @@ import psycopg
 import pytest
 
 from penstock.core.errors import NotWritten
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import EndReason
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.errors import BadIntent, IllegalMove, NotFound, StaleDispatch
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.types import SECOND
+from penstock.core.jobs.types import SECOND, EndReason
 from penstock.scheduler.dispatcher import WorkerKinds
 
 

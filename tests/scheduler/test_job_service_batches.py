@@ -5,8 +5,8 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 from penstock.core.errors import NotFound, Refused, StaleDispatch
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.types import EndReason
 from penstock.stores.api import Admit
 
 

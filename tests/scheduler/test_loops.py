@@ -7,10 +7,9 @@ from threading import Event
 
 import pytest
 
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.load import Capacity, QuietState, Reading
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import HOUR, MINUTE, SECOND
+from penstock.core.jobs.types import HOUR, MINUTE, SECOND, EndReason
 from penstock.stores.api import Query
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.errors import StaleDispatch
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
-from penstock.core.jobs.types import MINUTE, SECOND
-from penstock.scheduler.recovery import recover, workers_named
+from penstock.core.jobs.end_rules import DispatchPhase
+from penstock.core.jobs.types import MINUTE, SECOND, EndReason
+from penstock.scheduler.maintenance import recover, workers_named
 from penstock.scheduler.service import SchedulerService
 
 OURS = workers_named("runner:")

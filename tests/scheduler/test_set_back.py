@@ -95,7 +95,7 @@ def test_a_retry_is_due_when_it_was_if_the_clock_is_set_while_the_scheduler_runs
 
 
 def test_a_retry_is_due_when_it_was_if_the_clock_is_set_back_while_no_scheduler_runs(kit):
-    from penstock.scheduler.recovery import recover
+    from penstock.scheduler.maintenance import recover
 
     job_id = failing(kit)
     kit.later(-3 * 3600)
@@ -109,7 +109,7 @@ def test_a_retry_is_due_when_it_was_if_the_clock_is_set_back_while_no_scheduler_
 
 
 def test_a_start_after_a_pause_shifts_nothing(kit):
-    from penstock.scheduler.recovery import recover
+    from penstock.scheduler.maintenance import recover
 
     job_id = failing(kit)
     due = kit.store.job(job_id).not_before

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.jobs.admission import AdmissionLimits
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.spending import Budget
-from penstock.core.jobs.types import HOUR, SECOND
+from penstock.core.jobs.types import HOUR, SECOND, EndReason
 from penstock.stores.api import Renew, committed
 
 DAY = 24 * HOUR

@@ -16,19 +16,28 @@ from typing import Any
 
 from penstock.core.errors import Refused
 from penstock.core.jobs.admission import AdmissionLimits, Caps
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.spending import Budget
 from penstock.core.jobs.states import FINAL, SETTLED, JobState
-from penstock.core.jobs.types import HOUR, MINUTE, SECOND, AddonId, Constraint, DispatchId, JobId, Moment
+from penstock.core.jobs.types import (
+    HOUR,
+    MINUTE,
+    SECOND,
+    AddonId,
+    Constraint,
+    DispatchId,
+    EndReason,
+    JobId,
+    Moment,
+)
 from penstock.scheduler.budgets import BudgetEnforcer
 from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.host_load import HostLoad
 from penstock.scheduler.job_service import JobService
-from penstock.scheduler.maintenance import Maintenance
-from penstock.scheduler.recovery import put_in_order, recover
+from penstock.scheduler.maintenance import Maintenance, put_in_order, recover
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.stores.api import Depth, Operation, Query, Receipt, SetAddon, Store, committed

@@ -21,8 +21,6 @@ from penstock.scheduler.private_files import private_directory
 from penstock.scheduler.service import Driver
 from penstock.stores.api import Apply, Store, committed
 
-__all__ = ["AlertTargets", "Alerting"]
-
 log = logging.getLogger("penstock.alerts")
 
 

@@ -23,8 +23,6 @@ from typing import Any, Final
 from penstock.alerts.delivery import Message, MessageRefused, ReceiverAway, Stopped
 from penstock.core.jobs.types import Moment
 
-__all__ = ["CommandReceiver"]
-
 _WITHIN: Final = 30.0
 _KEPT: Final = 1_000  # characters of its output, for the log
 _VARIABLE: Final = 4_000

@@ -24,8 +24,6 @@ from penstock.core.jobs.alerts import LONGEST_PAUSE, pause
 from penstock.core.jobs.types import HOUR, Moment, seconds
 from penstock.scheduler.private_files import private_directory, replace_file
 
-__all__ = ["Message", "MessageRefused", "Messenger", "ReceiverAway", "Spool", "Stopped", "Target"]
-
 log = logging.getLogger("penstock.alerts")
 
 _ENDING: Final = ".json"

@@ -24,8 +24,6 @@ from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, JobId, M
 from penstock.scheduler.private_files import replace_file
 from penstock.stores.api import Store
 
-__all__ = ["UNDELIVERED", "Receivers", "TrailReader"]
-
 log = logging.getLogger("penstock.alerts")
 
 #: The kind of an alert about an alert. It is in the log and the trail, but no receiver gets it: it could fail

@@ -31,8 +31,6 @@ from penstock.core.jobs.alerts import refusal
 from penstock.core.jobs.types import SECOND, Moment
 from penstock.scheduler.private_files import Unsafe, private_file, replace_file
 
-__all__ = ["Webhook", "secrets_in", "signatures"]
-
 _WITHIN: Final = 5.0
 _ANSWER: Final = 64 * 1024
 _PREFIX: Final = "whsec_"

@@ -5,7 +5,6 @@ RS-4).
 
 from __future__ import annotations
 
-from penstock.chaos.checks import PromiseCheck, check_promises
-from penstock.chaos.kill_loop import Aftermath, KillLoop
+from penstock.chaos.kill_loop import Aftermath, KillLoop, PromiseCheck, check_promises
 
 __all__ = ["Aftermath", "KillLoop", "PromiseCheck", "check_promises"]

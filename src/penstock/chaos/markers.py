@@ -16,8 +16,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Marker", "marks"]
-
 
 class Marker(NamedTuple):
     what: str  # began, ended, or beside: another attempt of the job was alive

@@ -21,7 +21,6 @@ from penstock.core.jobs.states import JobState
 if TYPE_CHECKING:
     from penstock import JobFunction, Scheduler
 
-__all__ = ["bench"]
 
 _BULK = 1_000
 

@@ -15,8 +15,6 @@ from penstock.cli.session import CliSession, passes
 if TYPE_CHECKING:
     from penstock import wire
 
-__all__ = ["cancel", "edit", "retry"]
-
 
 @click.command()
 @click.option(

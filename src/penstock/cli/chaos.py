@@ -11,8 +11,6 @@ import click
 from penstock.cli.db import opened
 from penstock.cli.session import FAILED, CliSession, passes
 
-__all__ = ["chaos"]
-
 
 @click.command()
 @click.option(

@@ -16,8 +16,6 @@ from penstock.cli.printing import echo
 from penstock.cli.session import UNREACHABLE, CliSession, fail, passes
 from penstock.cli.tables import Column, table
 
-__all__ = ["load_settings", "login", "pair", "settings", "stop", "up"]
-
 
 def _config(command: Any) -> Any:
     command = click.option(

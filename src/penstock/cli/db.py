@@ -16,8 +16,6 @@ from penstock.stores.api import Apply, committed
 if TYPE_CHECKING:
     from penstock.stores.api import Store
 
-__all__ = ["db", "opened"]
-
 
 @click.group()
 def db() -> None:

@@ -23,8 +23,6 @@ from penstock.cli.session import CliSession, passes
 if TYPE_CHECKING:
     from penstock.settings import Settings
 
-__all__ = ["Finding", "doctor"]
-
 
 class Finding(NamedTuple):
     """`level`: ok, note (worth knowing), bad (must be fixed)."""

@@ -19,7 +19,6 @@ from penstock.client.signals import interruptible
 if TYPE_CHECKING:
     from penstock import wire
 
-__all__ = ["events", "logs", "run", "wait"]
 
 _OPEN = frozenset({"QUEUED", "DISPATCHING", "RUNNING"})
 _TIMEOUT = 124

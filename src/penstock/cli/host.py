@@ -14,8 +14,6 @@ from penstock.cli.tables import Column, table
 from penstock.core.jobs.spending import SpendMark
 from penstock.wire import AddonInfo, KnownHost
 
-__all__ = ["addons", "capacity", "drain", "hosts", "pause", "resume", "undrain"]
-
 
 @click.command()
 @passes

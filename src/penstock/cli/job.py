@@ -7,8 +7,6 @@ import click
 from penstock.runner.job import __doc__ as usage
 from penstock.runner.job import main
 
-__all__ = ["job"]
-
 
 def _help() -> str:
     """The module's docstring; `\\b` keeps click from filling the paragraph that is a table."""

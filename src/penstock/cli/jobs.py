@@ -14,7 +14,6 @@ from penstock.cli.tables import Column, state_text, table
 if TYPE_CHECKING:
     from penstock import wire
 
-__all__ = ["explain", "ls", "show", "standing"]
 
 _STATES = ("QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CANCELED")
 

@@ -22,8 +22,6 @@ import click
 
 from penstock.cli.session import CliSession, explain_error
 
-__all__ = ["VERBS", "cli", "main"]
-
 #: verb: where it is, and what `--help` says before anything is loaded.
 VERBS: Final = {
     "up": ("daemon", "start the scheduler: daemon, HTTP API and page"),

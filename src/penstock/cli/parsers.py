@@ -20,7 +20,6 @@ from penstock.core.jobs.types import Priority
 if TYPE_CHECKING:
     from penstock.client.client import Client
 
-__all__ = ["ADDON", "DURATION", "HOST", "JOB", "PRIORITY", "WHEN", "age", "short", "span"]
 
 _UNITS: Final = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _PRIORITIES: Final = tuple(name.lower() for name in Priority.NAMES)

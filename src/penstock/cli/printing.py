@@ -12,8 +12,6 @@ from typing import Any, Final
 
 import click
 
-__all__ = ["echo", "output", "printable", "printed"]
-
 #: All but tab and line feed: C0, DEL, C1, and what turns the direction of writing round.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 #: Colours of a job's own output are harmless, and a lone carriage return is how programs show progress.

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from penstock.client.client import Client
     from penstock.core.errors import PenstockError
 
-__all__ = ["EXITS", "FAILED", "UNREACHABLE", "CliSession", "explain_error", "fail", "passes"]
 
 FAILED: Final = 1
 EXITS: Final = {"DONE": 0, "FAILED": 1, "CANCELED": 6, "BLOCKED": 7}

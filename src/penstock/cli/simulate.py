@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from penstock.settings import Settings
     from penstock.simulation import Arrival, Figures
 
-__all__ = ["simulate"]
-
 
 @click.command()
 @click.option("--set", "flags", multiple=True, metavar="KEY=VALUE", help="A setting to try; may be repeated.")

@@ -12,9 +12,7 @@ import click
 from penstock.cli.parsers import ADDON, DURATION, PRIORITY, WHEN, short
 from penstock.cli.printing import echo
 from penstock.cli.session import CliSession, passes
-from penstock.core.json_text import parsed
-
-__all__ = ["described", "fields_of", "submit"]
+from penstock.core.text import parsed
 
 F = TypeVar("F", bound=Callable[..., Any])
 

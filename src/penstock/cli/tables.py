@@ -15,8 +15,6 @@ from rich.text import Text
 
 from penstock.cli.printing import printable
 
-__all__ = ["COLORS", "Column", "state_text", "table"]
-
 COLORS: Final = {
     "QUEUED": "white", "DISPATCHING": "yellow", "RUNNING": "cyan", "DONE": "green",
     "FAILED": "red", "BLOCKED": "magenta", "CANCELED": "bright_black",

@@ -12,8 +12,6 @@ from penstock.cli.session import CliSession, passes
 from penstock.cli.tables import Column, table
 from penstock.wire import Scope
 
-__all__ = ["token"]
-
 SCOPES = tuple(str(scope) for scope in Scope)
 
 

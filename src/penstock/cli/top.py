@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from penstock import wire
     from penstock.client.client import Client
 
-__all__ = ["Top", "top"]
 
 _SHOWN = 200
 

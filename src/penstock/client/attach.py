@@ -22,8 +22,6 @@ from penstock.graphs.executor import GraphExecutor
 from penstock.graphs.trace import LaneBars
 from penstock.telemetry.registry import Registered, TaskSnapshot, registered
 
-__all__ = ["Attachment", "attach"]
-
 log = logging.getLogger("penstock.client")
 
 #: What the scheduler takes of one program.

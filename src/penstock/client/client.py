@@ -16,15 +16,11 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, structs
 
 from penstock import wire
-from penstock.client.stream import EventStream
-from penstock.client.transport import Transport, from_answer, local_url, token_of
+from penstock.client.transport import EventStream, Transport, from_answer, local_url, token_of
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.states import JobState
-from penstock.core.json_text import refuse_not_finite
-from penstock.core.text import safe_str
+from penstock.core.text import refuse_not_finite, safe_str
 from penstock.work.json_codec import json_of
-
-__all__ = ["Client"]
 
 Answer = TypeVar("Answer", bound=Struct)
 

@@ -1,11 +1,15 @@
 """
-The functions of a worker, and the call of one with the payload of its job.
+The functions of an SDK worker, and the call of one with the payload of its job, here or in a worker process.
 
-A payload that is an object becomes keyword arguments, a list positional ones, null none, any other value the one
-argument. The context is the first argument of a function whose first parameter is annotated `JobContext`, or has no
-annotation and is called `job` or `ctx`.
+A payload that is an object becomes keyword arguments, a list positional ones, null none, any other value the
+one argument. The context is the first argument of a function whose first parameter is annotated `JobContext`,
+or has no annotation and is called `job` or `ctx`.
+
+A worker process can be ended and cannot starve the heartbeats. It reports progress, spending and checkpoints
+to the scheduler by a client of its own.
 """
 
+#: Of the lease: from the stop to the end of the process. With it the process is gone before the lease is.
 from __future__ import annotations
 
 import inspect
@@ -13,13 +17,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from penstock.core.jobs.types import DispatchId, Moment
+from penstock.client.client import Client
+from penstock.client.leases import ActiveLease
+from penstock.core.jobs.types import DispatchId, Moment, Money
 from penstock.wire import ClaimedJob
 from penstock.work.context import CurrentJob, JobFacts, takes_context
+from penstock.work.executors import RemoteCall, RemoteOutcome, run_in_process
 from penstock.work.json_codec import plain
 from penstock.work.outcome import call_with
-
-__all__ = ["Handler", "JobHandler", "facts_of"]
 
 Handler: TypeAlias = Callable[..., Any]
 _CONTEXT_NAMES: Final = ("job", "ctx")
@@ -62,3 +67,49 @@ class JobHandler:
                 return call_with(self.function, context, {})
             case value:
                 return call_with(self.function, (*context, value), {})
+
+
+_GRACE: Final = 0.1
+
+
+def grace_sec(lease: ActiveLease) -> float:
+    return max(0.1, lease.timer.ttl * _GRACE)
+
+
+class RemoteCalls:
+    """Makes the calls that run attempts in worker processes."""
+
+    def __init__(self, client: Client) -> None:
+        self._url, self._token = client.url, client.token
+
+    def __call__(self, lease: ActiveLease, yield_file: str) -> RemoteCall:
+        return RemoteCall(_run, (lease.function, lease.facts, yield_file, self._url, self._token))
+
+
+def _run(handler: JobHandler, facts: JobFacts, yield_file: str, url: str, token: str) -> RemoteOutcome:
+    reports = _Reports(facts, url, token)
+    try:
+        return run_in_process(handler.invoke, facts, yield_file, reports)
+    finally:
+        reports.close()
+
+
+class _Reports:
+    def __init__(self, facts: JobFacts, url: str, token: str) -> None:
+        self._facts, self._url, self._token = facts, url, token
+        self._client: Client | None = None
+
+    def __call__(self, progress: float | None, spent: Money | None, checkpoint: str | None) -> bool:
+        if self._client is None:
+            self._client = Client(self._url, token=self._token)
+        answer = self._client.heartbeat(
+            self._facts.dispatch_id,
+            progress=progress,
+            spent=None if spent is None else spent / 1_000_000,
+            checkpoint=None if checkpoint is None else checkpoint.encode(),
+        )
+        return not answer.cancel
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()

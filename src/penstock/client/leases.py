@@ -27,18 +27,6 @@ from penstock.wire import HeartbeatAnswer
 from penstock.work.context import JobFacts
 from penstock.work.executors import InvokedFunction
 
-__all__ = [
-    "AT_RISK",
-    "BEAT",
-    "ActiveLease",
-    "ActiveLeases",
-    "HeartbeatCalls",
-    "Heartbeater",
-    "LeaseTimer",
-    "News",
-    "monotonic",
-]
-
 AT_RISK: Final = 0.66
 #: Of the lease: so often it is renewed. One beat may be lost without anybody noticing.
 BEAT: Final = 0.3

@@ -15,12 +15,10 @@ from msgspec import Raw
 from penstock.client.leases import ActiveLease
 from penstock.client.transport import error_of
 from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable, Unreachable
-from penstock.core.jobs.end_rules import EndReason
+from penstock.core.jobs.types import EndReason
 from penstock.core.text import safe_str, storable
 from penstock.wire import Ended, Failure, OutcomeReport
 from penstock.work.outcome import RELEASED, Outcome
-
-__all__ = ["ReportCalls", "Reporter"]
 
 log = logging.getLogger("penstock.worker")
 

@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["heard", "interruptible"]
-
 _HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Means nothing to anybody here, and with a handler it wakes whoever waits in a system call.
 _NUDGE = signal.SIGURG

@@ -1,17 +1,20 @@
-"""Where a daemon and its clients meet when nobody says otherwise. Both sides ask here, so they cannot disagree.
-
-What the scheduler refuses over HTTP is raised here as the same error that the library raises in process: who catches
-StaleDispatch or QueueFull need not know which of the two it talks to.
-
-Every error that came as problem+json has its fields: `status`, `title`, `hint`, `problems`, `retry_after_sec`, and what the error knows by name.
-
+"""
 HTTP/1.1 over TCP, TLS or a Unix socket, with connections that are kept, for any number of threads.
 
-What may be sent twice is decided by the caller, for only it knows what the request does. A request that certainly did not arrive
-is sent again in any case: nobody answered the door.
+Daemon and clients find their default address here, so they cannot disagree. A refusal of the scheduler
+becomes the same error that the library raises: code that catches StaleDispatch or QueueFull need not know
+which of the two it talks to. An error that came as problem+json has its fields: `status`, `title`, `hint`,
+`problems`, `retry_after_sec`, and what the error knows by name.
+
+The caller decides which requests may be sent twice, because only the caller knows what a request does. A
+request that certainly did not arrive is sent again in any case.
+
+A stream of server-sent events is an iterator that outlives its connections. The next connection begins after
+the last event that was handed out, so no event is missed and none comes twice.
 """
 
 #: Between tries: at first at once, for a kept connection may simply have been closed; then at leisure.
+#: The server says something at least every so often; silence for longer means that the connection is dead.
 from __future__ import annotations
 
 import select
@@ -22,25 +25,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import msgspec
 
+from penstock import wire
 from penstock.core import errors
 from penstock.core.errors import AccessDenied, PenstockError, Refused, Unavailable, Unreachable
 from penstock.wire import ProblemDetails
-
-__all__ = [
-    "Reply",
-    "Transport",
-    "config_file",
-    "data_dir",
-    "error_of",
-    "from_answer",
-    "local_url",
-    "token_of",
-]
 
 
 def data_dir(environ: Mapping[str, str]) -> Path:
@@ -285,3 +278,76 @@ def _seconds(header: str | None) -> float | None:
         return None if header is None else float(header)
     except ValueError:
         return None
+
+
+SILENCE: Final = 60.0
+PAUSES: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+class EventStream:
+    """Iterate, and `close()` from anywhere to end the iteration. `give_up_after`: seconds without a connection; None: never."""
+
+    def __init__(
+        self, transport: Transport, path: str, after: int | None, *, give_up_after: float | None = 30.0
+    ) -> None:
+        self._transport, self._path, self._give_up_after = transport, f"{wire.PREFIX}/{path}", give_up_after
+        self.last_seen = after
+        self._connection: HTTPConnection | None = None
+        self.closed = False
+
+    def __iter__(self) -> Iterator[wire.EventInfo]:
+        heard_at, turn = time.monotonic(), 0
+        while not self.closed:
+            try:
+                for number, event in self._read(self._open()):
+                    heard_at, turn, self.last_seen = time.monotonic(), 0, number
+                    yield event
+            except (OSError, HTTPException, Unavailable) as error:
+                if not self.closed and self._too_long(heard_at):
+                    raise Unreachable(f"the stream of events was lost: {error}", sent=True) from error
+            finally:
+                self._drop()
+            if not self.closed:
+                time.sleep(PAUSES[min(turn, len(PAUSES) - 1)])
+                turn += 1
+
+    def _too_long(self, heard_at: float) -> bool:
+        return self._give_up_after is not None and time.monotonic() - heard_at > self._give_up_after
+
+    def _open(self) -> HTTPResponse:
+        headers = {} if self.last_seen is None else {"Last-Event-ID": str(self.last_seen)}
+        self._connection, answer = self._transport.stream(self._path, headers, SILENCE)
+        if answer.status >= 400:
+            raise from_answer(answer.status, answer.read())
+        return answer
+
+    def _read(self, answer: HTTPResponse) -> Iterator[tuple[int, wire.EventInfo]]:
+        said: dict[bytes, bytes] = {}
+        for line in iter(answer.readline, b""):
+            name, colon, value = line.rstrip(b"\r\n").partition(b":")
+            if name:
+                said[name] = value.removeprefix(b" ")
+            elif (
+                not colon
+            ):  # an empty line ends an event; one that begins with a colon only says that somebody is there
+                if b"data" in said:
+                    yield int(said[b"id"]), msgspec.json.decode(said[b"data"], type=wire.EventInfo)
+                said = {}
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        self.closed = True
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with suppress(OSError):
+                connection.sock.shutdown(2)  # wakes whoever reads from it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

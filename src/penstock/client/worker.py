@@ -25,17 +25,14 @@ from threading import Condition, Thread
 from typing import Final, TypedDict, TypeVar
 
 from penstock.client.client import Client
-from penstock.client.handlers import Handler, JobHandler, facts_of
+from penstock.client.handlers import Handler, JobHandler, RemoteCalls, facts_of, grace_sec
 from penstock.client.leases import ActiveLease, ActiveLeases, Heartbeater, LeaseTimer, monotonic
-from penstock.client.remote_calls import RemoteCalls, grace_sec
 from penstock.client.reporter import Reporter
 from penstock.client.signals import heard
 from penstock.core.errors import Unavailable
 from penstock.wire import ClaimAnswer, Ended, OutcomeReport
 from penstock.work.executors import JobExecutor, ProcessExecutor, ThreadExecutor
 from penstock.work.outcome import RELEASED, Outcome
-
-__all__ = ["Worker"]
 
 log = logging.getLogger("penstock.worker")
 F = TypeVar("F", bound=Handler)

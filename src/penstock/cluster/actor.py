@@ -23,13 +23,7 @@ import time
 from typing import Any, Final
 
 from penstock.pools.child import protocol
-from penstock.pools.child.call_target import (
-    CallTarget,
-    SetupFailed,
-    is_plain_result,
-    make_context,
-    unsendable,
-)
+from penstock.pools.child.main import CallTarget, SetupFailed, is_plain_result, make_context, unsendable
 from penstock.pools.child.protocol import pack_error
 from penstock.pools.context import CallContext, process_contexts
 from penstock.pools.timers import clock

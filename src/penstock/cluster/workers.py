@@ -41,8 +41,8 @@ from penstock.pools.context import never_block_here
 from penstock.pools.future import Call
 from penstock.pools.timers import Timer, call_at, clock
 from penstock.pools.workers.base import COLD, LIVE, Condition, SelfReporting
-from penstock.pools.workers.packing import PackedFunction, Packer
 from penstock.pools.workers.supervision import SupervisedWorkers
+from penstock.pools.workers.worker_process import PackedFunction, Packer
 
 if TYPE_CHECKING:
     from penstock.pools.options import WorkerOptions

@@ -45,40 +45,6 @@ from __future__ import annotations
 from concurrent.futures import CancelledError
 from typing import Any, ClassVar, Self
 
-__all__ = [
-    "AccessDenied",
-    "BadArgument",
-    "BadCall",
-    "BadIntent",
-    "CallCanceled",
-    "CallEnded",
-    "CallTimeout",
-    "DispatcherHeld",
-    "GraphError",
-    "IllegalMove",
-    "JobCanceled",
-    "JobFailed",
-    "JobStopped",
-    "KeyConflict",
-    "NodeFailed",
-    "NodeSkipped",
-    "NotFound",
-    "NotPicklable",
-    "NotWritten",
-    "OutcomeUnknown",
-    "PenstockError",
-    "PoolClosedError",
-    "QueueDropError",
-    "QueueFull",
-    "Refused",
-    "SchemaNewer",
-    "StaleDispatch",
-    "StoreFailed",
-    "Unavailable",
-    "Unreachable",
-    "WorkerCrashedError",
-]
-
 
 class PenstockError(Exception):
     """The fields are keyword arguments and attributes at once, so that a log line and a handler see the same."""

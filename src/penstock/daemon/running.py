@@ -28,21 +28,19 @@ from penstock.client.signals import heard
 from penstock.core.errors import DispatcherHeld, PenstockError, Unavailable
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import AddonId, seconds
-from penstock.daemon.logs import configure
+from penstock.daemon.telemetry import configure
 from penstock.runner import Functions, Leftovers, Runner, RunnerOptions
 from penstock.runner.runner import AFTER_STOP
 from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.dispatcher import FOR_EVER, WorkerKinds
 from penstock.scheduler.hosts import Introduction
 from penstock.scheduler.private_files import private_directory, replace_file
-from penstock.scheduler.pulling_workers import FOR_EVER, WorkerKinds
 from penstock.scheduler.service import SchedulerService
 from penstock.scheduler.users import account
 from penstock.server.listener import Config, Server, serve
 from penstock.settings import Settings
 from penstock.stores.api import SetAddon, committed
 from penstock.stores.opening import open_store, shown
-
-__all__ = ["EXIT_BUG", "EXIT_LATE", "EXIT_SETTINGS", "EXIT_UNAVAILABLE", "run", "run_program", "shares"]
 
 log = logging.getLogger("penstock.daemon")
 

@@ -16,7 +16,6 @@ from penstock.flow.pullers import OnError, Pullers, Settled, checked_errors, che
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["Flow", "Settled", "parallel_limit"]
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -15,14 +15,12 @@ from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.job import Dispatch, Event, Job, outcome_of, shown
 from penstock.core.jobs.states import SETTLED, JobState
 from penstock.core.jobs.types import JobId
-from penstock.library.arguments import Arguments
 from penstock.library.result_waiter import Ending
 from penstock.work.json_codec import plain
 
 if TYPE_CHECKING:
+    from penstock.library.function import Arguments
     from penstock.library.scheduler import Scheduler
-
-__all__ = ["JobHandle"]
 
 
 R = TypeVar("R")

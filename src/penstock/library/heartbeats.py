@@ -19,8 +19,6 @@ from penstock.library.attempt import JobAttempt
 from penstock.library.job_runner import JobRunner
 from penstock.stores.api import Store
 
-__all__ = ["Heartbeats"]
-
 log = logging.getLogger("penstock.library")
 
 QUICK_SEC: Final = 0.1

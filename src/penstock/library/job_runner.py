@@ -18,9 +18,8 @@ from typing import Any, Final
 
 from penstock.core.errors import Refused
 from penstock.core.jobs.batching import AHEAD, EXPENSIVE, SOON, Batching, BatchPlan
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import SECOND, DispatchId, Moment, Span
+from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, Span
 from penstock.library.attempt import JobAttempt
 from penstock.library.function import JobFunction
 from penstock.scheduler.dispatcher import WorkerKinds
@@ -28,8 +27,6 @@ from penstock.scheduler.job_service import EndReport, GrantedJob, JobService
 from penstock.stores.api import Grant
 from penstock.work.executors import JobExecutor
 from penstock.work.outcome import STOPPED, Outcome
-
-__all__ = ["JobRunner"]
 
 log = logging.getLogger("penstock.library")
 

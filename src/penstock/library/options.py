@@ -1,34 +1,48 @@
 """
-What `@scheduler.job(...)` and `.options(...)` take, in a program's own types, and the intent made of it.
+What a program may set: the options of a job function, the numbers of its scheduler, and where its jobs are.
 
-Shape and type are checked where the option is given, so the traceback points there; bounds are the intent's business.
+`JobOptions` is what `@scheduler.job(...)` and `.options(...)` take, in a program's own types, and makes the
+intent. Shape and type are checked where the option is given, so the traceback points there; the intent checks
+bounds. The numbers that `Scheduler` takes as keywords become rules; a program that needs more of them hands
+in `rules`. The location of the jobs is a file, a PostgreSQL database that several programs share, or memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import os
+import platform
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias, TypedDict
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.admission import AdmissionLimits, Caps
+from penstock.core.jobs.intent import LABEL, LABEL_WORDS, Intent
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.types import (
     SECOND,
     AddonId,
     Constraint,
+    HostId,
     Moment,
     Money,
     RunWhen,
+    Span,
     money_of,
     priority_of,
 )
-
-__all__ = ["JobOptions", "Options", "Seconds", "When", "moment", "money", "span_sec", "words"]
+from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.rules import LOCAL, SchedulerRules
+from penstock.stores.api import Depth, Store
+from penstock.stores.opening import is_address, open_store
 
 Seconds: TypeAlias = "int | float | timedelta"
 #: A moment with its time zone, or how far from now.
@@ -255,3 +269,168 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[str, Any], Any]]]] = {
     "cost_limit": ("cost_limit", _limit),
     "unit": ("unit", _text),
 }
+
+
+class LibrarySettings(TypedDict, total=False):
+    capacity: int | Literal["auto"]
+    labels: Sequence[str]
+    lease: Seconds
+    crash_retries: Sequence[Seconds]
+    unavailable_retries: Sequence[Seconds]
+    max_queued: int | None
+    max_concurrent: int | None
+    max_per_job: int | Mapping[str, int] | None
+    max_per_constraint: Mapping[str, int]
+    keep_settled: Seconds
+
+
+#: A program that submits to itself may queue as much as it likes, unless it sets `max_queued`.
+DEFAULT: Final = SchedulerRules(capacity=Capacity(fixed=100), depth=Depth())
+
+
+def make_rules(rules: SchedulerRules | None, given: Mapping[str, Any]) -> SchedulerRules:
+    if rules is not None:
+        if not isinstance(rules, SchedulerRules):
+            raise TypeError(f"rules is {rules!r}; it must be a penstock.scheduler.rules.SchedulerRules")
+        if given:
+            raise TypeError(f"{', '.join(given)} and rules say the same thing twice; put it into rules")
+        return rules
+    made = DEFAULT
+    for name, value in given.items():
+        if name not in _SETTERS:
+            raise TypeError(
+                f"{name!r} is not a setting of a Scheduler; there are {', '.join(_SETTERS)}, workers, kind, addon, stop_timeout, rules"
+            )
+        made = _SETTERS[name](made, name, value)
+    return made
+
+
+def _capacity(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
+    if value == "auto":
+        return replace(rules, capacity=Capacity())
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
+        raise ValueError(f"{name} is {value!r}; it must be 1..100 units, or 'auto'")
+    return replace(rules, capacity=Capacity(fixed=value))
+
+
+def _labels(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
+    labels = words(name, value)
+    if not all(map(LABEL.fullmatch, labels)):
+        raise ValueError(f"{name} is {value!r}; it must be a list of labels, each {LABEL_WORDS}")
+    return replace(rules, labels=labels)
+
+
+def _lease(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
+    span = _span(name, value)
+    if span < SECOND // 10:
+        raise ValueError(f"{name} is {value!r}; it must be at least 0.1 s, or no heartbeat could keep it")
+    return replace(rules, lease_for=span)
+
+
+def _crash(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
+    return replace(rules, schedules=replace(rules.schedules, crash=_spans(name, value)))
+
+
+def _unavailable(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
+    return replace(rules, schedules=replace(rules.schedules, unavailable=_spans(name, value)))
+
+
+def _max_queued(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
+    return replace(rules, depth=Depth(total=_count(name, value)))
+
+
+def _max_concurrent(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
+    return _with_caps(rules, concurrent=_count(name, value))
+
+
+def _max_per_job(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
+    if isinstance(value, Mapping):
+        return _with_caps(rules, types={job: _count(f"{name}[{job!r}]", most) for job, most in value.items()})
+    return _with_caps(rules, per_type=_count(name, value))
+
+
+def _max_per_constraint(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
+    known = Constraint(7).names
+    if not isinstance(value, Mapping) or not value.keys() <= set(known):
+        raise ValueError(f"{name} is {value!r}; it must be a dict with {', '.join(known)} as keys")
+    return _with_caps(
+        rules, constraints={word: _count(f"{name}[{word!r}]", most) for word, most in value.items()}
+    )
+
+
+def _keep(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
+    return replace(rules, retention=_span(name, value))
+
+
+_SETTERS: Final[dict[str, Callable[[SchedulerRules, str, Any], SchedulerRules]]] = {
+    "capacity": _capacity,
+    "labels": _labels,
+    "lease": _lease,
+    "crash_retries": _crash,
+    "unavailable_retries": _unavailable,
+    "max_queued": _max_queued,
+    "max_concurrent": _max_concurrent,
+    "max_per_job": _max_per_job,
+    "max_per_constraint": _max_per_constraint,
+    "keep_settled": _keep,
+}
+
+
+def _with_caps(rules: SchedulerRules, **fields: Any) -> SchedulerRules:
+    caps: Caps = replace(rules.limits.caps, **fields)
+    return replace(rules, limits=AdmissionLimits(caps, rules.limits.budgets))
+
+
+def _span(name: str, value: Any) -> Span:
+    return round(span_sec(name, value) * SECOND)
+
+
+def _spans(name: str, value: Any) -> tuple[Span, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}; it must be the delays before each retry, e.g. (60, 300)")
+    return tuple(_span(name, delay) for delay in value)
+
+
+def _count(name: str, value: Any) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1, or None")
+    return value
+
+
+MEMORY: Final = ":memory:"
+
+
+def location(where: Any) -> str:
+    if not isinstance(where, str | os.PathLike):
+        raise TypeError(f"{where!r} is not a path; {_GIVE}")
+    text = os.fspath(where)
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"{where!r} is not a path; {_GIVE}")
+    if isinstance(where, str) and is_address(text):
+        return text
+    scheme, separator, _ = text.partition("://")
+    if separator and isinstance(where, str):
+        raise ValueError(f"{scheme}:// is not supported; {_GIVE}")
+    return text if text == MEMORY else str(Path(text).absolute())
+
+
+_GIVE: Final = "give the file that holds the jobs, 'postgresql://...' or ':memory:'"
+
+
+def as_host(rules: SchedulerRules, place: str) -> SchedulerRules:
+    """
+    Where many share the jobs, each process is a host. A name that came again, as pids do in containers, would make a start put back what
+    its namesake is running; so it has a part that does not.
+    """
+    if not is_address(place) or rules.host != LOCAL:
+        return rules
+    name = HostId(f"{platform.node() or 'local'}-{os.getpid()}-{secrets.token_hex(3)}")
+    return replace(rules, host=name)
+
+
+def store_at(place: str, clock: SteadyClock, ordering: Ordering) -> Store:
+    if place == MEMORY:
+        from penstock.stores.memory.store import MemoryStore  # noqa: PLC0415  # only the store that is used
+
+        return MemoryStore(clock, ordering=ordering)
+    return open_store(place, clock, ordering)

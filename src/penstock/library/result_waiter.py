@@ -21,8 +21,6 @@ from penstock.core.jobs.states import SETTLED
 from penstock.core.jobs.types import JobId
 from penstock.stores.api import Store
 
-__all__ = ["Ending", "ResultWaiter"]
-
 log = logging.getLogger("penstock.library")
 
 POLL_SEC: Final = 1.0

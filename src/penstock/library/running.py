@@ -8,20 +8,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from penstock.library.attempt import JobAttempt
+from penstock.library.attempt import JobAttempt, grace_sec, remote_call
 from penstock.library.function import JobFunction
 from penstock.library.heartbeats import Heartbeats
 from penstock.library.job_runner import JobRunner
-from penstock.library.remote_calls import grace_sec, remote_call
 from penstock.scheduler.clock import SteadyClock
-from penstock.scheduler.recovery import workers_named
+from penstock.scheduler.maintenance import workers_named
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Store
 from penstock.work.executors import JobExecutor, ProcessExecutor, ThreadExecutor
 from penstock.work.outcome import Outcome
-
-__all__ = ["BackgroundWork", "RunningWork"]
 
 #: Threads end with their process, and so do its worker processes: what such a worker held when a scheduler starts is nobody's.
 WORKER: Final = "library:"

@@ -34,14 +34,23 @@ from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId
-from penstock.library.arguments import Arguments
-from penstock.library.function import JobFunction, place_of
+from penstock.library.function import Arguments, JobFunction, place_of
 from penstock.library.handle import JobHandle
-from penstock.library.location import MEMORY, as_host, location, store_at
-from penstock.library.options import JobOptions, Options, Seconds, moment, span_sec
+from penstock.library.options import (
+    MEMORY,
+    JobOptions,
+    LibrarySettings,
+    Options,
+    Seconds,
+    as_host,
+    location,
+    make_rules,
+    moment,
+    span_sec,
+    store_at,
+)
 from penstock.library.result_waiter import ResultWaiter
 from penstock.library.running import BackgroundWork, RunningWork
-from penstock.library.settings import LibrarySettings, make_rules
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
@@ -50,8 +59,6 @@ from penstock.stores.api import Query, Receipt, Store
 from penstock.stores.opening import is_address, shown
 from penstock.stores.sqlite.wakeups import present
 from penstock.work.context import JobContext
-
-__all__ = ["Scheduler"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -19,8 +19,6 @@ from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Admit, Apply, committed
 from penstock.work.outcome import Outcome
 
-__all__ = ["ActiveDispatch", "quarantine_units", "write_notes"]
-
 
 @dataclass(slots=True, eq=False)
 class ActiveDispatch:

@@ -24,14 +24,11 @@ from typing import Any, Final
 from penstock.core.errors import Refused, Unavailable
 from penstock.core.jobs.tracker import Tracker
 from penstock.core.jobs.types import Money, money_of
-from penstock.core.json_text import parsed, storable_json
-from penstock.core.text import storable, type_name
+from penstock.core.text import parsed, storable, storable_json, type_name
 from penstock.runner.attempts import ActiveDispatch
 from penstock.runner.frames import Frame
 from penstock.runner.io_loop import IoLoop
 from penstock.scheduler.job_service import Answer, JobService
-
-__all__ = ["ControlSocket", "RunRequests"]
 
 log = logging.getLogger("penstock.runner")
 

@@ -11,8 +11,6 @@ import socket
 from struct import Struct
 from typing import Any, Final, TypeAlias
 
-__all__ = ["MOST", "TICKET", "BadFrame", "Channel", "Frame", "Inbox", "pack"]
-
 Frame: TypeAlias = dict[str, Any]
 #: Bytes of one frame: a payload of 1,000,000 characters, whatever they are, and what is around it.
 MOST: Final = 8_000_000

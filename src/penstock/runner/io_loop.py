@@ -10,8 +10,6 @@ from threading import Lock
 from time import monotonic
 from typing import Protocol
 
-__all__ = ["IoLoop"]
-
 
 class Readable(Protocol):
     def fileno(self) -> int: ...

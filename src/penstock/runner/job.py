@@ -23,8 +23,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["main", "say"]
-
 _WRONG, _UNREACHABLE = 2, 69
 
 

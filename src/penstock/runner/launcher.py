@@ -21,8 +21,6 @@ from typing import NoReturn
 from penstock.runner.process_tree import become_subreaper, children, descendants, look, send
 from penstock.runner.warden import Warden
 
-__all__ = ["main"]
-
 _AGAIN_MS = 50
 _TIME_FOR_WARDENS = 3.0
 

@@ -22,9 +22,7 @@ from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.types import DispatchId
 from penstock.runner.output import Output
 from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, marked, send
-from penstock.scheduler.recovery import Survivors
-
-__all__ = ["WORKER", "Leftovers"]
+from penstock.scheduler.maintenance import Survivors
 
 log = logging.getLogger("penstock.runner")
 

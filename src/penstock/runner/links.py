@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from penstock.runner.payload import FunctionPayload
     from penstock.scheduler.users import SystemUser
 
-__all__ = ["CallMarker", "LauncherLink", "WardenLink", "WorkerLink", "page_file", "python_code"]
 
 _SIZE: Final = mmap.PAGESIZE
 _COUNT: Final = Struct("i")

@@ -33,16 +33,6 @@ from penstock.core.jobs.types import JobId
 if TYPE_CHECKING:
     from penstock.stores.api import Store
 
-__all__ = [
-    "STREAMS",
-    "Output",
-    "OutputCleaner",
-    "OutputLimits",
-    "OutputRecorder",
-    "Piece",
-    "fresh_folder",
-    "open_folder",
-]
 
 STREAMS: Final = ("stdout", "stderr", "log")
 _HEADER: Final = Struct("<BxxxIq")

@@ -19,22 +19,9 @@ from typing import Any, Final, TypeAlias
 
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.tracker import Graces
-from penstock.core.json_text import parsed
+from penstock.core.text import parsed
 from penstock.runner.output import OutputLimits
 from penstock.scheduler.users import SystemUser
-
-__all__ = [
-    "COMMAND",
-    "FUNCTION",
-    "JOB_TYPES",
-    "SHELL",
-    "CommandPayload",
-    "FunctionPayload",
-    "Functions",
-    "RunnerOptions",
-    "Work",
-    "read",
-]
 
 COMMAND: Final = "penstock.command"
 SHELL: Final = "penstock.shell"

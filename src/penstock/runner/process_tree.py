@@ -17,20 +17,6 @@ import signal
 from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple
 
-__all__ = [
-    "DISPATCH_MARK",
-    "RUNNER_MARK",
-    "TreeProcess",
-    "become_subreaper",
-    "children",
-    "descendants",
-    "die_with_the_parent",
-    "drop_ambient_capabilities",
-    "marked",
-    "no_new_privileges",
-    "send",
-]
-
 #: In the environment of everything that we start: which dispatch (or warm worker), and whose.
 DISPATCH_MARK: Final = "PENSTOCK_DISPATCH"
 RUNNER_MARK: Final = "PENSTOCK_RUNNER"

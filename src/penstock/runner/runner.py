@@ -19,10 +19,10 @@ from typing import Final, Self
 
 from penstock.core.errors import NotFound, Refused, Unavailable
 from penstock.core.jobs.changes import Note, Renewal, stop
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.tracker import Effect, Step, Tracker
-from penstock.core.jobs.types import SECOND, DispatchId, Moment, seconds
+from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, seconds
 from penstock.core.text import error_text
 from penstock.runner.attempts import ActiveDispatch, quarantine_units, write_notes
 from penstock.runner.control_socket import ControlSocket, RunRequests
@@ -38,8 +38,6 @@ from penstock.scheduler.job_service import Answer, EndReport, GrantedJob
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Apply, Renew, committed, committed_apart
 from penstock.work.outcome import Outcome
-
-__all__ = ["AFTER_STOP", "Runner"]
 
 log = logging.getLogger("penstock.runner")
 

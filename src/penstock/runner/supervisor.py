@@ -16,8 +16,8 @@ from functools import partial
 from secrets import token_hex
 from typing import Any
 
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.tracker import end_of_exit
+from penstock.core.jobs.types import EndReason
 from penstock.runner.attempts import ActiveDispatch
 from penstock.runner.frames import Frame
 from penstock.runner.io_loop import IoLoop
@@ -28,8 +28,6 @@ from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, marked, sen
 from penstock.runner.warm_workers import WarmWorkers
 from penstock.scheduler.users import SystemUser
 from penstock.work.outcome import RELEASED, Outcome
-
-__all__ = ["ProcessSupervisor"]
 
 log = logging.getLogger("penstock.runner")
 

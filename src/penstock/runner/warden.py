@@ -32,8 +32,6 @@ from penstock.runner.process_tree import (
     send,
 )
 
-__all__ = ["LIMITS", "Warden", "boot_time"]
-
 #: The last of stderr that goes with the report, for the error message.
 _LAST_WORDS: Final = 4_096
 #: How often a kill is repeated while something still lives: what was forking just then has finished forking.

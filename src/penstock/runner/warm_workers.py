@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from penstock.core.jobs.end_rules import EndReason
-from penstock.core.json_text import parsed, storable_json
-from penstock.core.text import safe_str
+from penstock.core.jobs.types import EndReason
+from penstock.core.text import parsed, safe_str, storable_json
 from penstock.runner.attempts import ActiveDispatch
 from penstock.runner.frames import Frame
 from penstock.runner.io_loop import IoLoop
@@ -25,8 +24,6 @@ from penstock.runner.links import WardenLink, WorkerLink
 from penstock.runner.payload import FunctionPayload, RunnerOptions
 from penstock.scheduler.users import SystemUser
 from penstock.work.outcome import DONE, MAX_RESULT, RELEASED, STOPPED, Outcome
-
-__all__ = ["WarmWorkers"]
 
 log = logging.getLogger("penstock.runner")
 

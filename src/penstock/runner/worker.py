@@ -29,8 +29,6 @@ from penstock.runner.links import CallMarker
 from penstock.work.context import CurrentJob, JobFacts, takes_context
 from penstock.work.outcome import call_with, run
 
-__all__ = ["main"]
-
 
 def main() -> None:
     # Taken away from the job: these are between us and the scheduler.

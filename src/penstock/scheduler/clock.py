@@ -13,8 +13,6 @@ from typing import Final
 
 from penstock.core.jobs.types import SECOND, Moment, Span
 
-__all__ = ["TOLERANCE", "SteadyClock", "comes_later"]
-
 #: What clocks differ by without having been set.
 TOLERANCE: Final[Span] = 2 * SECOND
 

@@ -1,8 +1,11 @@
 """
-Rounds: which jobs start on this host. A round is one `Admit` of the store.
+Rounds: which jobs start on this host, and which workers are present. A round is one `Admit` of the store.
 
-Jobs that workers claim in one step are left in the queue for them; all others are reserved, and their addon hears of it by the
-trail. `scheduler/pulling_workers.py` knows which workers are present.
+A round leaves a job in the queue if a present worker claims such jobs in one step: a reservation would only
+hold its units until the next claim. It reserves all other jobs, and their addon learns it from the trail. A
+worker that polls (two steps) sees reserved jobs only. Where workers of both kinds are present, the narrower
+request decides, and the poll on a tie: a claim without filters must not hide every addon's jobs from the
+workers that poll for them. A claim takes reserved jobs as well, so a claiming worker loses nothing by it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Lock
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -21,14 +24,11 @@ from penstock.core.jobs.explain import View
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.ordering import MOST_PICKS, AdmissionView, Placement, RoundResult, run_round
-from penstock.core.jobs.types import JobId, Moment, Span
+from penstock.core.jobs.types import OWN_TYPES, AddonId, JobId, Moment, Span
 from penstock.core.text import error_text
 from penstock.scheduler.host_load import HostLoad
-from penstock.scheduler.pulling_workers import PresentWorker, PullingWorkers, WorkerKinds
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Admit, Grant, Receipt, Store, Submit, committed
-
-__all__ = ["Dispatcher", "IdleWorker", "PullingWorkers", "ReservationCache", "WorkerKinds"]
 
 log = logging.getLogger("penstock.scheduler")
 
@@ -254,3 +254,74 @@ def _grants(admitted: Future[list[Grant]]) -> list[Grant]:
     if not isinstance(error, Unavailable):
         log.error("a claim beside a submit failed: %s", error_text(error))
     return []
+
+
+FOR_EVER: Final[Moment] = 1 << 62
+
+
+class WorkerKinds(NamedTuple):
+    """What a worker can run. No addon: any. No types: any but our own, which only who names them knows how to run."""
+
+    addon_id: AddonId | None = None
+    job_types: frozenset[str] = frozenset()
+    own: bool = False  # ours as well
+
+    def fits(self, admission_class: AdmissionClass) -> bool:
+        if self.addon_id not in (None, admission_class.addon_id):
+            return False
+        if self.job_types:
+            return admission_class.job_type in self.job_types
+        return self.own or not admission_class.job_type.startswith(OWN_TYPES)
+
+    @property
+    def narrowness(self) -> int:
+        """How many filters the worker names."""
+        return (self.addon_id is not None) + bool(self.job_types)
+
+
+class PresentWorker(NamedTuple):
+    """The workers present at one moment."""
+
+    claiming: list[WorkerKinds]
+    polling: list[WorkerKinds]
+
+    def claims(self, admission_class: AdmissionClass) -> bool:
+        """Whether such a job is left in line for a claim."""
+        if not self.polling or admission_class.job_type.startswith(OWN_TYPES):  # the runner claims those
+            return any(kinds.fits(admission_class) for kinds in self.claiming)
+        return _narrowest(self.claiming, admission_class) > _narrowest(self.polling, admission_class)
+
+
+def _narrowest(present: list[WorkerKinds], admission_class: AdmissionClass) -> int:
+    return max((kinds.narrowness for kinds in present if kinds.fits(admission_class)), default=-1)
+
+
+class PullingWorkers:
+    def __init__(self) -> None:
+        #: By request, until when its worker is expected to come again.
+        self._claiming: dict[WorkerKinds, Moment] = {}
+        self._polling: dict[WorkerKinds, Moment] = {}
+        self._lock = Lock()
+
+    def came(self, kinds: WorkerKinds, until: Moment) -> None:
+        """A worker claims such jobs in one step."""
+        with self._lock:
+            self._claiming[kinds] = max(until, self._claiming.get(kinds, until))
+
+    def polled(self, kinds: WorkerKinds, now: Moment = 0, *, until: Moment) -> bool:
+        """A worker polls for such jobs. True: it is new, and a claiming worker may have kept jobs from it."""
+        with self._lock:
+            new = self._polling.get(kinds, 0) <= now
+            self._polling[kinds] = max(until, self._polling.get(kinds, until))
+            return new and any(over > now for over in self._claiming.values())
+
+    def at(self, now: Moment) -> PresentWorker:
+        with self._lock:
+            self._claiming = {kinds: until for kinds, until in self._claiming.items() if until > now}
+            self._polling = {kinds: until for kinds, until in self._polling.items() if until > now}
+            return PresentWorker(list(self._claiming), list(self._polling))
+
+    def last_came_at(self, admission_class: AdmissionClass, fetch_for: Span) -> Moment | None:
+        with self._lock:
+            fitting = [until for kinds, until in self._claiming.items() if kinds.fits(admission_class)]
+        return max(fitting) - fetch_for if fitting else None

@@ -18,8 +18,6 @@ from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Receipt, Store
 
-__all__ = ["Explainer"]
-
 
 class Explainer:
     def __init__(self, store: Store, rules: SchedulerRules, dispatcher: Dispatcher) -> None:

@@ -27,8 +27,6 @@ from penstock.core.jobs.types import HOUR, MILLISECOND, SECOND, AddonId, Moment,
 from penstock.scheduler.probe import LoadProbe, Sample
 from penstock.scheduler.rules import SchedulerRules
 
-__all__ = ["HostLoad", "LoadSampler", "figures"]
-
 _LOAD_SEC: Final = 60.0
 
 

@@ -17,8 +17,6 @@ from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.version import VERSION
 from penstock.stores.api import LOST_FOR, RegisterHost, RemoveHost, Store, committed
 
-__all__ = ["HostRegistration", "Introduction"]
-
 #: How long a drain that somebody asked for elsewhere may go unheard.
 _LOOK: Final[Span] = 1 * SECOND
 

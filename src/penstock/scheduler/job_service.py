@@ -19,17 +19,16 @@ from penstock.core.errors import NotFound, NotWritten, Refused, StaleDispatch, U
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import Decision
 from penstock.core.jobs.changes import Change, Renewal
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.intent import AdmissionClass, Intent, check, check_all
 from penstock.core.jobs.job import Dispatch, Event, Job
 from penstock.core.jobs.ledger import EVERYTHING
 from penstock.core.jobs.ordering import AdmissionView, RoundResult, decide_standalone_lease
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import SECOND, AddonId, DispatchId, JobId, Money
+from penstock.core.jobs.types import SECOND, AddonId, DispatchId, EndReason, JobId, Money
 from penstock.core.jobs.viewer import Viewer
-from penstock.core.json_text import storable_json
-from penstock.core.text import error_text, storable, type_name
+from penstock.core.text import error_text, storable, storable_json, type_name
 from penstock.scheduler.budgets import BudgetEnforcer
 from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds
 from penstock.scheduler.explainer import Explainer
@@ -50,16 +49,6 @@ from penstock.stores.api import (
     committed,
     committed_apart,
 )
-
-__all__ = [
-    "Answer",
-    "EndReport",
-    "ExchangeAnswer",
-    "GrantedJob",
-    "JobService",
-    "YieldRequests",
-    "feed",
-]
 
 
 class YieldRequests:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from penstock.core.errors import PenstockError
 
-__all__ = ["Unsafe", "private_directory", "private_file", "replace_file", "secret_key"]
-
 
 class Unsafe(PenstockError):
     """A setting, a file or a directory that would let others in; the message says how to mend it."""

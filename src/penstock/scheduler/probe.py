@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-__all__ = ["Box", "LoadProbe", "Own", "Pids", "ProcessUse", "Sample"]
-
 #: The roots of the process trees that Penstock runs. A root that waits for its children also stands for those that have ended.
 Pids: TypeAlias = Callable[[], Iterable[int]]
 

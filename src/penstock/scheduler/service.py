@@ -18,20 +18,16 @@ from penstock.core.errors import Unavailable
 from penstock.core.jobs.types import SECOND, Moment, Span, seconds
 from penstock.scheduler.budgets import BudgetEnforcer
 from penstock.scheduler.clock import SteadyClock
-from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.host_load import HostLoad, LoadSampler
 from penstock.scheduler.hosts import HostRegistration, Introduction
 from penstock.scheduler.job_service import JobService, YieldRequests
-from penstock.scheduler.maintenance import Maintenance
+from penstock.scheduler.maintenance import Maintenance, Survivors, put_in_order, recover
 from penstock.scheduler.preemption import Preempter
 from penstock.scheduler.probe import LoadProbe, Pids
-from penstock.scheduler.pulling_workers import FOR_EVER, PullingWorkers, WorkerKinds
-from penstock.scheduler.recovery import Survivors, put_in_order, recover
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.stores.api import Clock, Store
-
-__all__ = ["Driver", "Part", "SchedulerService"]
 
 log = logging.getLogger("penstock.driver")
 

@@ -17,15 +17,12 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.job import Event, EventKind
-from penstock.core.jobs.types import SECOND, DispatchId, HostId, Moment, Span, seconds
+from penstock.core.jobs.types import SECOND, DispatchId, EndReason, HostId, Moment, Span, seconds
 from penstock.scheduler.clock import comes_later
 from penstock.scheduler.host_load import HostLoad
 from penstock.scheduler.job_service import feed
 from penstock.stores.api import Store
-
-__all__ = ["ENDS", "Frame", "Histogram", "LiveStats", "Second", "StatCounters", "percentiles"]
 
 ENDS: Final = frozenset(
     {EventKind.DONE, EventKind.FAILED, EventKind.REQUEUED, EventKind.CANCELED, EventKind.BLOCKED}

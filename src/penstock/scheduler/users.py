@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = ["NEEDED", "SystemUser", "account", "missing_capabilities"]
-
 #: By number: to become another user, to signal its processes, and to find those that a killed warden left.
 NEEDED: Final[Mapping[int, str]] = {
     5: "CAP_KILL",

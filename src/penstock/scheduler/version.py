@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Final
 
-__all__ = ["VERSION"]
-
 
 def _installed() -> str:
     try:

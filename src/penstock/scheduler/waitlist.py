@@ -26,8 +26,6 @@ from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import HOUR, SECOND, AddonId, Moment, seconds
 from penstock.stores.api import Depth, Receipt, Store, Submit
 
-__all__ = ["CommitSubmits", "SubmitWaitlist", "then"]
-
 T = TypeVar("T")
 
 #: Behind the wake-ups: a change by a process that sends none is seen this late.

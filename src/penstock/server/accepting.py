@@ -33,19 +33,6 @@ from penstock.scheduler.private_files import Unsafe
 from penstock.server.connection import ConnectionLimits, HttpConnection, refusal
 from penstock.server.problems import Forbidden
 
-__all__ = [
-    "LOOPBACK",
-    "ConnectionBudget",
-    "Exposure",
-    "Holder",
-    "MostConnections",
-    "Peers",
-    "SocketListener",
-    "check_exposure",
-    "check_request",
-    "most_connections",
-]
-
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _SAME: Final = frozenset({b"same-origin", b"none"})
 

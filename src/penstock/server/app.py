@@ -40,8 +40,6 @@ from penstock.server.routes import OPEN, ROUTES, OpenRoute, Route, Router, descr
 from penstock.server.tokens import LOCAL, Principal, TokenWatch
 from penstock.wire import PREFIX, Scope
 
-__all__ = ["Api", "RequestLimits"]
-
 Scoped = MutableMapping[str, Any]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 

@@ -34,8 +34,6 @@ from penstock.server.views import when
 from penstock.stores.api import Apply, Store, committed
 from penstock.wire import Scope
 
-__all__ = ["OURS", "AppState", "FairPool", "Owners", "Programs", "Request", "Runs", "bearer"]
-
 T = TypeVar("T")
 
 #: The server's own calls, on behalf of all: they take turns too, but have no limit.

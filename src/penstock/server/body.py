@@ -16,8 +16,6 @@ import msgspec
 
 from penstock.server.problems import MOST_PROBLEMS, BadFields, NotJson, NotUtf8, TooLarge, TooSlow
 
-__all__ = ["MAX_BODY", "MAX_DEPTH", "Decoder", "Receive", "fields_of", "number", "read_body", "read_query"]
-
 MAX_BODY: Final = 1_048_576
 MAX_DEPTH: Final = 32
 _MAX_QUERY: Final = 8_192

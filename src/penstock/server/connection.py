@@ -21,8 +21,6 @@ from uvicorn.server import ServerState
 
 from penstock.wire import ProblemDetails
 
-__all__ = ["ConnectionLimits", "HttpConnection", "refusal"]
-
 _MAX_HEAD: Final = 16_384
 _MAX_HEADERS: Final = 100
 

@@ -29,9 +29,6 @@ from penstock.scheduler.stats import Frame, LiveStats, Second, percentiles
 from penstock.server.views import event_view, when
 from penstock.stores.api import Query, Store
 
-__all__ = ["STARTABLE", "ClaimQueue", "EventHub", "EventRun", "StatsStream", "second_view"]
-
-
 log = logging.getLogger("penstock.server")
 
 T = TypeVar("T")

@@ -43,8 +43,6 @@ from penstock.server.metrics import families
 from penstock.server.page import Sessions, WebPage
 from penstock.server.tokens import FIRST_FILE, LOCAL, TokenFile
 
-__all__ = ["Config", "Server", "serve"]
-
 _MAX_SOCKET_PATH = 107  # what the kernel has room for
 
 

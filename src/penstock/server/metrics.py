@@ -24,8 +24,6 @@ from penstock.server.app_state import AppState, Request
 from penstock.server.problems import Forbidden
 from penstock.stores.api import Addon, Query
 
-__all__ = ["CONTENT_TYPE", "expose", "families", "metrics"]
-
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _NAMED_ADDONS: Final = 50
 

@@ -29,8 +29,6 @@ from penstock.server.tokens import Principal, TokenFile, new_token_id
 from penstock.stores.api import Clock
 from penstock.wire import NewToken, Scope
 
-__all__ = ["CODE_LASTS", "HEADER", "LASTS", "Opened", "Sessions", "WebPage"]
-
 HEADER: Final = b"x-penstock-session"
 LASTS: Final = timedelta(hours=12)
 CODE_LASTS: Final = 10 * MINUTE

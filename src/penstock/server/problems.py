@@ -17,24 +17,6 @@ import msgspec
 from penstock.core.errors import PenstockError, Refused, Unavailable
 from penstock.wire import FieldProblem, ProblemDetails
 
-__all__ = [
-    "HINTS",
-    "MOST_PROBLEMS",
-    "BadFields",
-    "BadToken",
-    "Forbidden",
-    "NoRoute",
-    "NotJson",
-    "NotUtf8",
-    "OverLimit",
-    "Stopping",
-    "TooLarge",
-    "TooMany",
-    "TooSlow",
-    "WrongVerb",
-    "problem_of",
-]
-
 log = logging.getLogger("penstock.server")
 
 

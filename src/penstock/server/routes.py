@@ -24,8 +24,6 @@ from penstock.server.handlers import admin, jobs, live, status, workers
 from penstock.server.problems import NoRoute, WrongVerb
 from penstock.wire import PREFIX, ProblemDetails, Scope
 
-__all__ = ["OPEN", "ROUTES", "OpenRoute", "Route", "Router", "describe"]
-
 
 class OpenRoute(Enum):
     """For every client that can reach the port."""

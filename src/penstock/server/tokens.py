@@ -31,17 +31,6 @@ from penstock.scheduler.private_files import Unsafe, private_directory, private_
 from penstock.server.problems import BadToken
 from penstock.wire import NewToken, Scope, Token
 
-__all__ = [
-    "FIRST_FILE",
-    "LOCAL",
-    "TOKENS_FILE",
-    "Principal",
-    "TokenFile",
-    "TokenWatch",
-    "new_token_id",
-    "read_secret",
-]
-
 TOKENS_FILE: Final = "tokens.json"
 #: The first token, in full, for the command line of the user that started the daemon.
 FIRST_FILE: Final = "token"

@@ -20,28 +20,6 @@ from penstock.core.jobs.types import AddonId, Constraint, Moment, Money, priorit
 from penstock.scheduler.job_service import Answer
 from penstock.stores.api import Addon
 
-__all__ = [
-    "ALL_CONSTRAINTS",
-    "addon_view",
-    "claimed_view",
-    "dispatchable_view",
-    "event_view",
-    "explained_view",
-    "heartbeat_view",
-    "host_view",
-    "intent_from",
-    "job_counts",
-    "job_view",
-    "lease_view",
-    "moment",
-    "money",
-    "or_none",
-    "standalone_lease_from",
-    "summary_view",
-    "text_of",
-    "when",
-]
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 T = TypeVar("T")

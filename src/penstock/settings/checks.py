@@ -14,8 +14,6 @@ from penstock.core.jobs.alerts import refusal
 from penstock.scheduler.users import account, missing_capabilities
 from penstock.settings.settings import KeyPath, Settings
 
-__all__ = ["contradictions"]
-
 #: The keys that are involved, what is wrong, and what to write instead.
 Contradiction: TypeAlias = tuple[tuple[KeyPath, ...], str, str]
 

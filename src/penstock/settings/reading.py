@@ -25,8 +25,6 @@ from penstock.settings.schema import KEYS, dotted, general, key_at
 from penstock.settings.settings import KeyPath, Settings
 from penstock.stores.opening import shown
 
-__all__ = ["BadSettings", "SettingProblem", "load"]
-
 _PREFIX = "PENSTOCK_"
 _PLAIN = [path for path in KEYS if "*" not in path]
 _DOTTED: dict[str, KeyPath] = {".".join(path): path for path in _PLAIN}

@@ -15,8 +15,6 @@ from msgspec import Struct
 from penstock.settings.kinds import Kind, kind_of
 from penstock.settings.settings import AddonSettings, KeyPath, Settings
 
-__all__ = ["KEYS", "Key", "Setting", "describe", "dotted", "general", "key_at", "table"]
-
 
 class Key(NamedTuple):
     """One setting: its type, what the type says about values, and what the setting is for."""

@@ -17,11 +17,11 @@ from typing import Annotated, Final, TypeAlias
 from msgspec import Meta, Struct
 
 from penstock.core.jobs.admission import AdmissionLimits, Caps
+from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.ledger import FairShare
 from penstock.core.jobs.load import SCALES, Capacity, Senses, Thresholds
 from penstock.core.jobs.ordering import Aging, Ordering
 from penstock.core.jobs.preemption import Preemption
-from penstock.core.jobs.retry import Schedules
 from penstock.core.jobs.spending import Budget
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, AddonId, HostId, Span
@@ -30,8 +30,6 @@ from penstock.settings import kinds
 from penstock.settings.kinds import DAY, Address, Amount, Count, Score, WebAddress, choice, span
 from penstock.stores.api import Depth
 from penstock.stores.opening import SharedOptions, is_address, shown
-
-__all__ = ["AddonSettings", "KeyPath", "Settings"]
 
 #: A tuple, not words with dots between: the name of an addon may have a dot in it.
 KeyPath: TypeAlias = tuple[str, ...]

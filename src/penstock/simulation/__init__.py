@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.simulation.figures import Figures, figures
-from penstock.simulation.load import Arrival, made_up, replayed
-from penstock.simulation.play import Played, play
+from penstock.simulation.play import Arrival, Figures, Played, figures, made_up, play, replayed
 
 __all__ = ["Arrival", "Figures", "Played", "figures", "made_up", "play", "replayed"]

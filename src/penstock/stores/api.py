@@ -45,55 +45,25 @@ from msgspec import Struct, field
 
 from penstock.core.errors import Unavailable
 from penstock.core.jobs.changes import Change, Note, Renewal
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.ledger import Ledger
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import AdmissionView, Aging, RoundResult
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import HOUR, SECOND, AddonId, DispatchId, HostId, JobId, Moment, Money, Span
-
-__all__ = [
-    "LOST_FOR",
-    "NOTHING_SPENT",
-    "NO_LIMIT",
-    "Addon",
-    "Admit",
-    "Apply",
-    "Clock",
-    "Complete",
-    "CompletedDispatch",
-    "Depth",
-    "DrainHost",
-    "Due",
-    "Grant",
-    "Hosting",
-    "NotesFor",
-    "Operation",
-    "Overdue",
-    "Prune",
-    "Query",
-    "Reads",
-    "Receipt",
-    "RegisterHost",
-    "Relay",
-    "RemoveHost",
-    "Renew",
-    "Reorder",
-    "SetAddon",
-    "Shift",
-    "Standing",
-    "Store",
-    "Submit",
-    "Terms",
-    "Transactional",
-    "Upkeep",
-    "Writes",
-    "committed",
-    "committed_apart",
-    "no_notes",
-]
+from penstock.core.jobs.types import (
+    HOUR,
+    SECOND,
+    AddonId,
+    DispatchId,
+    EndReason,
+    HostId,
+    JobId,
+    Moment,
+    Money,
+    Span,
+)
 
 Clock: TypeAlias = Callable[[], Moment]
 T = TypeVar("T")

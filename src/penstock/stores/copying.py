@@ -18,10 +18,9 @@ from penstock.core.errors import StoreFailed
 from penstock.core.jobs.ledger import keys_of
 from penstock.stores.common.rows import class_from
 from penstock.stores.opening import SharedOptions, open_postgres, shown
-from penstock.stores.postgres.database import ConnectionOptions, Database, PipelineConnection
+from penstock.stores.postgres.database import ConnectionOptions, Database
+from penstock.stores.postgres.pipeline import PipelineConnection
 from penstock.stores.sqlite.connection import DispatchLock, WriteLock, connect, failures, migrate, one
-
-__all__ = ["Copied", "copy_to_postgres"]
 
 #: (Table there, table or view here with the same columns.)
 TABLES: Final = {

@@ -18,7 +18,6 @@ from penstock.stores.api import Clock, Store
 if TYPE_CHECKING:
     from penstock.stores.postgres.store import PostgresStore
 
-__all__ = ["SharedOptions", "is_address", "open_postgres", "open_store", "server_time", "shown"]
 
 _SCHEMES: Final = ("postgresql://", "postgres://")
 #: To the last @: whoever forgot to escape one in a password must not see the rest of it in a log.

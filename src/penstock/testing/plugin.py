@@ -10,8 +10,6 @@ import pytest
 if TYPE_CHECKING:
     from penstock.testing.virtual import VirtualClock, VirtualScheduler
 
-__all__ = ["clock", "scheduler"]
-
 
 @pytest.fixture
 def scheduler() -> Iterator[VirtualScheduler]:

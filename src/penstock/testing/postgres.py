@@ -23,8 +23,6 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Final, Self
 
-__all__ = ["PostgresServer", "find_binaries"]
-
 #: Small, and nothing that only a long life needs.
 SETTINGS: Final = {
     "autovacuum_naptime": "10s",

@@ -24,11 +24,9 @@ from penstock.core.jobs.types import SECOND, Moment, seconds
 from penstock.library.attempt import JobAttempt
 from penstock.library.function import JobFunction
 from penstock.library.handle import JobHandle
-from penstock.library.location import MEMORY
-from penstock.library.options import Seconds, span_sec
+from penstock.library.options import MEMORY, LibrarySettings, Seconds, span_sec
 from penstock.library.running import RunningWork
 from penstock.library.scheduler import Scheduler
-from penstock.library.settings import LibrarySettings
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
@@ -37,8 +35,6 @@ from penstock.stores.memory.store import MemoryStore
 from penstock.work.context import CurrentJob
 from penstock.work.json_codec import plain
 from penstock.work.outcome import Invocation, Outcome, run
-
-__all__ = ["VirtualClock", "VirtualScheduler", "assert_calls", "calls_of"]
 
 _MOST_SHOWN = 20
 

@@ -19,8 +19,6 @@ from typing import Final
 
 from penstock.web import static
 
-__all__ = ["main"]
-
 HERE: Final = Path(__file__).parent
 #: What the page imports, and where npm puts it.
 MODULES: Final = {

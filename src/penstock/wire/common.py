@@ -14,47 +14,6 @@ from penstock.core.jobs.intent import LABEL, LABEL_WORDS, MAX_SPAN_SEC
 from penstock.core.jobs.load import TOLD
 from penstock.core.jobs.states import JobState
 
-__all__ = [
-    "MAX_BULK",
-    "MAX_NUMBER",
-    "MAX_PAGE",
-    "MAX_WAIT_SEC",
-    "PREFIX",
-    "_STATES",
-    "AddonName",
-    "Delay",
-    "Description",
-    "Duration",
-    "FieldProblem",
-    "Fraction",
-    "Ident",
-    "Key",
-    "Label",
-    "Line",
-    "MoneyIn",
-    "NewToken",
-    "Nothing",
-    "PageSize",
-    "Pid",
-    "PriorityWord",
-    "ProblemDetails",
-    "Scope",
-    "Seconds",
-    "SignalName",
-    "Spent",
-    "Tag",
-    "Token",
-    "TokenMade",
-    "Tokens",
-    "TypeName",
-    "Units",
-    "Wait",
-    "When",
-    "WireAnswer",
-    "WireRequest",
-    "Words",
-]
-
 PREFIX: Final = "/api/system/scheduler"
 MAX_PAGE: Final = 500
 MAX_BULK: Final = 1_000

@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.job import DEADLINE_PASSED
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import RunWhen
+from penstock.core.jobs.types import EndReason, RunWhen
 from penstock.wire.common import (
     _STATES,
     MAX_BULK,
@@ -36,32 +35,6 @@ from penstock.wire.common import (
     WireRequest,
     Words,
 )
-
-__all__ = [
-    "AheadInfo",
-    "BulkSubmitted",
-    "Cancel",
-    "Constraints",
-    "Edit",
-    "Explained",
-    "FindQuery",
-    "Found",
-    "JobInfo",
-    "JobSummary",
-    "Jobs",
-    "JobsQuery",
-    "LogPiece",
-    "Logs",
-    "LogsQuery",
-    "Said",
-    "Say",
-    "SubmitBody",
-    "SubmitMany",
-    "Submitted",
-    "WaitQuery",
-    "constraint_names",
-]
-
 
 JobEnd: TypeAlias = Annotated[str, Meta(pattern="^({})$".format("|".join([*EndReason, DEADLINE_PASSED])))]
 

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.spending import SpendMark
 from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import EndReason
 from penstock.wire.common import (
     MAX_NUMBER,
     AddonName,
@@ -25,42 +26,6 @@ from penstock.wire.common import (
     WireRequest,
     Words,
 )
-
-__all__ = [
-    "AddonEdit",
-    "AddonInfo",
-    "Addons",
-    "Attach",
-    "BudgetUse",
-    "CapacityInfo",
-    "EventInfo",
-    "Events",
-    "EventsQuery",
-    "Exposition",
-    "Health",
-    "History",
-    "HostInfo",
-    "HostNamed",
-    "Hosts",
-    "KnownHost",
-    "LaneBar",
-    "LanesInfo",
-    "Lease",
-    "LeaseList",
-    "LeasesQuery",
-    "LoadReading",
-    "LoadSignals",
-    "Login",
-    "Ok",
-    "Program",
-    "ProgramList",
-    "Scoped",
-    "Stats",
-    "StatsFrame",
-    "StatsSecond",
-    "StreamQuery",
-    "TaskInfo",
-]
 
 
 class EventInfo(WireAnswer):

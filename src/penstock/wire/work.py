@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from penstock.core.jobs.end_rules import EndReason
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import RunWhen
+from penstock.core.jobs.types import EndReason, RunWhen
 from penstock.wire.common import (
     MAX_BULK,
     MAX_PAGE,
@@ -34,32 +33,6 @@ from penstock.wire.common import (
     Words,
 )
 from penstock.wire.jobs import Constraints
-
-__all__ = [
-    "Ack",
-    "ClaimAnswer",
-    "ClaimRequest",
-    "ClaimedJob",
-    "CompleteBody",
-    "Completed",
-    "Dispatchable",
-    "DispatchableJob",
-    "DispatchableQuery",
-    "Ended",
-    "ExchangeAnswerBody",
-    "ExchangeRequest",
-    "Failure",
-    "Heartbeat",
-    "HeartbeatAnswer",
-    "LeaseGranted",
-    "LeaseRequest",
-    "LoadReport",
-    "LoadReported",
-    "OutcomeReport",
-    "Outcomes",
-    "Release",
-    "SettledJob",
-]
 
 
 class DispatchableQuery(WireRequest):

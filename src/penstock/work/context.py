@@ -31,20 +31,6 @@ from penstock.core.errors import JobStopped
 from penstock.core.jobs.types import DispatchId, Moment, Money, money_of
 from penstock.work.json_codec import json_of, plain
 
-__all__ = [
-    "CurrentJob",
-    "JobChannel",
-    "JobContext",
-    "JobFacts",
-    "NoChannel",
-    "annotation",
-    "current",
-    "current_job",
-    "current_job_or_none",
-    "is_context",
-    "takes_context",
-]
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NO_DISPATCH: Final = DispatchId("")
 

@@ -38,17 +38,6 @@ from penstock.work.outcome import STOPPED, Invocation, Outcome, failure, run, ru
 if TYPE_CHECKING:
     from penstock.pools.pool import WorkerPool
 
-__all__ = [
-    "ExecutorAttempt",
-    "InvokedFunction",
-    "JobExecutor",
-    "ProcessChannel",
-    "ProcessExecutor",
-    "RemoteCall",
-    "RemoteOutcome",
-    "ThreadExecutor",
-    "run_in_process",
-]
 
 log = logging.getLogger("penstock.work")
 

@@ -12,9 +12,7 @@ import sys
 from pathlib import PurePath
 from typing import Any
 
-from penstock.core.json_text import checked_json, json_text
-
-__all__ = ["encode", "from_text", "json_of", "plain"]
+from penstock.core.text import checked_json, json_text
 
 
 def json_of(value: Any, what: str = "the result") -> str:

@@ -17,19 +17,6 @@ from penstock.core.text import error_text, is_kind, safe_str, type_name
 from penstock.work.context import CurrentJob, current
 from penstock.work.json_codec import json_of
 
-__all__ = [
-    "DONE",
-    "MAX_RESULT",
-    "RELEASED",
-    "STOPPED",
-    "Invocation",
-    "Outcome",
-    "call_with",
-    "failure",
-    "run",
-    "run_async",
-]
-
 #: Characters of JSON.
 MAX_RESULT: Final = 1_000_000
 

@@ -34,19 +34,6 @@ from penstock.core.jobs.reasons import (
 from penstock.core.jobs.spending import Budget
 from penstock.core.jobs.types import AddonId, JobId, Moment, RunWhen, Span, seconds
 
-__all__ = [
-    "AdmissionLimits",
-    "Admitted",
-    "Caps",
-    "Conditions",
-    "Decision",
-    "Denied",
-    "Gates",
-    "Kept",
-    "decide",
-]
-
-
 UNMEASURED = Busy(0.0, "fixed capacity")
 
 

@@ -19,8 +19,6 @@ from msgspec import Struct, field
 
 from penstock.core.jobs.types import MINUTE, SECOND, AddonId, JobId, Moment, Span
 
-__all__ = ["HTTP_PORTS", "LONGEST_PAUSE", "Alert", "Repeats", "SentAlert", "pause", "refusal"]
-
 
 class Alert(Struct, frozen=True, kw_only=True):
     """An alert about a job, or without a job about the whole addon."""

@@ -18,8 +18,6 @@ from msgspec import Struct
 
 from penstock.core.jobs.types import MILLISECOND, Moment, Span
 
-__all__ = ["AHEAD", "EXPENSIVE", "HELD", "SOON", "BatchPlan", "Batching"]
-
 #: This much work may wait for a worker: longer than a commit takes, shorter than a person notices.
 AHEAD: Final[Span] = 20 * MILLISECOND
 MOST_AHEAD: Final = 200

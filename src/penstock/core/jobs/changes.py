@@ -17,39 +17,20 @@ from msgspec.structs import replace
 
 from penstock.core.errors import IllegalMove, StaleDispatch
 from penstock.core.jobs.alerts import Alert
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason, EndResult, replaces, resolve_end
+from penstock.core.jobs.end_rules import (
+    NONE_YET,
+    Counters,
+    DispatchPhase,
+    EndResult,
+    Schedules,
+    replaces,
+    resolve_end,
+)
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, EventKind, Job, Place, place
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.retry import NONE_YET, Counters, Schedules
 from penstock.core.jobs.states import IN_FLIGHT, JobState, Move, step
-from penstock.core.jobs.types import SECOND, AddonId, DispatchId, JobId, Moment, Money, Span
-
-__all__ = [
-    "Change",
-    "DispatchStep",
-    "JobStep",
-    "Note",
-    "Renewal",
-    "addon_note",
-    "admin_event",
-    "alert_note",
-    "cancel",
-    "completed",
-    "edit",
-    "end",
-    "miss_deadline",
-    "principal_data",
-    "prolong",
-    "release",
-    "remark",
-    "retry",
-    "running",
-    "running_data",
-    "start",
-    "stop",
-    "stop_moment",
-]
+from penstock.core.jobs.types import SECOND, AddonId, DispatchId, EndReason, JobId, Moment, Money, Span
 
 
 class JobStep(Struct, frozen=True, gc=False):

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from penstock.core.jobs.admission import AdmissionLimits, Admitted, Conditions, Denied, decide
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.forecast import MOST_COUNTED, forecast, try_round
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, Job, outcome_of
@@ -40,10 +40,8 @@ from penstock.core.jobs.reasons import (
     words,
 )
 from penstock.core.jobs.states import SETTLED, JobState, allowed
-from penstock.core.jobs.types import SECOND, AddonId, JobId, Moment, seconds, spelled
+from penstock.core.jobs.types import SECOND, AddonId, EndReason, JobId, Moment, seconds, spelled
 from penstock.core.jobs.viewer import Viewer
-
-__all__ = ["Ahead", "Explanation", "Outlook", "View", "explain", "likely_starts", "outlook", "reachable"]
 
 MOST_NAMED: Final = 5
 

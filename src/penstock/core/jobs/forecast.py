@@ -30,8 +30,6 @@ from penstock.core.jobs.ordering import (
 )
 from penstock.core.jobs.types import SECOND, AddonId, JobId, Moment
 
-__all__ = ["MOST_COUNTED", "Trial", "forecast", "try_round"]
-
 #: Readers do not look further, and a queue of a million must not be counted for a sentence.
 MOST_COUNTED: Final = 1_000
 _ENDLESS: Final = 1 << 40

@@ -25,18 +25,6 @@ from penstock.core.errors import BadIntent
 from penstock.core.jobs.types import SECOND, AddonId, Constraint, Moment, Money, Priority, RunWhen, Span
 from penstock.core.text import is_storable
 
-__all__ = [
-    "LABEL",
-    "LABEL_WORDS",
-    "MAX_PAYLOAD",
-    "AdmissionClass",
-    "Intent",
-    "admission_class_of",
-    "all_but_payload",
-    "check",
-    "check_all",
-]
-
 MAX_PAYLOAD: Final = 1_000_000  # characters of JSON
 MAX_SPAN_SEC: Final = 366 * 86_400
 #: A label: hosts have labels, jobs require them.

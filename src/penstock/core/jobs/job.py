@@ -11,27 +11,11 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.end_rules import NONE_YET, Counters, DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
 from penstock.core.jobs.ordering import Ordering, order_key, urgent_from
-from penstock.core.jobs.retry import NONE_YET, Counters
 from penstock.core.jobs.states import SETTLED, JobState
-from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
-
-__all__ = [
-    "DEADLINE_PASSED",
-    "Dispatch",
-    "Event",
-    "EventKind",
-    "Job",
-    "JobOutcome",
-    "Place",
-    "dispatch_id_of",
-    "outcome_of",
-    "place",
-    "shift_place",
-    "shown",
-]
+from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment, Money, Span
 
 
 class EventKind(StrEnum):

@@ -23,8 +23,6 @@ from msgspec.structs import replace
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.types import MINUTE, SECOND, AddonId, Moment, Span
 
-__all__ = ["EVERYTHING", "Account", "FairShare", "Ledger", "keys_of"]
-
 #: The addon that stands for all of them: pausing it pauses everything.
 EVERYTHING = AddonId("*")
 

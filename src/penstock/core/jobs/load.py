@@ -21,24 +21,6 @@ from msgspec import Struct, field
 
 from penstock.core.jobs.types import SECOND, HostId, Moment, Span
 
-__all__ = [
-    "BLIND",
-    "SCALES",
-    "TOLD",
-    "Busy",
-    "Capacity",
-    "Host",
-    "Points",
-    "Quiet",
-    "QuietState",
-    "Reading",
-    "Senses",
-    "Thresholds",
-    "busy",
-    "is_fresh",
-    "observe",
-]
-
 #: (x, y) with rising x; straight lines between, flat beyond the ends.
 Points: TypeAlias = tuple[tuple[float, float], ...]
 

@@ -48,27 +48,6 @@ from penstock.core.jobs.reasons import (
 )
 from penstock.core.jobs.types import MINUTE, SECOND, JobId, Moment, Span
 
-__all__ = [
-    "MOST_PICKS",
-    "TOP_BAND",
-    "AdmissionView",
-    "Aging",
-    "Denial",
-    "Ordering",
-    "Pick",
-    "Placement",
-    "QueuedJob",
-    "ReadyQueue",
-    "RoundResult",
-    "RunningJob",
-    "band",
-    "decide_standalone_lease",
-    "effective",
-    "order_key",
-    "run_round",
-    "urgent_from",
-]
-
 #: The most jobs that one transaction starts.
 MOST_PICKS: Final = 1_000
 #: The band of priority 90 and up, in which only fair share decides.

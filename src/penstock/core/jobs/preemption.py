@@ -22,8 +22,6 @@ from penstock.core.jobs.ledger import Ledger
 from penstock.core.jobs.ordering import QueuedJob, ReadyQueue
 from penstock.core.jobs.types import SECOND, DispatchId, JobId, Moment, Span
 
-__all__ = ["Act", "Cycle", "InFlight", "Preemption", "Want", "advance", "begin", "choose", "wanted"]
-
 
 class Preemption(Struct, frozen=True):
     #: By how much the priority must be higher. None: no preemption.

@@ -15,29 +15,6 @@ from msgspec.structs import asdict
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.types import MINUTE, JobId, Moment, seconds, spelled
 
-__all__ = [
-    "REASONS",
-    "AwaitsWorker",
-    "BudgetSpent",
-    "CapReached",
-    "Draining",
-    "LabelMissing",
-    "NotEnoughUnits",
-    "NotQuiet",
-    "NotQuietLongEnough",
-    "NotReady",
-    "Paused",
-    "QueuedAhead",
-    "Reason",
-    "UnitsKept",
-    "as_json",
-    "due_in",
-    "from_json",
-    "named",
-    "retry_after_sec",
-    "words",
-]
-
 
 class Draining(Struct, frozen=True):
     """The host is stopping, or an operator drained it."""

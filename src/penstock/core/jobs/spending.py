@@ -18,20 +18,6 @@ from msgspec import Struct
 from penstock.core.jobs.alerts import Alert
 from penstock.core.jobs.types import HOUR, SECOND, AddonId, DispatchId, JobId, Moment, Money
 
-__all__ = [
-    "WARN_AT",
-    "Budget",
-    "SpendMark",
-    "Spending",
-    "Use",
-    "Window",
-    "judge",
-    "over",
-    "spending_alerts",
-    "uses",
-    "windows",
-]
-
 WARN_AT: Final = 0.80
 
 

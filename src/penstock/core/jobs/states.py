@@ -13,19 +13,6 @@ from typing import Final
 
 from penstock.core.errors import IllegalMove
 
-__all__ = [
-    "FINAL",
-    "IN_FLIGHT",
-    "MOVES",
-    "PRUNABLE",
-    "SETTLED",
-    "JobState",
-    "Move",
-    "allowed",
-    "mermaid",
-    "step",
-]
-
 
 class JobState(StrEnum):
     QUEUED = "QUEUED"  # accepted, not started

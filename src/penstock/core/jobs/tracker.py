@@ -19,10 +19,8 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from penstock.core.jobs.end_rules import EndReason, replaces
-from penstock.core.jobs.types import SECOND, DispatchId, Moment, Span
-
-__all__ = ["EX_TEMPFAIL", "Effect", "Graces", "Step", "Tracker", "end_of_exit"]
+from penstock.core.jobs.end_rules import replaces
+from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, Span
 
 #: From sysexits.h: "try again later". A command exits with it when something it needs is unavailable.
 EX_TEMPFAIL: Final = 75

@@ -12,29 +12,6 @@ from decimal import Decimal
 from enum import IntFlag, StrEnum
 from typing import Final, NewType, TypeAlias
 
-__all__ = [
-    "HOUR",
-    "MILLISECOND",
-    "MINUTE",
-    "OWN_TYPES",
-    "SECOND",
-    "AddonId",
-    "Constraint",
-    "DispatchId",
-    "EndReason",
-    "HostId",
-    "JobId",
-    "Moment",
-    "Money",
-    "Priority",
-    "RunWhen",
-    "Span",
-    "money_of",
-    "priority_of",
-    "seconds",
-    "spelled",
-]
-
 #: Microseconds since 1970-01-01T00:00Z.
 Moment: TypeAlias = int
 #: Microseconds.

@@ -36,8 +36,6 @@ from penstock.core.jobs.reasons import (
 )
 from penstock.core.jobs.types import AddonId, JobId
 
-__all__ = ["Viewer"]
-
 #: Fields of an event's data that tell of the event's own job or addon, whatever its kind.
 _OWN: Final = frozenset(
     {

@@ -1,5 +1,5 @@
 """
-The worker process.
+The worker process, and the call target that it shares with a worker on a cluster.
 
 One thread reads, runs and replies; there is no second one to hand work to or to contend with. It still
 notices a cancel while a function runs: the pool raises a counter in a shared page, which costs nothing to
@@ -14,6 +14,7 @@ read end of the lifeline pipe is set to send SIGKILL to our process group as soo
 A thread does the same where the kernel cannot, and where a forked copy of the parent holds the pipe open.
 """
 
+#: The fields of the shared page.
 from __future__ import annotations
 
 import fcntl
@@ -25,25 +26,19 @@ import signal
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NoReturn
 
+from penstock.core.errors import NotPicklable
+from penstock.core.text import error_line, safe_str, traceback_text, type_name
 from penstock.pools import context
 from penstock.pools.child import protocol
-from penstock.pools.child.call_target import (
-    CallTarget,
-    SetupFailed,
-    is_plain_result,
-    make_context,
-    or_setup_failed,
-    unsendable,
-)
 from penstock.pools.child.protocol import PLAIN, PLAIN_TYPES, pack_error
 from penstock.pools.child.shared_memory import AVAILABLE as SHARED_MEMORY
 from penstock.pools.child.shared_memory import Arena, FilledSegment, SegmentMapper, load
 from penstock.pools.context import CallContext, end_copy, process_contexts, watch_forks
 from penstock.pools.timers import clock
 
-#: The fields of the shared page.
 PAGE_CANCELS, PAGE_RUNNING = 0, 1
 PAGE_SIZE = 4096
 
@@ -307,3 +302,79 @@ def _set_title(title: str) -> None:
     except ImportError:
         return
     setproctitle(title)
+
+
+class SetupFailed(Exception):
+    """No call can run in this worker. The pool gets `reason` and `trace` before the worker exits."""
+
+    def __init__(self, reason: str, trace: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.trace = trace
+
+
+def or_setup_failed(what: str, fn: Callable[..., Any], *args: Any) -> Any:
+    """Call `fn`, without which no call can run here."""
+    try:
+        return fn(*args)
+    except BaseException as error:  # SystemExit, too
+        raise SetupFailed(f"{what} {error_line(error)}", traceback_text(error)) from error
+
+
+class CallTarget:
+    """The functions that were sent to this worker, by number, and the object whose methods it calls."""
+
+    def __init__(self) -> None:
+        self.functions: dict[int, Any] = {}
+        self._object: Any = None
+
+    def set_up(self, blob: bytes) -> None:
+        setup: dict[str, Any] = or_setup_failed("its setup could not be read:", pickle.loads, blob)
+        if setup["initializer"] is not None:
+            or_setup_failed("its initializer raised", setup["initializer"], *setup["initargs"])
+        if setup["target"] is not None:
+            self._object = or_setup_failed("its object could not be made:", setup["target"], *setup["args"])
+
+    def function(self, name: Any) -> Any:
+        if type(name) is str:
+            return getattr(self._object, name)
+        if name == 0:
+            return self._object
+        function = self.functions[name]
+        if type(function) is bytes:
+            function = self.functions[name] = pickle.loads(function)
+        return function
+
+    def invoke(self, name: Any, call: tuple[Any, tuple[Any, ...], dict[str, Any]], trace: Any) -> Any:
+        """`call` is (the function, or None if it is named; arguments; keyword arguments)."""
+        fn, args, kwargs = call
+        fn = self.function(name) if fn is None else fn
+        if trace is None:
+            return fn(*args, **kwargs)
+        from penstock.telemetry.otel import run_traced  # noqa: PLC0415  # only where the caller traces
+
+        return run_traced(trace, fn, args, kwargs)
+
+
+def make_context(dispatch: int, terms: Any, look: Callable[[], bool]) -> CallContext:
+    """`terms` are (attempt, key, deadline), or None for a first attempt without the others."""
+    attempt, key, deadline = terms if terms is not None else (1, None, None)
+    return CallContext(dispatch, pickle.loads(key) if type(key) is bytes else key, attempt, deadline, look)
+
+
+def is_plain_result(value: Any) -> bool:
+    kind = type(value)
+    return kind in protocol.PLAIN_TYPES or (kind is str and len(value) <= protocol.SHORT)
+
+
+def unsendable(value: Any, error: Exception) -> NotPicklable:
+    import inspect  # noqa: PLC0415  # only on errors
+
+    if inspect.iscoroutine(value):
+        value.close()
+        return NotPicklable(
+            "the function is `async def`: it gave a coroutine, not a result; call it with asyncio.run"
+        )
+    return NotPicklable(
+        f"the result ({type_name(value)}) cannot be sent back to the caller: {safe_str(error)}{protocol.advice()}"
+    )

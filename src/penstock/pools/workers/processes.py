@@ -19,10 +19,9 @@ from penstock.pools.child.protocol import ERROR, PLAIN, SHARED, cannot_be_rebuil
 from penstock.pools.future import Call
 from penstock.pools.timers import Timer, call_at, clock
 from penstock.pools.workers.base import COLD, LIVE
-from penstock.pools.workers.packing import Packed, PackedFunction, Packer
 from penstock.pools.workers.replies import ReplyReader
 from penstock.pools.workers.supervision import SupervisedWorkers
-from penstock.pools.workers.worker_process import WorkerProcess
+from penstock.pools.workers.worker_process import Packed, PackedFunction, Packer, WorkerProcess
 
 if TYPE_CHECKING:
     from penstock.pools.options import WorkerOptions

@@ -1,36 +1,43 @@
 """
-One worker process, seen from its pool.
+One worker process, seen from its pool, and the packing of its calls.
 
 A worker is a process of its own session, reached by two pipes that no other process has, so that killing it
 at any instant can hurt no other: there is no lock or queue that it shares. A page of shared memory says which
 call it runs; that page outlives it.
 
 Pipes rather than a socket pair: a round trip takes half the time. Reading from a Unix socket also wakes the
-process that sleeps at its other end, in case it waits for room; and that is our worker, waiting for its next
+process that sleeps at its other end, in case it waits for space; and that is our worker, waiting for its next
 call.
+
+Packing a call names its function, pickles its arguments, and copies buffers into shared memory.
 """
 
+#: From 128 KB on, malloc would map and unmap fresh pages for every read.
 from __future__ import annotations
 
 import fcntl
 import mmap
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import Any
 
-from penstock.pools.child import protocol
+from penstock.core.errors import NotPicklable
+from penstock.core.text import safe_repr
+from penstock.pools.child import protocol, shared_memory
 from penstock.pools.child.main import PAGE_CANCELS, PAGE_RUNNING, PAGE_SIZE
+from penstock.pools.child.protocol import PLAIN_TYPES, SHORT, SHORT_TYPES
 from penstock.pools.child.shared_memory import FilledSegment, Ref, SegmentMapper
+from penstock.pools.future import Call
 from penstock.pools.workers.base import WorkerSlot
 
-if TYPE_CHECKING:
-    from penstock.pools.workers.packing import PackedFunction
-
-#: From 128 KB on, malloc would map and unmap fresh pages for every read.
 _RECEIVE = 65536
 #: What a pipe may hold, if the system allows: more than the longest message that travels in one.
 _PIPE = 256 * 1024
@@ -232,3 +239,94 @@ def _page() -> int:
             fd = os.dup(file.fileno())
     os.ftruncate(fd, PAGE_SIZE)
     return fd
+
+
+class PackedFunction:
+    """A function that is sent to a worker once and then named by its number."""
+
+    __slots__ = ("blob", "needs_main", "number")
+
+    def __init__(self, number: int, blob: bytes, needs_main: bool) -> None:
+        self.number = number
+        self.blob = blob
+        self.needs_main = needs_main
+
+
+class Packed:
+    """Arguments that do not fit into a message as they are."""
+
+    __slots__ = ("data", "filled", "needs_main")
+
+    def __init__(
+        self, data: bytes | None, filled: shared_memory.FilledSegment | None, needs_main: bool
+    ) -> None:
+        self.data = data
+        self.filled = filled
+        self.needs_main = needs_main
+
+
+class Packer:
+    def __init__(self) -> None:
+        self._functions: dict[Any, PackedFunction] = {}
+        self._numbers = count(1)
+        self.arena = shared_memory.Arena()
+        self._lock = threading.Lock()
+
+    def pack_call(
+        self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], None] | None:
+        """Name the function. Returns the function that makes the payload, or None if it is made already."""
+        function: Any
+        try:
+            function = self._functions[fn]
+        except (KeyError, TypeError):
+            function = fn if type(fn) is str else self._function(fn)
+        if function is not None and not kwargs:
+            for (
+                value
+            ) in args:  # `protocol.is_plain`, written out: calling it takes as long as all the rest here
+                kind = type(value)
+                if kind not in PLAIN_TYPES and (kind not in SHORT_TYPES or len(value) > SHORT):
+                    break
+            else:
+                call.function = function
+                call.body = args
+                return None
+        call.function = 0 if function is None else function
+        return lambda: self._pack(call, fn if function is None else None, args, kwargs)
+
+    def _function(self, fn: Any) -> Any:
+        """None: the function must travel with each call, because it cannot be imported or carries state."""
+        if not protocol.by_reference(fn):
+            return None
+        blob = pickle.dumps(fn, 5)
+        packed = self._functions[fn] = PackedFunction(next(self._numbers), blob, b"__main__" in blob)
+        return packed
+
+    def _pack(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        data, buffers = protocol.pack_arguments(fn, args, kwargs)
+        needs_main = b"__main__" in data
+        if needs_main and not protocol.main_can_be_imported() and protocol.cloudpickle() is None:
+            raise NotPicklable(
+                f"{safe_repr(call.fn, 200)} or its arguments live in a __main__ that no worker can import{protocol.advice()}"
+            )
+        if not shared_memory.AVAILABLE or not (buffers or len(data) >= protocol.LARGE):
+            call.body = Packed(data, None, needs_main)
+            return
+        inline = len(data) < protocol.LARGE
+        with self._lock:
+            filled = self.arena.pack([*buffers] if inline else [data, *buffers])
+        call.body = Packed(data if inline else None, filled, needs_main)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of shared memory that are not in use now."""
+        return self.arena.kept
+
+    def trim(self) -> list[int]:
+        """
+        Release memory that is not in use. Returns the numbers of the segments, which the workers then close,
+        too.
+        """
+        with self._lock:
+            return self.arena.trim()

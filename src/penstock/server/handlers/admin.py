@@ -10,8 +10,6 @@ from penstock.core.jobs.job import EventKind
 from penstock.server.app_state import Request
 from penstock.server.problems import OverLimit
 
-__all__ = ["login", "token_list", "token_make", "token_revoke"]
-
 
 def login(call: Request[None, None]) -> wire.Login:
     """A link that opens the page once, with the rights of the token that asks for it."""

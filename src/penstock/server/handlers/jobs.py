@@ -28,21 +28,6 @@ from penstock.server.views import explained_view, intent_from, job_view, moment,
 from penstock.stores.api import Query, Receipt
 from penstock.wire import Scope
 
-__all__ = [
-    "cancel",
-    "check_runner",
-    "edit",
-    "explain",
-    "find",
-    "get",
-    "listing",
-    "logs",
-    "retry",
-    "say",
-    "submit",
-    "submit_bulk",
-]
-
 #: Behind the wake-ups, for what rings no bell here.
 _LOOK_AGAIN: Final = 2.0
 

@@ -16,14 +16,12 @@ import msgspec
 from penstock import wire
 from penstock.core.jobs.job import Event, EventKind, shown
 from penstock.core.jobs.types import AddonId, JobId
-from penstock.scheduler.pulling_workers import WorkerKinds
+from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.server.app_state import Request
 from penstock.server.body import number
 from penstock.server.event_hub import second_view
 from penstock.server.problems import BadFields, Forbidden
 from penstock.server.views import event_view, or_none
-
-__all__ = ["HEARTBEAT_SEC", "attach", "events", "history", "programs", "pulse", "stream"]
 
 HEARTBEAT_SEC: Final = 15.0
 _PAGE: Final = 500

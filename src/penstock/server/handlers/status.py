@@ -21,23 +21,6 @@ from penstock.server.problems import Forbidden
 from penstock.server.views import addon_view, host_view, job_counts, lease_view, or_none, when
 from penstock.stores.api import Addon, DrainHost, Query, SetAddon, committed
 
-__all__ = [
-    "addon_edit",
-    "addons",
-    "capacity",
-    "drain",
-    "health",
-    "hosts",
-    "kick",
-    "leases",
-    "pause",
-    "problems_of",
-    "resume",
-    "signals",
-    "stats",
-    "undrain",
-]
-
 
 def stats(call: Request[None, None]) -> wire.Stats:
     """To a token that is bound to an addon: that addon's numbers. What the machine is used by in all is everybody's business."""

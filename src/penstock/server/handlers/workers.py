@@ -10,12 +10,12 @@ from msgspec import UNSET, UnsetType, structs
 from penstock import wire
 from penstock.core.errors import BadIntent, Refused, StaleDispatch
 from penstock.core.jobs.admission import Denied
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import admission_class_of, check
 from penstock.core.jobs.job import Dispatch, Event, EventKind
 from penstock.core.jobs.reasons import as_json, words
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import DispatchId, JobId, seconds
+from penstock.core.jobs.types import DispatchId, EndReason, JobId, seconds
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport, GrantedJob
 from penstock.server.app_state import AppState, Request
@@ -31,19 +31,6 @@ from penstock.server.views import (
     text_of,
     when,
 )
-
-__all__ = [
-    "ack",
-    "claim",
-    "complete",
-    "complete_bulk",
-    "dispatchable",
-    "exchange",
-    "heartbeat",
-    "lease_request",
-    "release",
-    "report",
-]
 
 #: Time alone (an earliest start, a quiet machine) causes no event, so a waiting client also asks again after so many seconds.
 _LOOK_AGAIN: Final = 2.0

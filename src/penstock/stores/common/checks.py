@@ -1,21 +1,28 @@
 """
-What every store refuses, and in which words: submits, hosts, and commits of which it does not know the outcome.
+What every store refuses (submits, hosts, commits whose outcome is unknown), with one wording, and the audit
+of a whole store.
+
+The audit recomputes every total from its rows and checks every invariant. `db check` runs it, and the
+simulation runs it after each commit.
 """
 
+#: The rows that a named statement answers with.
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from penstock.core.errors import DispatcherHeld, KeyConflict, OutcomeUnknown, QueueFull
 from penstock.core.jobs.changes import Note, principal_data
-from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.end_rules import DispatchPhase
+from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.ledger import keys_of
 from penstock.core.jobs.load import Host
+from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import HostId, JobId
 from penstock.stores.api import Receipt
-
-__all__ = ["BatchUnknown", "drain_note", "key_conflict", "name_taken", "refuse_beyond", "with_jobs"]
 
 
 class BatchUnknown(OutcomeUnknown):
@@ -63,3 +70,48 @@ def name_taken(host: Host) -> DispatcherHeld:
 
 def drain_note(host: HostId, draining: bool, by: str) -> Note:
     return Note(EventKind.HOST_SET, data={"host": host, "draining": draining, **principal_data(by)})
+
+
+Ask: TypeAlias = Callable[[str], Iterable[Any]]
+
+
+def audit(ask: Ask, demand_of: Callable[[int], AdmissionClass]) -> Iterator[str]:
+    yield from _sums(ask, demand_of)
+    yield from _jobs(ask)
+
+
+def _sums(ask: Ask, demand_of: Callable[[int], AdmissionClass]) -> Iterator[str]:
+    units: Counter[tuple[str, str]] = Counter()
+    running: Counter[tuple[str, str]] = Counter()
+    held: Counter[str] = Counter()
+    for dispatch_id, host, cost, addon_id, class_no, phase, fence, job_id, state, job_fence in list(
+        ask("audit_dispatches")
+    ):
+        held[addon_id] += cost
+        for key in [("host", host), *keys_of(demand_of(class_no))]:
+            units[key] += cost
+            running[key] += 1
+        expected = JobState.DISPATCHING if phase == DispatchPhase.RESERVED else JobState.RUNNING
+        if job_id is not None and (state != expected or fence != job_fence):
+            yield f"dispatch {dispatch_id} is {phase}, its job is {state} with fence {job_fence}"
+    ledger = {(scope, name): (u, r) for scope, name, u, r in ask("ledger")}
+    for key in ledger.keys() | units.keys():
+        if ledger.get(key, (0, 0)) != (units[key], running[key]):
+            yield f"ledger {key} says {ledger.get(key)}, its dispatches say {(units[key], running[key])}"
+    for addon_id, _, _, _, account, _ in ask("addons"):
+        if account != held[addon_id]:
+            yield f"account {addon_id} holds {account}, its dispatches hold {held[addon_id]}"
+
+
+def _jobs(ask: Ask) -> Iterator[str]:
+    tally = {(addon_id, state): n for addon_id, state, n in ask("tally")}
+    counted = {(addon_id, state): n for addon_id, state, n in ask("audit_tally")}
+    if tally != counted:
+        yield f"the tally says {tally}, the jobs are {counted}"
+    for name, problem in (
+        ("audit_in_flight", "is in flight without a live dispatch"),
+        ("audit_trail", "has a gap in its events"),
+        ("audit_fold", "is not in the state its last event tells"),
+    ):
+        for (job_id,) in ask(name):
+            yield f"job {job_id} {problem}"

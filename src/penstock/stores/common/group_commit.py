@@ -22,8 +22,6 @@ from penstock.core.errors import OutcomeUnknown, StoreFailed
 from penstock.stores.api import Operation, RegisterHost
 from penstock.stores.common.checks import BatchUnknown, with_jobs
 
-__all__ = ["Commit", "GroupCommit", "answered", "failed", "in_turn", "outcome_of"]
-
 #: For so long a failed write counts as the state of things, if no other write succeeds.
 RECENT_SEC: Final = 30.0
 #: Operations of one transaction, unless one commit has more.

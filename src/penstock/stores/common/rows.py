@@ -1,39 +1,39 @@
-"""Rows to values and back: the only place that knows the order of columns."""
+"""
+Rows to values and back: the only place that knows the order of columns.
+
+The events of one transaction are one JSON text: an array for each event, in order, and null for a pruned one.
+A dispatch begins as the same value in every store that has rows. New ids are UUIDv7: they sort by time, so an
+index of a million ids grows at its end.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
+import uuid_utils
 
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.end_rules import NONE_YET, Counters, DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass, Intent
-from penstock.core.jobs.job import Dispatch, Job, Place, dispatch_id_of
+from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, Place, dispatch_id_of
 from penstock.core.jobs.load import Host, QuietState
-from penstock.core.jobs.retry import NONE_YET, Counters
+from penstock.core.jobs.ordering import Placement, QueuedJob
 from penstock.core.jobs.states import IN_FLIGHT, JobState
-from penstock.core.jobs.types import AddonId, Constraint, HostId, JobId, Moment, RunWhen
-
-__all__ = [
-    "ADMISSION_CLASS",
-    "body_hash",
-    "by_name",
-    "class_from",
-    "class_row",
-    "dispatch_from",
-    "encode",
-    "host_from",
-    "host_values",
-    "intent_from",
-    "intent_row",
-    "job_from",
-    "job_row",
-    "listed",
-    "parts_of",
-]
+from penstock.core.jobs.types import (
+    AddonId,
+    Constraint,
+    DispatchId,
+    EndReason,
+    HostId,
+    JobId,
+    Moment,
+    RunWhen,
+)
+from penstock.stores.api import Terms
 
 _STATES: Final = {str(state): state for state in JobState}
 _IN_FLIGHT: Final = frozenset(str(state) for state in IN_FLIGHT)
@@ -260,3 +260,87 @@ def host_from(row: Sequence[Any]) -> Host:
         draining=bool(draining),
         units=units,
     )
+
+
+_write: Final = msgspec.json.Encoder().encode
+_read: Final = msgspec.json.Decoder(list[Any]).decode
+_JOB_ID: Final = 2
+#: The character NUL as JSON writes it. The same letters behind an escaped backslash are no NUL.
+_NUL: Final = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
+
+
+def pack(events: Sequence[Sequence[Any] | None]) -> bytes:
+    """Each is at, kind, job_id, n, state, reason, attempt, data."""
+    text = _write(events)
+    # PostgreSQL cannot store NUL in a text, and a trail is the same text in every store.
+    if b"\\u0000" in text:
+        text = _NUL.sub("\\1\N{SYMBOL FOR NULL}".encode(), text)
+    return text
+
+
+def unpack(before: int, text: str) -> Iterator[Event]:
+    """`before`: the number of the event before the first of them."""
+    for seq, row in enumerate(_read(text), before + 1):
+        if row is not None:
+            yield _event(seq, row)
+
+
+def _event(seq: int, row: Sequence[Any]) -> Event:
+    at, kind, job_id, n, state, reason, attempt, data = row
+    dispatch_id = attempt
+    if job_id is not None and attempt is not None:
+        dispatch_id = dispatch_id_of(JobId(job_id), int(attempt))
+    return Event(
+        seq=seq,
+        at=at,
+        kind=EventKind(kind),
+        job_id=None if job_id is None else JobId(job_id),
+        n=n,
+        state=None if state is None else JobState(state),
+        reason=reason,
+        dispatch_id=None if dispatch_id is None else DispatchId(dispatch_id),
+        data=data or {},
+    )
+
+
+def forget(text: str, gone: Collection[str]) -> str | None:
+    """The text without the events of these jobs; None when no event remains."""
+    kept = [None if row is None or row[_JOB_ID] in gone else row for row in _read(text)]
+    return pack(kept).decode() if any(kept) else None
+
+
+def new_dispatch(
+    dispatch_id: DispatchId,
+    waiting: QueuedJob | None,
+    admission_class: AdmissionClass,
+    offer: Placement,
+    terms: Terms,
+    *,
+    host: HostId,
+    now: Moment,
+    ends_at: Moment | None = None,
+    limits: tuple[Moment | None, EndReason | None] = (None, None),
+) -> Dispatch:
+    """`waiting`: None for a lease without a job."""
+    leased = offer is Placement.LEASE
+    stop_at, stop_for = limits if leased else (None, None)
+    return Dispatch(
+        dispatch_id,
+        None if waiting is None else waiting.job_id,
+        admission_class.addon_id,
+        host,
+        admission_class,
+        0 if waiting is None else waiting.fence + 1,
+        DispatchPhase.LEASED if leased else DispatchPhase.RESERVED,
+        now,
+        now + (terms.lease_for if leased else terms.reserve_for),
+        now if leased else None,
+        ends_at,
+        stop_at,
+        stop_for,
+        worker=terms.worker if leased else "",
+    )
+
+
+def uuid7() -> str:
+    return str(uuid_utils.uuid7())

@@ -33,8 +33,6 @@ from penstock.stores.api import (
 from penstock.stores.common.checks import drain_note, name_taken
 from penstock.stores.memory.tables import MemoryTables
 
-__all__ = ["MemoryUpkeep"]
-
 
 class MemoryUpkeep(MemoryTables):
     def _keep_up(self, operation: Operation[Any]) -> Any:

@@ -52,11 +52,9 @@ from penstock.stores.api import (
     Terms,
 )
 from penstock.stores.common.checks import key_conflict, refuse_beyond
-from penstock.stores.common.dispatches import uuid7
 from penstock.stores.common.group_commit import outcome_of
+from penstock.stores.common.rows import uuid7
 from penstock.stores.memory.maintenance import MemoryUpkeep
-
-__all__ = ["MemoryStore"]
 
 
 class MemoryStore(MemoryUpkeep):

@@ -23,17 +23,6 @@ from penstock.stores.postgres.database import DatabaseSession
 from penstock.stores.postgres.pipeline import Values, columns
 from penstock.stores.postgres.write_batch import PostgresAdmissionClasses, accounts_from
 
-__all__ = [
-    "Heads",
-    "PostgresAdmissionView",
-    "PostgresSpent",
-    "ScanHint",
-    "Standby",
-    "enter",
-    "read_ledger_rows",
-    "spent_from",
-]
-
 PIECE: Final = 1_000
 #: A look at all lines comes only once in so many times its length, or so many seconds,
 REST: Final = 50

@@ -14,13 +14,13 @@ from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 from penstock.core.jobs.changes import Change, DispatchStep, JobStep
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import EventKind, Place
 from penstock.core.jobs.ledger import keys_of
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, JobState
-from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
+from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment
 from penstock.stores.api import Complete, CompletedDispatch
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import Values, array, columns
@@ -33,8 +33,6 @@ from penstock.stores.postgres.write_batch import (
     accounts_from,
     lock_ledger,
 )
-
-__all__ = ["Applying", "Changes", "Completing", "Judged"]
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from psycopg.rows import tuple_row
 from penstock.core.errors import OutcomeUnknown, StoreFailed
 from penstock.core.jobs.types import Moment
 from penstock.stores.api import Clock
-from penstock.stores.common.dispatches import uuid7
+from penstock.stores.common.rows import uuid7
 from penstock.stores.common.statements import statements
 from penstock.stores.postgres.pipeline import (
     Heard,
@@ -41,8 +41,6 @@ from penstock.stores.postgres.pipeline import (
     array,
     statement,
 )
-
-__all__ = ["Conflict", "ConnectionOptions", "Database", "DatabaseSession", "PipelineConnection"]
 
 T = TypeVar("T")
 

@@ -12,9 +12,8 @@ from typing import Final
 
 from penstock.core.errors import SchemaNewer, StoreFailed
 from penstock.stores.common.statements import migrations
-from penstock.stores.postgres.database import Database, PipelineConnection
-
-__all__ = ["migrate"]
+from penstock.stores.postgres.database import Database
+from penstock.stores.postgres.pipeline import PipelineConnection
 
 #: Any number will do that is the same for all.
 LOCK: Final = 0x50454E31

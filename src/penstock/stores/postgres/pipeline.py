@@ -24,19 +24,6 @@ from psycopg.pq import ConnStatus, ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import TupleRow
 
-__all__ = [
-    "Heard",
-    "PipelineConnection",
-    "RoundTrip",
-    "Statement",
-    "Values",
-    "array",
-    "column",
-    "columns",
-    "statement",
-    "text",
-]
-
 #: In order, or by name. Many may come as a function: it is called when what stands before them is with the server already.
 Values: TypeAlias = (
     "Sequence[Any] | Mapping[str, Any] | Callable[[], Sequence[Any] | Mapping[str, Any]] | Heard | None"

@@ -14,16 +14,13 @@ from penstock.core.jobs.ordering import AdmissionView
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Addon, Due, Overdue, Query
-from penstock.stores.common.audit import audit
-from penstock.stores.common.rows import ADMISSION_CLASS, dispatch_from, host_from, job_from
+from penstock.stores.common.checks import audit
+from penstock.stores.common.rows import ADMISSION_CLASS, dispatch_from, host_from, job_from, unpack
 from penstock.stores.common.statements import statements
-from penstock.stores.common.trail import unpack
 from penstock.stores.postgres.admission_view import Heads, PostgresAdmissionView, read_ledger_rows
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import array
 from penstock.stores.postgres.write_batch import PostgresAdmissionClasses
-
-__all__ = ["PostgresReads"]
 
 T = TypeVar("T")
 #: How much of each line is read at first by those who only look.

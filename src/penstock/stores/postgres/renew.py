@@ -13,17 +13,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.core.jobs.changes import Note, Renewal
-from penstock.core.jobs.end_rules import DispatchPhase, EndReason
+from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import AddonId, DispatchId, JobId, Moment, Money
+from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Moment, Money
 from penstock.stores.api import NotesFor, Renew, Standing
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import array, columns
 from penstock.stores.postgres.write_batch import NO_JOB, PostgresWriteBatch, Told
-
-__all__ = ["Renewing"]
 
 
 @dataclass(slots=True)

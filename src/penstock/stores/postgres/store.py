@@ -1,12 +1,14 @@
 """
 Jobs in a PostgreSQL database, for any number of hosts. Every process may submit, read and dispatch.
 
-Operations that arrive together in a process go out together: submits, rounds (with changes and completions) and heartbeats have a
-writer with group commit each, so that a submit never waits for a ledger row. The server's clock is the clock.
+Operations that arrive together in a process go to the server together: submits, rounds (with changes and
+completions) and heartbeats have a writer with group commit each, so that a submit never waits for a ledger
+row. The server's clock is the clock.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -14,12 +16,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.jobs.changes import Note, addon_note
+from penstock.core.jobs.changes import Change, Note, addon_note, completed
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import EventKind, Job
+from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.types import HostId, Moment
+from penstock.core.jobs.types import HostId, JobId, Moment
 from penstock.stores.api import (
     LOST_FOR,
     Admit,
@@ -28,6 +30,7 @@ from penstock.stores.api import (
     Complete,
     Depth,
     DrainHost,
+    Grant,
     Operation,
     Prune,
     Receipt,
@@ -41,20 +44,17 @@ from penstock.stores.api import (
     Standing,
     Submit,
 )
-from penstock.stores.common.checks import drain_note, name_taken
-from penstock.stores.common.dispatches import uuid7
-from penstock.stores.common.group_commit import Commit, GroupCommit, in_turn, outcome_of
-from penstock.stores.common.rows import host_values
-from penstock.stores.common.trail import forget
-from penstock.stores.postgres.batchers import RoundBatcher, SubmitBatcher
-from penstock.stores.postgres.caller_transaction import borrowed, retried
+from penstock.stores.common.checks import BatchUnknown, drain_note, name_taken, with_jobs
+from penstock.stores.common.group_commit import Commit, GroupCommit, answered, failed, in_turn, outcome_of
+from penstock.stores.common.rows import forget, host_values, uuid7
+from penstock.stores.postgres.changes import Applying, Changes, Completing
 from penstock.stores.postgres.database import ConnectionOptions, Database, DatabaseSession
 from penstock.stores.postgres.migrations import migrate
 from penstock.stores.postgres.pipeline import array, columns
 from penstock.stores.postgres.reads import PostgresReads
 from penstock.stores.postgres.renew import Renewing
-from penstock.stores.postgres.rounds import Admitting
-from penstock.stores.postgres.submit import Submitting
+from penstock.stores.postgres.rounds import Admitting, RoundAnswers, StartedRound
+from penstock.stores.postgres.submit import Submitting, borrowed, retried
 from penstock.stores.postgres.wakeups import NotificationListener
 from penstock.stores.postgres.write_batch import (
     NO_JOB,
@@ -63,8 +63,6 @@ from penstock.stores.postgres.write_batch import (
     accounts_from,
     lock_ledger,
 )
-
-__all__ = ["PostgresStore"]
 
 
 class PostgresStore(PostgresReads):
@@ -331,3 +329,109 @@ class PostgresStore(PostgresReads):
         self._renewals.close()
         self._wakeups.close()
         self._link.close()
+
+
+class SubmitBatcher(GroupCommit):
+    """`write`: all of them in one transaction, answered when that is durable."""
+
+    def __init__(self, write: Callable[[list[Submit]], list[list[Receipt]]]) -> None:
+        super().__init__(write)  # type: ignore[arg-type]  # nothing but submits comes here
+        #: The thread that has it submits for itself. If a Ctrl-C at the wrong moment loses it, the writer's own thread does it all.
+        self._pass = deque([object()])
+
+    def commit(self, operations: Sequence[Operation[Any]], *, wait: bool = False) -> list[Future[Any]]:
+        """
+        In the calling thread while no other one submits, so that two threads need not wake each other. Also in the main
+        thread, unlike a round: no other thread waits for these answers, and a submit that a Ctrl-C comes into is as open
+        as one that is waited for.
+        """
+        mine = self._take_pass() if wait else None
+        if mine is None:
+            return super().commit(operations)
+        try:
+            return [answered(answer) for answer in self._write(list(operations))]
+        except BatchUnknown as unknown:
+            return [
+                failed(with_jobs(unknown, receipts))
+                for _, receipts in zip(operations, unknown.answers, strict=True)
+            ]
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            if len(operations) == 1:
+                return [failed(error)]
+        finally:
+            self._pass.append(mine)
+        return super().commit(operations)  # one of them is bad, and fails alone
+
+    def _take_pass(self) -> object | None:
+        """Not before submits that were handed in earlier, perhaps by the same thread."""
+        if self._closed or not self.idle:
+            return None
+        try:
+            return self._pass.pop()
+        except IndexError:
+            return None
+
+
+class RoundBatcher(GroupCommit):
+    """
+    Changes, completions and rounds. `read_jobs`: for a round whose answer was lost with its connection. `committed`: called
+    after each transaction with whether it wrote events.
+    """
+
+    def __init__(
+        self,
+        admitting: Admitting,
+        read_jobs: Callable[[Sequence[JobId]], list[Job]],
+        committed: Callable[[bool], None],
+    ) -> None:
+        self.admitting, self._read_jobs, self._committed = admitting, read_jobs, committed
+        self._applying = Applying(admitting.link, admitting.demands, admitting.ordering)
+        #: Behind it, all operations that were handed in so far have been answered.
+        self.last: Future[Any] = answered([])
+        super().__init__(self._write_all)
+
+    def commit(self, operations: Sequence[Operation[Any]], *, wait: bool = False) -> list[Future[Any]]:
+        answers = super().commit(operations, wait=wait)
+        self.last = answers[-1]
+        return answers
+
+    def _write_all(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """The ends before the rounds, so that the rounds have the room that was given back."""
+        link, demands = self.admitting.link, self.admitting.demands
+        admissions = [op for op in operations if isinstance(op, Admit)]
+        completions = [op for op in operations if isinstance(op, Complete)]
+        if len(completions) + len(admissions) == len(operations):
+            written = self.admitting.write(Completing(link, demands, completions), admissions)
+        else:
+            now = link.now()
+            changes = Changes(demands, [_changes(op, now) for op in operations if not isinstance(op, Admit)])
+            if admissions:
+                written = self.admitting.write(changes, admissions)
+            else:
+                written = RoundAnswers(*link.transact(lambda session: self._applying.run(session, changes)))
+            self.admitting.scan_hint.disturbed()
+        started = iter([self._grants(started) for started in written.started])
+        self._committed(written.told)
+        applied = iter(written.applied)
+        return [next(started) if isinstance(op, Admit) else next(applied) for op in operations]
+
+    def _grants(self, started: StartedRound) -> list[Grant]:
+        jobs = started.jobs
+        if missing := [d.job_id for d in started.dispatches if _runs(d) and d.job_id not in jobs]:
+            jobs |= {job.job_id: job for job in self._read_jobs([job_id for job_id in missing if job_id])}
+        return [
+            Grant(d, jobs.get(d.job_id) if d.job_id is not None and _runs(d) else None)
+            for d in started.dispatches
+        ]
+
+
+def _runs(dispatch: Dispatch) -> bool:
+    return dispatch.job_id is not None and dispatch.started_at is not None
+
+
+def _changes(operation: Operation[Any], now: Moment) -> Sequence[Change]:
+    """Beside changes, completions are changes too, so that all are judged in the order of their arrival."""
+    if isinstance(operation, Complete):
+        return [completed(done.dispatch_id, now, done.result) for done in operation.done]
+    assert isinstance(operation, Apply)
+    return operation.changes

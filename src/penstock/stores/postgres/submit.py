@@ -1,19 +1,27 @@
 """
-Submits that arrived together, in one transaction; or one, in a transaction of the caller's own.
+Submits that arrived together, in one transaction; or one submit in a transaction of the caller's own.
 
-Most submits have nothing to ask first: no key that may have been used, no limit that may be reached. They are one statement and
-one round trip. Most are one call each of the same few functions, so all that does not depend on the moment is made once and kept
-(`Forms`): it was a third of what a submit costs in its process.
+Most submits have nothing to ask first: no key that may have been used, no limit that may be reached. They are
+one statement and one round trip. Most are calls of the same few functions, so everything that does not depend
+on the moment is made once and kept (`Forms`): it was a third of what a submit costs in its process.
+
+In a transaction of the caller our statements run like the caller's own, and the caller ends it.
 """
 
+#: Of forms; beyond it all are made again: then every job has something of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
+import psycopg
 from msgspec.structs import replace
+from psycopg.errors import UniqueViolation
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
 from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of, all_but_payload
@@ -23,15 +31,11 @@ from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId, Moment
 from penstock.stores.api import Depth, Receipt, Submit
 from penstock.stores.common.checks import BatchUnknown, key_conflict, refuse_beyond
-from penstock.stores.common.rows import body_hash, intent_row, job_row
-from penstock.stores.common.trail import pack
+from penstock.stores.common.rows import body_hash, intent_row, job_row, pack
 from penstock.stores.postgres.database import Database, DatabaseSession
-from penstock.stores.postgres.pipeline import Values, array, columns, text
+from penstock.stores.postgres.pipeline import Heard, Statement, Values, array, columns, text
 from penstock.stores.postgres.write_batch import PostgresAdmissionClasses
 
-__all__ = ["Forms", "Submitting"]
-
-#: Of forms; beyond it all are made again: then every job has something of its own.
 MOST_KEPT: Final = 1_000
 #: As `job_row` and `intent_row` have them.
 _NAMES: Final = (
@@ -327,3 +331,71 @@ def _near(depth: Depth, queued: Counter[AddonId], more: Counter[AddonId]) -> boo
     return total or (
         depth.per_addon is not None and any(queued[a] + n > depth.per_addon // 2 for a, n in more.items())
     )
+
+
+T = TypeVar("T")
+TRIES: Final = 3
+
+
+@contextmanager
+def borrowed(connection: Any, sql: Mapping[str, Statement]) -> Iterator[DatabaseSession]:
+    """
+    A savepoint: what is refused takes back what we wrote and nothing of the caller's. On a connection without a transaction one is
+    begun, as any statement on it would; in autocommit there is none to be part of, and ours is committed.
+    """
+    con = _psycopg(connection)
+    if not con.autocommit and con.info.transaction_status == TransactionStatus.IDLE:
+        con.execute("SELECT 1")
+    with con.transaction():
+        session = _Borrowed(_Guest(con), sql, ())
+        yield session
+        session.finish()
+
+
+def retried(attempt: Callable[[], T]) -> T:
+    """Somebody committed the same key while we waited for them: the savepoint is rolled back, and now their job can be seen."""
+    for _ in range(TRIES):
+        with suppress(UniqueViolation):
+            return attempt()
+    return attempt()
+
+
+class _Borrowed(DatabaseSession):
+    def finish(self) -> None:
+        """Without a COMMIT: that is the caller's."""
+        self.flush()
+
+
+class _Guest:
+    """Our statements on somebody else's connection, with rows as we read them, whatever its owner has set."""
+
+    def __init__(self, con: psycopg.Connection[Any]) -> None:
+        self._cursor = psycopg.RawCursor(con, row_factory=tuple_row)
+
+    def exchange(
+        self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
+    ) -> list[list[Any]]:
+        return [self._one(statement, values) for statement, values in (*calls, *behind)]
+
+    def _one(self, statement: Statement, values: Values) -> list[Any]:
+        bound = [None if value is None else value.decode() for value in statement.bind(values)]
+        self._cursor.execute(statement.text, bound)
+        rows = self._cursor.fetchall() if self._cursor.description else []
+        if isinstance(values, Heard):
+            values.then(rows)
+        return rows
+
+
+def _psycopg(given: Any) -> psycopg.Connection[Any]:
+    """SQLAlchemy: a Session has a Connection, that one a pooled connection, and that one the driver's."""
+    found = given
+    if callable(getattr(found, "connection", None)):
+        found = found.connection()
+    if not isinstance(found, psycopg.Connection) and hasattr(found, "connection"):
+        found = getattr(found.connection, "driver_connection", None)
+    if not isinstance(found, psycopg.Connection):
+        raise TypeError(
+            f"connection must be a psycopg Connection, or a SQLAlchemy Session or Connection on psycopg, "
+            f"not {type(given).__module__}.{type(given).__qualname__}"
+        )
+    return found

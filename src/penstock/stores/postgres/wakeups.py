@@ -18,11 +18,9 @@ from typing import Final
 import psycopg
 
 from penstock.core.errors import PenstockError
-from penstock.stores.common.dispatches import uuid7
-from penstock.stores.postgres.database import Database, PipelineConnection
-from penstock.stores.postgres.pipeline import Values, statement
-
-__all__ = ["NotificationListener"]
+from penstock.stores.common.rows import uuid7
+from penstock.stores.postgres.database import Database
+from penstock.stores.postgres.pipeline import PipelineConnection, Values, statement
 
 POLL_SEC: Final = 1.0
 #: Between two notices of one process: the first goes out at once, those close behind it become one.

@@ -18,21 +18,9 @@ from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ledger import Account, keys_of
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
-from penstock.stores.common.rows import class_from, class_row
-from penstock.stores.common.trail import pack
+from penstock.stores.common.rows import class_from, class_row, pack
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import array, columns
-
-__all__ = [
-    "NO_JOB",
-    "EventRow",
-    "Key",
-    "PostgresAdmissionClasses",
-    "PostgresWriteBatch",
-    "Told",
-    "accounts_from",
-    "lock_ledger",
-]
 
 #: Whose event it is: the job's number and id, the event's number within the job, the job's state after it.
 Told: TypeAlias = tuple[int | None, JobId | None, int, JobState | None]

@@ -23,15 +23,6 @@ from penstock.stores.common.rows import class_from, class_row
 from penstock.stores.sqlite.connection import one, query, statements
 from penstock.stores.sqlite.totals import Accounts, Held
 
-__all__ = [
-    "NewQueued",
-    "Queued",
-    "SqliteAdmissionClasses",
-    "SqliteAdmissionView",
-    "SqliteSpent",
-    "read_ledger_totals",
-]
-
 #: Which line it is: the number of its demand, and 2 for the urgent one.
 _Key: TypeAlias = tuple[int, int]
 _NOTHING: Final[Held] = {}

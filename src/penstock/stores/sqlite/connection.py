@@ -1,15 +1,23 @@
 """
-The SQLite file: how it is opened, brought to the present schema, and guarded.
+The SQLite file: how it is checked, opened, locked, and brought to the present schema.
 
-Two locks lie beside it. `-dispatch` is held for as long as a process dispatches, and tells who that is. `-write` is held for
-one commit: SQLite's own busy handler sleeps up to 100 ms between tries, while the kernel wakes the next in line at once.
+Two locks lie beside the file. A process holds `-dispatch` for as long as it dispatches; the lock says which
+process that is. A writer holds `-write` for one commit: SQLite's own busy handler sleeps up to 100 ms between
+tries, while the kernel wakes the next waiter at once.
+
+A SQLite file can lose acknowledged work in ways that SQLite does not notice. This module refuses two: a file
+system whose locks do not hold between hosts, and a damaged page. `guard.py` refuses files that were removed,
+replaced or cut.
 """
 
+#: "PEN1": another program's database is not ours to migrate.
+#: How long a file that was not closed properly is examined before work goes on. A crash alone damages nothing; this looks for what came with it.
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from functools import cache
@@ -22,21 +30,6 @@ from penstock.core.errors import DispatcherHeld, SchemaNewer, StoreFailed
 from penstock.stores.common.statements import migrations
 from penstock.stores.common.statements import statements as by_name
 
-__all__ = [
-    "DispatchLock",
-    "WriteLock",
-    "connect",
-    "failures",
-    "migrate",
-    "newest_event",
-    "one",
-    "query",
-    "schema_version",
-    "statements",
-    "write_copy",
-]
-
-#: "PEN1": another program's database is not ours to migrate.
 APPLICATION_ID: Final = 0x50454E31
 #: Before this one, two connections that write and checkpoint can corrupt a database in WAL mode.
 SAFE_WAL: Final = (3, 51, 3)
@@ -269,3 +262,122 @@ def _read_holder(fd: int) -> dict[str, object]:
         # It has the lock and has not written its name yet.
         told = {"holder": "another process", "pid": "unknown"}
     return told
+
+
+EXAMINE_SEC: Final = 2.0
+#: The small tables first: the time is for all of them.
+TABLES: Final = (
+    "totals",
+    "budget",
+    "host",
+    "admission_class",
+    "checkpoint",
+    "active_dispatch",
+    "queue",
+    "ended_jobs",
+    "ended_dispatch",
+    "job",
+    "intent",
+    "mention",
+    "trail",
+)
+#: As the kernel names them, with or without `fuse.` before it. Their locks, or their shared memory, do not hold between hosts.
+FAR: Final = frozenset(
+    {
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "gcsfuse",
+        "glusterfs",
+        "goofys",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+        "nfs",
+        "nfs4",
+    }
+    | {"rclone", "s3fs", "smb3", "smbfs", "sshfs"}
+)
+
+
+def refuse_network_file_system(path: Path) -> None:
+    device = path.parent.stat().st_dev
+    for line in _mounts():
+        words = line.split()
+        if words[2] == f"{os.major(device)}:{os.minor(device)}":
+            kind = words[words.index("-") + 1]
+            if kind.removeprefix("fuse.") in FAR:
+                raise StoreFailed(
+                    f"{path} lies on a network file system ({kind}, mounted at {words[4]}), where SQLite's locks do not hold: "
+                    "put it on a local disk, or use PostgreSQL for several hosts",
+                    kind="network",
+                    file_system=kind,
+                )
+            return
+
+
+def _mounts() -> list[str]:
+    try:
+        return Path("/proc/self/mountinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return []  # not on Linux, or nothing may be seen: then nothing is known, and nothing refused
+
+
+def free_bytes(path: Path) -> int:
+    """What this user can still write beside the file."""
+    disk = os.statvfs(path.parent)
+    return disk.f_frsize * (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail)
+
+
+class Presence:
+    """
+    Held by every process that has the file open. Whoever comes first and finds a `-wal` with something in it knows that the last
+    one did not close it, and examines the file while the others wait.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path.with_name(path.name + "-open"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.alone = True
+        except BlockingIOError:
+            self.alone = False
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+        wal = path.with_name(path.name + "-wal")
+        self._left_open = self.alone and wal.exists() and wal.stat().st_size > 0
+
+    def examine(self, con: apsw.Connection) -> None:
+        if self._left_open:
+            problem = first_problem(con)
+            if problem is not None:
+                raise StoreFailed(
+                    f"{self._path} is damaged ({problem}) and was left as it is: restore a backup, or save what can be read by "
+                    f"`sqlite3 {self._path} .recover | sqlite3 recovered.db`",
+                    kind="corrupt",
+                )
+        if self.alone:
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def first_problem(con: apsw.Connection) -> str | None:
+    """What SQLite finds wrong with the tables of this file, in the time that a start may take."""
+    last = time.monotonic() + EXAMINE_SEC
+    con.set_progress_handler(lambda: time.monotonic() > last, 100_000)
+    # A process that was killed at its very first start has made some of them, or none.
+    there = {name for (name,) in con.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    try:
+        for table in (table for table in TABLES if table in there):
+            for (said,) in con.execute(f"PRAGMA quick_check({table})"):
+                if said != "ok":
+                    return str(said).splitlines()[0]
+    except apsw.InterruptError:
+        pass  # a large file: what could be examined in the time is sound
+    finally:
+        con.set_progress_handler(None)
+    return None

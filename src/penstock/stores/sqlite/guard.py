@@ -18,11 +18,8 @@ import apsw
 
 from penstock.core.errors import PenstockError, StoreFailed
 from penstock.stores.sqlite import high_water
-from penstock.stores.sqlite.connection import connect, newest_event, write_copy
-from penstock.stores.sqlite.health import first_problem
+from penstock.stores.sqlite.connection import connect, first_problem, newest_event, write_copy
 from penstock.stores.sqlite.high_water import HighWater, HighWaterMark
-
-__all__ = ["FileGuard", "FileLost", "Loss", "refuse_behind", "refuse_lost", "refuse_missing"]
 
 #: By this much the `-wal` is made longer when it has grown, until it is as long as it gets between two checkpoints.
 LEAST_AHEAD: Final = 1 << 20

@@ -21,8 +21,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-__all__ = ["HighWater", "HighWaterMark", "mark_file", "read", "reset"]
-
 log = logging.getLogger("penstock.stores")
 
 _MAGIC: Final = b"PENMARK1"

@@ -27,13 +27,10 @@ from penstock.stores.api import (
     Shift,
 )
 from penstock.stores.common.checks import drain_note, name_taken
-from penstock.stores.common.rows import host_values, listed
-from penstock.stores.common.trail import forget
+from penstock.stores.common.rows import forget, host_values, listed
 from penstock.stores.sqlite.connection import one, query
 from penstock.stores.sqlite.guard import Loss
 from penstock.stores.sqlite.write_batch import NO_JOB, SqliteWriteBatch
-
-__all__ = ["SqliteUpkeep"]
 
 _FORGET: Final = ("forget_mentions", "forget_checkpoint", "forget_intent", "forget_dispatches", "forget_job")
 _numbers: Final = msgspec.json.Decoder(list[int]).decode

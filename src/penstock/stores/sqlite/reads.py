@@ -24,9 +24,16 @@ from penstock.core.jobs.ordering import AdmissionView
 from penstock.core.jobs.states import IN_FLIGHT, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Addon, Clock, Due, Overdue, Query
-from penstock.stores.common.audit import audit
-from penstock.stores.common.rows import ADMISSION_CLASS, dispatch_from, host_from, job_from, listed, parts_of
-from penstock.stores.common.trail import unpack
+from penstock.stores.common.checks import audit
+from penstock.stores.common.rows import (
+    ADMISSION_CLASS,
+    dispatch_from,
+    host_from,
+    job_from,
+    listed,
+    parts_of,
+    unpack,
+)
 from penstock.stores.sqlite.admission_view import (
     SqliteAdmissionClasses,
     SqliteAdmissionView,
@@ -35,8 +42,6 @@ from penstock.stores.sqlite.admission_view import (
 from penstock.stores.sqlite.connection import connect, failures, one, query, statements
 from penstock.stores.sqlite.guard import FileGuard, FileLost
 from penstock.stores.sqlite.totals import Accounts, read_ledger
-
-__all__ = ["SqliteReads", "found", "marks"]
 
 
 def found(query: Query) -> tuple[str, list[Any]]:

@@ -22,8 +22,6 @@ from penstock.core.errors import StoreFailed
 from penstock.stores.sqlite import high_water
 from penstock.stores.sqlite.connection import connect, copy, failures, schema_version, write_copy
 
-__all__ = ["restore"]
-
 #: The main file first: a start refuses a `-wal` without it, but would take the main file alone for the whole database.
 _PARTS: Final = ("", "-wal", "-shm")
 

@@ -23,20 +23,25 @@ from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.types import JobId, Moment
 from penstock.stores.api import Clock, Operation, Receipt, Relay, Submit, committed
 from penstock.stores.common.checks import BatchUnknown
-from penstock.stores.common.dispatches import uuid7
 from penstock.stores.common.group_commit import GroupCommit, answered
+from penstock.stores.common.rows import uuid7
 from penstock.stores.sqlite import high_water
-from penstock.stores.sqlite.connection import DispatchLock, WriteLock, connect, failures, migrate
+from penstock.stores.sqlite.connection import (
+    DispatchLock,
+    Presence,
+    WriteLock,
+    connect,
+    failures,
+    free_bytes,
+    migrate,
+    refuse_network_file_system,
+)
 from penstock.stores.sqlite.guard import FileGuard, Loss, refuse_behind, refuse_missing
-from penstock.stores.sqlite.health import Presence, free_bytes, refuse_network_file_system
 from penstock.stores.sqlite.high_water import HighWaterMark
 from penstock.stores.sqlite.reads import SqliteReads
-from penstock.stores.sqlite.socket_names import SocketNames
 from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, SubmitRelayServer
 from penstock.stores.sqlite.transaction import AcceptLoss, Transaction
-from penstock.stores.sqlite.wakeups import WakeupClient, WakeupServer, notify
-
-__all__ = ["SqliteStore"]
+from penstock.stores.sqlite.wakeups import SocketNames, WakeupClient, WakeupServer, notify
 
 #: With less room than this, some submits fail and others do not.
 LEAST_FREE: Final = 1 << 20

@@ -37,9 +37,7 @@ from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import Constraint, JobId, RunWhen
 from penstock.stores.api import Depth, Receipt, Relay, Submit
 from penstock.stores.common.group_commit import failed
-from penstock.stores.sqlite.socket_names import SocketNames
-
-__all__ = ["NamedSubmit", "SubmitRelayClient", "SubmitRelayServer"]
+from penstock.stores.sqlite.wakeups import SocketNames
 
 #: A larger submit pays for its own commit easily.
 MOST_JOBS: Final = 64

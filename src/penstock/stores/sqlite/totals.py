@@ -18,8 +18,6 @@ from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, Moment
 from penstock.stores.sqlite.connection import one, query
 
-__all__ = ["Accounts", "Held", "Kept", "Lease", "SqliteTotals", "read_ledger"]
-
 #: Units and how many, by row of the ledger.
 Held: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
 _encode: Final = msgspec.json.Encoder().encode

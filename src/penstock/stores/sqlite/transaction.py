@@ -36,19 +36,15 @@ from penstock.stores.api import (
     Terms,
 )
 from penstock.stores.common.checks import key_conflict, refuse_beyond
-from penstock.stores.common.dispatches import new_dispatch
-from penstock.stores.common.rows import body_hash, by_name, encode, intent_row, job_row, listed
+from penstock.stores.common.rows import body_hash, by_name, encode, intent_row, job_row, listed, new_dispatch
 from penstock.stores.sqlite.admission_view import NewQueued, Queued, SqliteAdmissionClasses
-from penstock.stores.sqlite.batch import complete, take
-from penstock.stores.sqlite.changes import Moved, move_dispatch, move_job, renew
+from penstock.stores.sqlite.changes import Moved, complete, move_dispatch, move_job, renew, take
 from penstock.stores.sqlite.connection import WriteLock, failures, one, query, statements
 from penstock.stores.sqlite.guard import FileGuard, FileLost, Loss
 from penstock.stores.sqlite.maintenance import SqliteUpkeep
 from penstock.stores.sqlite.submit_relay import NamedSubmit
 from penstock.stores.sqlite.totals import SqliteTotals
 from penstock.stores.sqlite.write_batch import NO_JOB, SqliteWriteBatch
-
-__all__ = ["AcceptLoss", "Transaction"]
 
 _SUBMITTED, _QUEUED = str(EventKind.SUBMITTED), str(JobState.QUEUED)
 #: What `apply` reads by.

@@ -1,13 +1,20 @@
 """
-What a transaction writes, gathered: rows and events go in with few statements, and a sum (ledger, account, tally) is written once
-per key, however many jobs were moved. And the jobs that a round has started, as values: the round has just read them, so their
-workers need not (`Started`).
+What one transaction writes, gathered: rows and events go in with few statements, and a total once per key,
+however many jobs moved.
+
+The batch also keeps the jobs that a round has started as values (`Started`): the round has just read them, so
+their workers need not. Many rows are written by one statement: `executemany` takes the statement out of the
+connection's cache and puts it back for every row, and each time the cache drops another one, so a batch of a
+hundred compiled most statements of the store anew.
 """
 
+#: So many rows by one statement.
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import apsw
@@ -15,15 +22,13 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.jobs.changes import Note
-from penstock.core.jobs.end_rules import DispatchPhase
+from penstock.core.jobs.end_rules import NONE_YET, Counters, DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.ledger import Account, FairShare, keys_of
-from penstock.core.jobs.retry import NONE_YET, Counters
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
-from penstock.stores.common.rows import by_name, intent_from, listed
-from penstock.stores.common.trail import pack
+from penstock.stores.common.rows import by_name, intent_from, listed, pack
 from penstock.stores.sqlite.admission_view import (
     NewQueued,
     Queued,
@@ -32,10 +37,57 @@ from penstock.stores.sqlite.admission_view import (
     read_ledger_totals,
 )
 from penstock.stores.sqlite.connection import one, statements
-from penstock.stores.sqlite.multirow import insert, update, write
 from penstock.stores.sqlite.totals import Held, Kept, Lease, SqliteTotals
 
-__all__ = ["NO_JOB", "SqliteWriteBatch", "Started", "Told"]
+SIZES: Final = (64, 16, 4, 3, 2, 1)
+
+
+def insert(con: apsw.Connection, name: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    first, left = 0, len(rows)
+    for size in SIZES if left > 4 else (left,):
+        while left >= size > 0:
+            con.execute(_rows_at_once(name, size), tuple(chain.from_iterable(rows[first : first + size])))
+            first, left = first + size, left - size
+
+
+@cache
+def _rows_at_once(name: str, size: int) -> str:
+    head, _, values = statements()[name].rpartition("VALUES")
+    return f"{head}VALUES {', '.join([values] * size)}"
+
+
+def update(con: apsw.Connection, name: str, groups: dict[Hashable, list[Any]]) -> None:
+    """
+    `groups`: the keys of the rows that get the same values. Each statement names the state that it leaves. One that finds another would be
+    a bug of ours, and must not be committed.
+    """
+    before, many = con.total_changes(), _keys_at_once(name)
+    for values, keys in groups.items():
+        if len(keys) == 1:
+            con.execute(statements()[name], (*values, keys[0]))  # type: ignore[misc]  # a tuple, whatever is in it
+        else:
+            con.execute(many, (*values, listed(keys)))  # type: ignore[misc]  # likewise
+    _check(con, name, before, sum(map(len, groups.values())))
+
+
+def write(con: apsw.Connection, name: str, values: tuple[Any, ...], rows: int) -> None:
+    """One statement that finds by itself which rows it concerns, and how many these must be."""
+    before = con.total_changes()
+    con.execute(statements()[name], values)
+    _check(con, name, before, rows)
+
+
+def _check(con: apsw.Connection, name: str, before: int, rows: int) -> None:
+    if con.total_changes() - before != rows:
+        raise AssertionError(f"{name}: a row was not in the state it was read in")
+
+
+@cache
+def _keys_at_once(name: str) -> str:
+    """The key is the last thing a statement asks for."""
+    head, _, number = statements()[name].rpartition(" = ?")
+    return f"{head} IN (SELECT value FROM json_each(?{number}))"  # noqa: S608 - fixed words
+
 
 _decode: Final = msgspec.json.Decoder(tuple[Any, ...]).decode
 #: What `said_of` leaves out of a job that has nothing of it.
