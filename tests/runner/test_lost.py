@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from penstock.core.errors import StoreFailed
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.runner.output import OutputCleaner
+from penstock.stores.api import Apply, Complete
 from tests.waiting import LONG, alive, until
 
 from .plant import SOAK
@@ -114,19 +117,19 @@ def test_what_belongs_to_a_forgotten_job_is_removed_and_nothing_else(plant):
     assert plant.output(kept)["stdout"] == "kept\n"
 
 
-def test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown(plants, monkeypatch):
-    from penstock.core.errors import StoreFailed
+def refused(operations):
+    """The answers of a store whose disk is full."""
+    answers = [Future() for _ in operations]
+    for answer in answers:
+        answer.set_exception(StoreFailed("the disk is full"))
+    return answers
 
+
+def test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown(plants, monkeypatch):
     plant = plants()
     job = plant.command("sleep", "300")
     [pid] = until(plant.runner.pids)
-    full = StoreFailed("the disk is full")
-
-    def fail(*_, **__):
-        raise full
-
-    for verb in ("apply", "apply_soon", "complete_soon", "exchange_soon", "renew"):
-        monkeypatch.setattr(plant.store, verb, fail)
+    monkeypatch.setattr(plant.store, "commit", lambda *operations, wait=False: refused(operations))
     began = time.monotonic()
     plant.runner.stop(1)
 
@@ -139,24 +142,19 @@ def test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown(plants, monkey
 
 
 def test_an_end_that_cannot_be_written_is_written_later(plants, monkeypatch):
-    from penstock.core.errors import StoreFailed
-
     plant = plants()
     job = plant.command("sleep", "0.2")
     until(plant.runner.pids)
-    failed = []
+    commit, failed = plant.store.commit, []
 
-    def failing(verb):
-        def fail(done, *more):
-            if not done:
-                return verb(done, *more)
-            failed.append(done)
-            raise StoreFailed("the disk is full")
+    def commit_all_but_ends(*operations, wait=False):
+        ends = [each for each in operations if isinstance(each, Apply | Complete) and not each.empty]
+        if not ends:
+            return commit(*operations, wait=wait)
+        failed.extend(ends)
+        return refused(operations)
 
-        return fail
-
-    for name in ("complete_soon", "exchange_soon"):
-        monkeypatch.setattr(plant.store, name, failing(getattr(plant.store, name)))
+    monkeypatch.setattr(plant.store, "commit", commit_all_but_ends)
     until(lambda: failed)
     assert plant.state(job) == "RUNNING"
     monkeypatch.undo()
