@@ -240,8 +240,8 @@ def test_a_job_that_kills_its_process_is_one_crash_each_and_harms_nobody(program
 
 @pytest.mark.parametrize("look", ["ctx.check()", "pass"])
 def test_a_cancel_ends_a_process_that_looks_and_one_that_does_not(program, look):
-    main = """from penstock.library import remote_calls
-remote_calls.GRACE_SEC = 0.2
+    main = """from penstock.library import attempt
+attempt.GRACE_SEC = 0.2
 with scheduler:
     job = forever.enqueue()
     while job.state != "RUNNING":

@@ -13,8 +13,7 @@ from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKind
 from penstock.scheduler.host_load import HostLoad
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
-from penstock.simulation import Arrival, made_up, play, replayed
-from penstock.simulation import play as figures
+from penstock.simulation import Arrival, figures, made_up, play, replayed
 from penstock.stores.api import Depth
 from penstock.stores.memory.store import MemoryStore
 
