@@ -113,6 +113,26 @@ def test_the_processes_of_the_runner_need_the_standard_library_alone(module):
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)  # without site-packages
 
 
+@pytest.mark.parametrize(
+    "module",
+    [
+        "daemon.running",
+        "cli.main",
+        "cli.submit",
+        "server.app",
+        "library.scheduler",
+        "client",
+        "runner.runner",
+    ],
+)
+def test_jobs_load_without_the_other_extras(module):
+    """`pip install penstock[jobs]` brings no OpenTelemetry, psycopg, Ray, cloudpickle or pygraphviz."""
+    extras = ["opentelemetry", "psycopg", "ray", "cloudpickle", "setproctitle", "pygraphviz"]
+    code = f"import sys; sys.modules.update(dict.fromkeys({extras})); import penstock.{module}"
+
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_part_has_its_rule():
     assert {part_of(path) for path in FILES} <= set(MAY_IMPORT)
 

@@ -28,7 +28,7 @@ from penstock.client.signals import heard
 from penstock.core.errors import DispatcherHeld, PenstockError, Unavailable
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import AddonId, seconds
-from penstock.daemon.telemetry import configure
+from penstock.daemon.logs import configure
 from penstock.runner import Functions, Leftovers, Runner, RunnerOptions
 from penstock.runner.runner import AFTER_STOP
 from penstock.scheduler.clock import SteadyClock
