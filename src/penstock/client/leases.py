@@ -28,7 +28,7 @@ from penstock.work.context import JobFacts
 from penstock.work.executors import InvokedFunction
 
 AT_RISK: Final = 0.66
-#: Of the lease: so often it is renewed. One beat may be lost without anybody noticing.
+#: Of the lease: so often it is renewed. One lost heartbeat does no harm.
 BEAT: Final = 0.3
 
 

@@ -98,7 +98,7 @@ class OtlpExport:
         try:
             data = measured(self._families(), self._resource, self._began_ns, time.time_ns())
             sent = self._exporter.export(data, timeout_millis=timeout_ms) is MetricExportResult.SUCCESS
-        except Exception:  # an exporter is somebody's code, and a store in trouble is resource of by others
+        except Exception:  # an exporter may raise anything; other parts report a store in trouble
             log.debug("metrics were not sent", exc_info=True)
             sent = False
         if sent and self._refused:

@@ -87,7 +87,7 @@ class JobAttempt:
         self.began: float = 0.0  # on the monotonic clock; 0: it waits for a thread
         self.stop: EndReason | None = None
         self.lost = False
-        self.given_up = False  # its place is somebody else's
+        self.given_up = False  # another attempt has its place
         self.yielding = False
         self.fresh_progress: float | None = None
         self.spent: Money | None = None

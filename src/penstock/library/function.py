@@ -73,7 +73,7 @@ class JobFunction(Generic[P, C, R]):
 
     @property
     def name(self) -> str:
-        """The job's type in the queue. Whoever opens the same file and registers this name can run what was enqueued."""
+        """The job's type in the queue. A program that opens the same file and registers this name can run the job."""
         return self._options.like.job_type
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:

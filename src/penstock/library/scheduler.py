@@ -199,7 +199,7 @@ class Scheduler:
         return JobHandle(self, JobId(job_id), None if function is None else function.arguments)
 
     def _explain(self, job_id: JobId) -> Explanation:
-        """As the desk does, and what only a library knows: whether there is anybody to run it."""
+        """The service's explanation, and whether this program runs such jobs, which only the library knows."""
         told = self._job_service.explain(job_id)
         if told.state is not JobState.QUEUED:
             return told

@@ -1,4 +1,4 @@
-"""Files and directories that hold what nobody else on this machine may read."""
+"""Files and directories that no other user of this machine may read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Unsafe(PenstockError):
 
 
 def private_directory(path: Path) -> Path:
-    """Made if it is not there; refused if anybody else can enter it."""
+    """Make the directory if it is missing; refuse it if another user can enter it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_shared(path, "700")
     return path

@@ -69,7 +69,7 @@ class _Full(NamedTuple):
 
 
 class SubmitWaitlist:
-    """A part of the engine. `wake`: somebody waits now; see to it that `step` is called, and after every change."""
+    """A part of the scheduler. `wake`: a submit waits now; call `step` soon, and after every change."""
 
     def __init__(
         self, store: Store, commit: CommitSubmits, depth: Depth, wake: Callable[[], None] = lambda: None

@@ -16,7 +16,7 @@ of operations and answers each with a Future of its own:
    its jobs or none.
 4. A commit whose outcome is unknown (the sync failed, the server did not answer) is never tried again: every operation of the
    transaction fails with OutcomeUnknown, and a `Submit` learns which jobs to look for.
-5. `Admit` is the only operation with a function in it that decides: admission must see rows that nobody else can change
+5. `Admit` is the only operation with a function in it that decides: admission must see rows that no other process can change
    until its verdict is written. It is a transaction over the ledger, not a compare-and-set on one job. `run_round` must be
    quick, and the store may call it again. Everything else that happens to a job is a `Change`, decided beforehand and
    applied by compare-and-set: False says that it was decided on stale knowledge, and that nothing was changed.
@@ -239,7 +239,7 @@ class Renew(Operation[list[Standing | None]], frozen=True):
 
 class Admit(Operation[list[Grant]], frozen=True):
     """
-    One round of a host. `run_round` decides on rows that nobody else can change until its verdict is written; it must be
+    One round of a host. `run_round` decides on rows that no other process can change until its verdict is written; it must be
     quick, and the store may call it again. `terms` hold for all that this round starts.
 
     `preview` is called while the round is being written, in the thread that writes, by a store that has time then: the

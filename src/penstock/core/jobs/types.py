@@ -2,7 +2,7 @@
 The words of the durable scheduler: moments, ids, priorities, constraints.
 
 A moment is an integer: comparisons are exact, the same in Python and in both SQL dialects, and the order key
-of a job (`order.turn`) can be recomputed to the last digit when somebody asks why it ran when it did. Names
+of a job (`ordering.order_key`) can be recomputed exactly when a user asks why it ran when it did. Names
 that end in `_sec` are seconds, as the HTTP fields are; every other time in the core is in microseconds.
 """
 

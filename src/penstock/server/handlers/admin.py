@@ -1,4 +1,4 @@
-"""Handlers for tokens. Nobody can give away more than they have."""
+"""Handlers for tokens. A token cannot make one with more rights than its own."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class _Reader:
 
     def read(self, text: bytes) -> NamedSubmit:
         names, rows, depth = _requests.decode(text)
-        return NamedSubmit([self._intent(row) for row in rows], Depth(*depth), names)  # type: ignore[arg-type]
+        return NamedSubmit([self._intent(row) for row in rows], Depth(*depth), names)  # type: ignore[arg-type]  # rows come as plain lists
 
     def _intent(self, row: _Row) -> Intent:
         like = (*row[:8], *row[9:])  # all but the payload
