@@ -38,7 +38,7 @@ log = logging.getLogger("penstock.library")
 
 
 class AttemptReports(Protocol):
-    """What an attempt needs of the desk."""
+    """What an attempt needs of the job service."""
 
     def heartbeat(
         self,

@@ -88,7 +88,7 @@ class JobRunner:
         self._commit_cost = EXPENSIVE if far else 0
 
     def join(self, job_service: JobService, ring: Callable[[], None]) -> None:
-        """The desk is made with its parts, of which this is one: so it comes after."""
+        """The job service is made with its parts, of which this is one: so it comes after."""
         self._job_service, self._ring = job_service, ring
 
     # what the driver asks

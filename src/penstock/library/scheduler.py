@@ -359,7 +359,7 @@ class Scheduler:
 
 class OpenScheduler(NamedTuple):
     store: Store
-    service: SchedulerService  # never started: its desk serves those who only enqueue and look
+    service: SchedulerService  # never started: its job service serves those who only enqueue and look
     waiter: ResultWaiter
 
 

@@ -2,7 +2,7 @@
 The runner: fetches jobs of its three types from the scheduler, runs them in processes of their own, and always knows how each ends.
 
 One thread does everything here. It runs nobody's code and waits for nothing but its sockets and the store, so heartbeats go out whatever a job
-does. Decisions about ending are the tracker's; processes are the crew's; this file carries messages between them and the desk.
+does. Decisions about ending are the tracker's; processes are the supervisor's; this file carries messages between them and the job service.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ class Runner:
         self._carry_out(self._tracker.ask(dispatch_id))
 
     def _look(self) -> None:
-        """Who has been told to stop: by a person, by the keeper, by preemption."""
+        """Who has been told to stop: by a person, by the maintenance, by preemption."""
         self._rung, self._news = False, True
         self._look_at = boot_time() + _BREATH
         self._turn_at = min(self._turn_at, self._look_at)

@@ -25,7 +25,7 @@ log = logging.getLogger("penstock.purse")
 
 
 class BudgetEnforcer:
-    """A part of the engine, and what the desk asks about spending."""
+    """A part of the scheduler, and what the job service asks about spending."""
 
     def __init__(self, store: Store, rules: SchedulerRules) -> None:
         self._store, self._rules = store, rules

@@ -2,7 +2,7 @@
 A clock that no lease can be moved by.
 
 It is the wall clock of the moment it was made, carried on by the monotonic clock. When the wall clock has been set since, `jump`
-says by how much, and `accept` takes it over: the keeper then moves every lease and every delay by the same amount, so none grows or shrinks.
+says by how much, and `accept` takes it over: the maintenance then moves every lease and every delay by the same amount, so none grows or shrinks.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _LOAD_SEC: Final = 60.0
 
 class LoadSampler:
     """
-    A part of the engine. It is asked whenever anything happens and measures at its own pace. A measurement that fails reports nothing:
+    A part of the scheduler. It is asked whenever anything happens and measures at its own pace. A measurement that fails reports nothing:
     the readings grow stale, and the machine counts as busy.
     """
 

@@ -200,7 +200,7 @@ class PostgresReads:
         while self._link.glance("unnumbered")[0][0]:
             self._link.transact(_number)
 
-    # what the keeper asks
+    # what the maintenance asks
 
     def overdue(self, limit: int) -> list[Overdue]:
         when = {"now": self._link.handed(), "most": limit}

@@ -273,7 +273,7 @@ class SqliteReads:
             for weight, paused, average, units, _ in [known.get(name, (100, 0, 0.0, 0, 0))]
         ]
 
-    # what the keeper asks
+    # what the maintenance asks
 
     def overdue(self, limit: int) -> list[Overdue]:
         now = {"now": self._clock(), "most": limit}
