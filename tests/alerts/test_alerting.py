@@ -520,7 +520,7 @@ def test_what_could_not_be_delivered_is_in_the_trail_and_makes_no_further_messag
     assert {"about k"} == set(texts(receiver))
 
 
-@pytest.mark.parametrize(("lives", "sent"), [(0, 0), (HOUR, 1)])
+@pytest.mark.parametrize(("lives", "sent"), [(0, False), (HOUR, True)])
 def test_a_stale_notice_of_a_waiting_job_is_not_sent(job_service, receiver, works, caplog, lives, sent):
     job_service.store = works.store
     job_service.start(dispatchable={"photos": receiver.url}).stop()
@@ -531,4 +531,5 @@ def test_a_stale_notice_of_a_waiting_job_is_not_sent(job_service, receiver, work
     until(lambda: "alert: about k" in caplog.text)
     job_service.stop()
 
-    assert sent == len(receiver.seen) + len(list(job_service.folder.glob("alerts/job-*/*.json")))
+    # A stop between sending and removing the file leaves both: a notice is sent at least once.
+    assert sent == bool(receiver.seen or list(job_service.folder.glob("alerts/job-*/*.json")))
