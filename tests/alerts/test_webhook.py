@@ -18,7 +18,7 @@ from penstock.alerts.delivery import Message, MessageRefused, ReceiverAway, Stop
 from penstock.alerts.webhook import Webhook, secrets_in
 from penstock.core.jobs.alerts import refusal
 from penstock.core.jobs.types import SECOND
-from penstock.scheduler.private_files import Unsafe
+from penstock.scheduler.permissions import Unsafe
 
 NOW = 1_900_000_000 * SECOND
 MESSAGE = Message(

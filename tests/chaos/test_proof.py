@@ -13,7 +13,7 @@ from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import JobState
 from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
-from penstock.scheduler.host_load import HostLoad
+from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.memory.store import MemoryStore

@@ -14,8 +14,8 @@ from tests.daemon import environment
 from tests.waiting import LONG
 
 from penstock.client import Client
-from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import MILLISECOND, SECOND
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService

@@ -15,7 +15,7 @@ import penstock
 from penstock.client import Client
 from penstock.client.handlers import JobHandler
 from penstock.core.errors import BadIntent
-from penstock.core.jobs.end_rules import Schedules
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND
 from penstock.scheduler.service import SchedulerService
 from penstock.server.listener import Config, serve

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import Admit, Apply, Depth, Query, Renew, Submit, Terms, committed
 

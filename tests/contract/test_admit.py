@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.jobs.admission import AdmissionLimits, Admitted, Caps, Conditions
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.ordering import (
     Aging,
@@ -18,7 +17,7 @@ from penstock.core.jobs.ordering import (
     decide_standalone_lease,
     order_key,
 )
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import Admit, Query, SetAddon, Terms, committed
 

@@ -6,10 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.jobs import changes
-from penstock.core.jobs.end_rules import Counters, DispatchPhase
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import Counters, DispatchPhase, JobState
 from penstock.core.jobs.types import MINUTE, SECOND, EndReason
 from penstock.stores.api import Apply, Complete, CompletedDispatch, Query, committed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.jobs import changes
-from penstock.core.jobs.end_rules import DispatchPhase
+from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import Apply, committed
 

@@ -9,9 +9,9 @@ from tests.waiting import until
 from penstock.core.errors import QueueFull, StoreFailed
 from penstock.core.jobs.admission import AdmissionLimits, Conditions
 from penstock.core.jobs.changes import Renewal, end
-from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering, Placement, RoundResult, run_round
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import (
     Admit,

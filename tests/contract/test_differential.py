@@ -20,10 +20,9 @@ from msgspec.structs import replace
 from penstock.core.errors import PenstockError
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.jobs.end_rules import DispatchPhase, Schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering, Placement, run_round
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import DispatchPhase, JobState, Schedules
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import (
     Admit,

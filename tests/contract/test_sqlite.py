@@ -17,10 +17,9 @@ from msgspec.structs import replace
 from penstock.core.errors import DispatcherHeld, QueueFull, SchemaNewer, StoreFailed
 from penstock.core.jobs.admission import AdmissionLimits, Conditions
 from penstock.core.jobs.changes import end
-from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering, Placement, RoundResult, run_round
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import JobState, Schedules
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import (
     Admit,

@@ -7,9 +7,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.core.jobs.admission import AdmissionLimits, Admitted, Caps, Conditions, Gates, Kept, decide
+from penstock.core.jobs.admission import (
+    EVERYTHING,
+    Account,
+    AdmissionLimits,
+    Admitted,
+    Caps,
+    Conditions,
+    FairShare,
+    Gates,
+    Kept,
+    Ledger,
+    decide,
+)
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ledger import EVERYTHING, Account, FairShare, Ledger
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.reasons import (
     REASONS,

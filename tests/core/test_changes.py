@@ -15,11 +15,10 @@ from penstock.core.jobs.changes import (
     start,
     stop,
 )
-from penstock.core.jobs.end_rules import Counters, DispatchPhase, Schedules
 from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
 from penstock.core.jobs.job import Dispatch, EventKind, Job, place
 from penstock.core.jobs.ordering import Ordering, order_key
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import Counters, DispatchPhase, JobState, Schedules
 from penstock.core.jobs.types import MINUTE, SECOND, AddonId, EndReason
 
 NOW = 1_900_000_000 * SECOND

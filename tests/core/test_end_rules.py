@@ -5,8 +5,15 @@ from itertools import product
 import pytest
 
 from penstock.core.errors import IllegalMove
-from penstock.core.jobs.end_rules import END_RULES, Counters, DispatchPhase, Schedules, replaces, resolve_end
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import (
+    END_RULES,
+    Counters,
+    DispatchPhase,
+    JobState,
+    Schedules,
+    replaces,
+    resolve_end,
+)
 from penstock.core.jobs.types import EndReason
 
 LIVE = [DispatchPhase.RESERVED, DispatchPhase.LEASED, DispatchPhase.ENDING]

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from penstock.core.jobs.end_rules import Counters, DispatchPhase
-from penstock.core.jobs.explain import Ahead, explain
+from penstock.core.jobs.explain import explain
+from penstock.core.jobs.forecast import Ahead
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.reasons import NotEnoughUnits, NotReady
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import Counters, DispatchPhase, JobState
 from penstock.core.jobs.types import SECOND, EndReason
 
 NOW = 1_900_000_000 * SECOND

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.jobs.ledger import Account, FairShare
+from penstock.core.jobs.admission import Account, FairShare
 from penstock.core.jobs.types import MINUTE, SECOND
 
 SHARING = FairShare(half_life=5 * MINUTE)

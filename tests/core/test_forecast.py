@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.core.jobs.admission import AdmissionLimits, Conditions
+from penstock.core.jobs.admission import Account, AdmissionLimits, Conditions, Ledger
 from penstock.core.jobs.forecast import forecast, try_round
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ledger import Account, Ledger
 from penstock.core.jobs.ordering import Ordering, Placement, QueuedJob, ReadyQueue, RunningJob
 from penstock.core.jobs.types import SECOND
 

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.jobs.admission import EVERYTHING, Account, AdmissionLimits, Caps, Conditions, Ledger
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ledger import EVERYTHING, Account, Ledger
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.ordering import (
     Aging,

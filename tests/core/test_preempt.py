@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.jobs.explain import View
+from penstock.core.jobs.admission import Account, AdmissionLimits, Caps, Conditions, FairShare, Ledger
+from penstock.core.jobs.forecast import View
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ledger import Account, FairShare, Ledger
 from penstock.core.jobs.ordering import Ordering, Placement, QueuedJob, ReadyQueue
 from penstock.core.jobs.preemption import Act, Cycle, InFlight, Preemption, advance, begin, choose, wanted
 from penstock.core.jobs.types import SECOND

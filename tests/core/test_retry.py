@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.jobs.end_rules import NONE_YET, Category, Counters, Schedules, after_failure
+from penstock.core.jobs.states import NONE_YET, Category, Counters, Schedules, after_failure
 from penstock.core.jobs.types import MINUTE, SECOND
 
 

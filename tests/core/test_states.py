@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import IllegalMove
-from penstock.core.jobs.end_rules import table
 from penstock.core.jobs.states import (
     FINAL,
     IN_FLIGHT,
@@ -17,6 +16,7 @@ from penstock.core.jobs.states import (
     allowed,
     mermaid,
     step,
+    table,
 )
 
 # SPEC JB-2, written out once more by hand: the table in the code must not drift from it.

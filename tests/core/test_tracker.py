@@ -4,8 +4,7 @@ from itertools import product
 
 import pytest
 
-from penstock.core.jobs.end_rules import DispatchPhase, resolve_end
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import DispatchPhase, JobState, resolve_end
 from penstock.core.jobs.tracker import Effect, Graces, Step, Tracker, end_of_exit
 from penstock.core.jobs.types import SECOND, EndReason
 

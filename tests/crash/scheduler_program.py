@@ -15,9 +15,9 @@ import time
 from threading import Thread
 
 from penstock.core.errors import PenstockError
-from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.dispatcher import WorkerKinds

@@ -143,7 +143,7 @@ MUTANTS = [
     ),
     Mutant(
         "sim: the last reason wins",
-        "penstock/core/jobs/end_rules.py",
+        "penstock/core/jobs/states.py",
         "resolve_end",
         "if phase is DispatchPhase.ENDING and first_reason is not None:",
         "if False:",
@@ -151,7 +151,7 @@ MUTANTS = [
     ),
     Mutant(
         "sim: a start timeout is tried again at once",
-        "penstock/core/jobs/end_rules.py",
+        "penstock/core/jobs/states.py",
         "",
         "_LATER: Final = EndRule(Move.REQUEUE, retry=Category.START)",
         "_LATER: Final = EndRule(Move.REQUEUE)",
@@ -263,7 +263,7 @@ MUTANTS = [
     ),
     Mutant(
         "sim: our own load counts as somebody's",
-        "penstock/scheduler/host_load.py",
+        "penstock/scheduler/load_sampler.py",
         "_others",
         "cpu=max(0.0, used - cpu) / total",
         "cpu=used / total",
@@ -271,7 +271,7 @@ MUTANTS = [
     ),
     Mutant(
         "sim: a job that ended is taken out twice",
-        "penstock/scheduler/host_load.py",
+        "penstock/scheduler/load_sampler.py",
         "_grown",
         "            cpu, moved = cpu - own.cpu, moved - own.moved\n",
         "            cpu, moved = cpu, moved\n",

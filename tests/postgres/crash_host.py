@@ -22,9 +22,9 @@ from threading import Event, Thread
 from uuid import uuid4
 
 from penstock.core.errors import PenstockError, QueueFull, Refused, Unavailable
-from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import MILLISECOND, SECOND
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport, GrantedJob

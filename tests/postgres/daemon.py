@@ -17,8 +17,8 @@ from threading import Thread
 
 from penstock.core.errors import Unavailable
 from penstock.core.jobs.admission import AdmissionLimits, Caps
-from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import MILLISECOND, SECOND
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport, GrantedJob

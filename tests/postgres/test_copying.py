@@ -10,9 +10,9 @@ from penstock.cli.main import cli
 from penstock.core.errors import DispatcherHeld, KeyConflict, StoreFailed
 from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Renewal
-from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores import copying
 from penstock.stores.api import Apply, Depth, Prune, Query, Renew, SetAddon, Submit, committed

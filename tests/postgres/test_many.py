@@ -13,11 +13,10 @@ from tests.postgres.conftest import JOB, exchange, tick, until_there_is
 
 from penstock.core.errors import KeyConflict, QueueFull
 from penstock.core.jobs import changes
-from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.jobs.end_rules import Schedules
+from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions, keys_of
 from penstock.core.jobs.intent import AdmissionClass, Intent
-from penstock.core.jobs.ledger import keys_of
 from penstock.core.jobs.ordering import Ordering, Placement, RoundResult, run_round
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import Admit, Apply, Depth, Query, Submit, Terms, committed
 from penstock.stores.postgres import admission_view as postgres_floor

@@ -7,9 +7,8 @@ import pytest
 from tests.postgres.conftest import JOB, tick
 
 from penstock.core.jobs import changes
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import SECOND
 from penstock.stores.api import Apply, Complete, CompletedDispatch, Depth, Prune, Query, Submit, committed
 from penstock.stores.common.statements import migrations

@@ -15,7 +15,7 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from penstock.core.jobs.end_rules import Schedules
+    from penstock.core.jobs.states import Schedules
     from penstock.runner.process_tree import die_with_the_parent
     from tests.runner.plant import Plant
 

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import SECOND
 from penstock.runner import Functions, Leftovers, Runner, RunnerOptions

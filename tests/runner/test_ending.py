@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.core.jobs.end_rules import Schedules
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.runner import Leftovers

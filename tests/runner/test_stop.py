@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.jobs.end_rules import DispatchPhase
+from penstock.core.jobs.states import DispatchPhase
 from penstock.runner import runner as runner_module
 from penstock.runner.warden import boot_time
 from tests.waiting import until

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.scheduler.users import NEEDED, account
+from penstock.scheduler.permissions import NEEDED, account
 from penstock.settings import BadSettings, load
 from tests.waiting import until
 
@@ -182,7 +182,7 @@ def settings_file(folder, user):
 def test_capabilities_of_a_service_that_is_not_root_do_not_reach_its_jobs(other):
     code = (
         f"import os, sys; sys.path.insert(0, {str(SOURCES)!r})\n"
-        "from penstock.scheduler.users import missing_capabilities\n"
+        "from penstock.scheduler.permissions import missing_capabilities\n"
         "from penstock.runner.process_tree import drop_ambient_capabilities\n"
         "print(missing_capabilities(), flush=True)\n"
         "drop_ambient_capabilities()\n"

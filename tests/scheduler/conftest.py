@@ -27,7 +27,7 @@ class SchedulerKit:
     def __init__(self, store, clock, rules):
         from penstock.scheduler.budgets import BudgetEnforcer
         from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers
-        from penstock.scheduler.host_load import HostLoad
+        from penstock.scheduler.hosts import HostLoad
         from penstock.scheduler.job_service import JobService
         from penstock.scheduler.maintenance import Maintenance
         from penstock.scheduler.waitlist import SubmitWaitlist

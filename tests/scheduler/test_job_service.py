@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.errors import BadIntent, IllegalMove, NotFound, StaleDispatch
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.scheduler.dispatcher import WorkerKinds
 

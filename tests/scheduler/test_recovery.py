@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.errors import StaleDispatch
-from penstock.core.jobs.end_rules import DispatchPhase
+from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import MINUTE, SECOND, EndReason
 from penstock.scheduler.maintenance import recover, workers_named
 from penstock.scheduler.service import SchedulerService

@@ -14,8 +14,8 @@ from penstock.core.errors import BadIntent
 from penstock.core.jobs.load import TOLD, QuietState, Reading
 from penstock.core.jobs.types import HOUR, SECOND
 from penstock.scheduler.clock import SteadyClock
-from penstock.scheduler.host_load import HostLoad, LoadSampler
-from penstock.scheduler.probe import Box, LoadProbe, Own, ProcessUse, Sample
+from penstock.scheduler.hosts import HostLoad
+from penstock.scheduler.load_sampler import Box, LoadProbe, LoadSampler, Own, ProcessUse, Sample
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.settings import load

@@ -14,7 +14,7 @@ from http_kit import Place
 from tests.waiting import until
 
 from penstock.core.errors import Unavailable
-from penstock.scheduler.private_files import Unsafe
+from penstock.scheduler.permissions import Unsafe
 from penstock.server.connection import ConnectionLimits
 from penstock.server.listener import Config, serve
 from penstock.wire import PREFIX

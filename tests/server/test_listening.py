@@ -13,7 +13,7 @@ from http_kit import Client, Place
 from tests.daemon import Daemon
 from tests.waiting import LONG, until
 
-from penstock.scheduler.private_files import Unsafe
+from penstock.scheduler.permissions import Unsafe
 from penstock.server.accepting import ConnectionBudget, MostConnections, Peers, most_connections
 from penstock.server.connection import ConnectionLimits
 from penstock.server.listener import Server

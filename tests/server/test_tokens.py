@@ -11,7 +11,7 @@ import pytest
 from http_kit import Place
 
 from penstock.core.jobs.types import SECOND
-from penstock.scheduler.private_files import Unsafe, private_directory, secret_key
+from penstock.scheduler.permissions import Unsafe, private_directory, secret_key
 from penstock.server.accepting import check_exposure
 from penstock.server.problems import BadToken
 from penstock.server.tokens import FIRST_FILE, TOKENS_FILE, TokenFile, read_secret

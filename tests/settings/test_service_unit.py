@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.scheduler.users import NEEDED
+from penstock.scheduler.permissions import NEEDED
 
 OPS = Path(__file__).parents[2] / "ops"
 UNIT, USERS = OPS / "penstock.service", OPS / "penstock.service.d" / "users.conf"

@@ -16,12 +16,11 @@ from typing import Any
 
 from penstock.core.errors import Refused
 from penstock.core.jobs.admission import AdmissionLimits, Caps
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.spending import Budget
-from penstock.core.jobs.states import FINAL, SETTLED, JobState
+from penstock.core.jobs.states import FINAL, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import (
     HOUR,
     MINUTE,
@@ -35,7 +34,7 @@ from penstock.core.jobs.types import (
 )
 from penstock.scheduler.budgets import BudgetEnforcer
 from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
-from penstock.scheduler.host_load import HostLoad
+from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.maintenance import Maintenance, put_in_order, recover
 from penstock.scheduler.rules import SchedulerRules

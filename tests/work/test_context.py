@@ -19,9 +19,9 @@ from tests.work import job_functions
 
 import penstock
 from penstock.client import Client
-from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND
 from penstock.runner import Functions
 from penstock.scheduler.rules import SchedulerRules

@@ -17,7 +17,7 @@ from penstock.alerts.webhook import Webhook, secrets_in
 from penstock.core.jobs.alerts import Alert
 from penstock.core.jobs.changes import Change, alert_note
 from penstock.core.jobs.types import HOUR, SECOND, AddonId, Span
-from penstock.scheduler.private_files import private_directory
+from penstock.scheduler.permissions import private_directory
 from penstock.scheduler.service import Driver
 from penstock.stores.api import Apply, Store, committed
 

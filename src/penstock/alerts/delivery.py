@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 
 from penstock.core.jobs.alerts import LONGEST_PAUSE, pause
 from penstock.core.jobs.types import HOUR, Moment, seconds
-from penstock.scheduler.private_files import private_directory, replace_file
+from penstock.scheduler.permissions import private_directory, replace_file
 
 log = logging.getLogger("penstock.alerts")
 

@@ -21,7 +21,7 @@ from penstock.alerts.delivery import Message, Spool
 from penstock.core.jobs.alerts import Repeats, SentAlert
 from penstock.core.jobs.job import Event, EventKind, Job
 from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, JobId, Moment, Span
-from penstock.scheduler.private_files import replace_file
+from penstock.scheduler.permissions import replace_file
 from penstock.stores.api import Store
 
 log = logging.getLogger("penstock.alerts")

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from penstock.alerts.delivery import Message, MessageRefused, ReceiverAway, Stopped
 from penstock.core.jobs.alerts import refusal
 from penstock.core.jobs.types import SECOND, Moment
-from penstock.scheduler.private_files import Unsafe, private_file, replace_file
+from penstock.scheduler.permissions import Unsafe, private_file, replace_file
 
 _WITHIN: Final = 5.0
 _ANSWER: Final = 64 * 1024

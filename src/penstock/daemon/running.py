@@ -34,9 +34,8 @@ from penstock.runner.runner import AFTER_STOP
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.dispatcher import FOR_EVER, WorkerKinds
 from penstock.scheduler.hosts import Introduction
-from penstock.scheduler.private_files import private_directory, replace_file
+from penstock.scheduler.permissions import account, private_directory, replace_file
 from penstock.scheduler.service import SchedulerService
-from penstock.scheduler.users import account
 from penstock.server.listener import Config, Server, serve
 from penstock.settings import Settings
 from penstock.stores.api import SetAddon, committed

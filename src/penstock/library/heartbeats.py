@@ -13,7 +13,7 @@ from threading import Event, Thread
 from typing import Final
 
 from penstock.core.errors import Unavailable
-from penstock.core.jobs.end_rules import DispatchPhase
+from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND, Span
 from penstock.library.attempt import JobAttempt
 from penstock.library.job_runner import JobRunner

@@ -28,7 +28,7 @@ from penstock.runner.process_tree import RUNNER_MARK, children, look, send
 if TYPE_CHECKING:
     from penstock.runner.attempts import ActiveDispatch
     from penstock.runner.payload import FunctionPayload
-    from penstock.scheduler.users import SystemUser
+    from penstock.scheduler.permissions import SystemUser
 
 
 _SIZE: Final = mmap.PAGESIZE

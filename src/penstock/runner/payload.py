@@ -21,7 +21,7 @@ from penstock.core.errors import BadIntent
 from penstock.core.jobs.tracker import Graces
 from penstock.core.text import parsed
 from penstock.runner.output import OutputLimits
-from penstock.scheduler.users import SystemUser
+from penstock.scheduler.permissions import SystemUser
 
 COMMAND: Final = "penstock.command"
 SHELL: Final = "penstock.shell"

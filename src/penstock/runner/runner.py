@@ -19,8 +19,8 @@ from typing import Final, Self
 
 from penstock.core.errors import NotFound, Refused, Unavailable
 from penstock.core.jobs.changes import Note, Renewal, stop
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.tracker import Effect, Step, Tracker
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, seconds
 from penstock.core.text import error_text

@@ -26,7 +26,7 @@ from penstock.runner.links import LauncherLink, WardenLink, WorkerLink, python_c
 from penstock.runner.payload import CommandPayload, RunnerOptions
 from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, marked, send
 from penstock.runner.warm_workers import WarmWorkers
-from penstock.scheduler.users import SystemUser
+from penstock.scheduler.permissions import SystemUser
 from penstock.work.outcome import RELEASED, Outcome
 
 log = logging.getLogger("penstock.runner")

@@ -22,7 +22,7 @@ from penstock.runner.frames import Frame
 from penstock.runner.io_loop import IoLoop
 from penstock.runner.links import WardenLink, WorkerLink
 from penstock.runner.payload import FunctionPayload, RunnerOptions
-from penstock.scheduler.users import SystemUser
+from penstock.scheduler.permissions import SystemUser
 from penstock.work.outcome import DONE, MAX_RESULT, RELEASED, STOPPED, Outcome
 
 log = logging.getLogger("penstock.runner")

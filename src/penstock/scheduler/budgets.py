@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from penstock.core.errors import Refused
 from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Change, Note, alert_note
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.spending import Spending, over, spending_alerts
+from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import HOUR, AddonId, EndReason, JobId, Moment, Money
 from penstock.scheduler.clock import comes_later
 from penstock.scheduler.rules import SchedulerRules

@@ -19,14 +19,14 @@ from typing import Final, NamedTuple, Protocol
 from msgspec.structs import replace
 
 from penstock.core.errors import Unavailable
-from penstock.core.jobs.end_rules import DispatchPhase
-from penstock.core.jobs.explain import View
+from penstock.core.jobs.forecast import View
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.ordering import MOST_PICKS, AdmissionView, Placement, RoundResult, run_round
+from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import OWN_TYPES, AddonId, JobId, Moment, Span
 from penstock.core.text import error_text
-from penstock.scheduler.host_load import HostLoad
+from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Admit, Grant, Receipt, Store, Submit, committed
 

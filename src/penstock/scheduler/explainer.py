@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.core.errors import NotFound
-from penstock.core.jobs.explain import Explanation, explain, likely_starts, outlook, reachable
+from penstock.core.jobs.explain import Explanation, Viewer, explain
+from penstock.core.jobs.forecast import likely_starts, outlook, reachable
 from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
 from penstock.core.jobs.job import dispatch_id_of
 from penstock.core.jobs.reasons import AwaitsWorker, LabelMissing, NotEnoughUnits
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
-from penstock.core.jobs.viewer import Viewer
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Receipt, Store

@@ -17,22 +17,19 @@ from msgspec.structs import replace
 
 from penstock.core.errors import NotFound, NotWritten, Refused, StaleDispatch, Unavailable
 from penstock.core.jobs import changes
-from penstock.core.jobs.admission import Decision
+from penstock.core.jobs.admission import EVERYTHING, Decision
 from penstock.core.jobs.changes import Change, Renewal
-from penstock.core.jobs.end_rules import DispatchPhase
-from penstock.core.jobs.explain import Explanation
+from penstock.core.jobs.explain import Explanation, Viewer
 from penstock.core.jobs.intent import AdmissionClass, Intent, check, check_all
 from penstock.core.jobs.job import Dispatch, Event, Job
-from penstock.core.jobs.ledger import EVERYTHING
 from penstock.core.jobs.ordering import AdmissionView, RoundResult, decide_standalone_lease
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import SECOND, AddonId, DispatchId, EndReason, JobId, Money
-from penstock.core.jobs.viewer import Viewer
 from penstock.core.text import error_text, storable, storable_json, type_name
 from penstock.scheduler.budgets import BudgetEnforcer
 from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds
 from penstock.scheduler.explainer import Explainer
-from penstock.scheduler.host_load import HostLoad
+from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist, then
 from penstock.stores.api import (

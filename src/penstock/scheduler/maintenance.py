@@ -30,9 +30,9 @@ from typing import Final, NamedTuple, TypeAlias
 from penstock.core.errors import Refused
 from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Change, Note
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.ordering import Aging
+from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import MILLISECOND, DispatchId, EndReason, JobId, Moment, Span
 from penstock.scheduler.clock import TOLERANCE, SteadyClock, comes_later
 from penstock.scheduler.rules import SchedulerRules

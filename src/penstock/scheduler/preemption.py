@@ -8,10 +8,9 @@ from typing import Final
 from penstock.core.errors import Refused
 from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Note
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.preemption import Act, Cycle, InFlight, Want, advance, begin, choose, wanted
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import EndReason, Moment
 from penstock.scheduler.clock import comes_later
 from penstock.scheduler.dispatcher import Dispatcher

@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from penstock.core.jobs.admission import AdmissionLimits
-from penstock.core.jobs.end_rules import Schedules
 from penstock.core.jobs.load import Capacity, Senses, Thresholds
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.preemption import Preemption
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import HOUR, SECOND, HostId, Span
 from penstock.stores.api import Depth, Terms
 

@@ -19,12 +19,11 @@ from penstock.core.jobs.types import SECOND, Moment, Span, seconds
 from penstock.scheduler.budgets import BudgetEnforcer
 from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers, WorkerKinds
-from penstock.scheduler.host_load import HostLoad, LoadSampler
-from penstock.scheduler.hosts import HostRegistration, Introduction
+from penstock.scheduler.hosts import HostLoad, HostRegistration, Introduction
 from penstock.scheduler.job_service import JobService, YieldRequests
+from penstock.scheduler.load_sampler import LoadProbe, LoadSampler, Pids
 from penstock.scheduler.maintenance import Maintenance, Survivors, put_in_order, recover
 from penstock.scheduler.preemption import Preempter
-from penstock.scheduler.probe import LoadProbe, Pids
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.stores.api import Clock, Store

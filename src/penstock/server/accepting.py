@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from penstock.scheduler.private_files import Unsafe
+from penstock.scheduler.permissions import Unsafe
 from penstock.server.connection import ConnectionLimits, HttpConnection, refusal
 from penstock.server.problems import Forbidden
 

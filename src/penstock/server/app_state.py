@@ -20,9 +20,9 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from penstock import wire
 from penstock.core.errors import NotFound
 from penstock.core.jobs.changes import admin_event
+from penstock.core.jobs.explain import Viewer
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.types import SECOND, AddonId, DispatchId, JobId, Moment
-from penstock.core.jobs.viewer import Viewer
 from penstock.runner.output import Output
 from penstock.runner.payload import Functions
 from penstock.scheduler.service import SchedulerService

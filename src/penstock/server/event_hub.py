@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol, Self, TypeVar
 import msgspec
 
 from penstock import wire
+from penstock.core.jobs.admission import EVERYTHING
 from penstock.core.jobs.job import Event, EventKind
-from penstock.core.jobs.ledger import EVERYTHING
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import seconds
 from penstock.scheduler.dispatcher import WorkerKinds

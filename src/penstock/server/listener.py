@@ -26,7 +26,7 @@ from penstock.core.errors import Unavailable
 from penstock.core.jobs.types import DispatchId
 from penstock.runner.output import Output
 from penstock.runner.payload import Functions
-from penstock.scheduler.private_files import Unsafe, private_directory, secret_key
+from penstock.scheduler.permissions import Unsafe, private_directory, secret_key
 from penstock.scheduler.service import SchedulerService
 from penstock.server.accepting import (
     LOOPBACK,

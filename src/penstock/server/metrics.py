@@ -14,8 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from penstock.core.jobs.admission import EVERYTHING
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.ledger import EVERYTHING
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import seconds

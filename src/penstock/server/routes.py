@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock import wire
-from penstock.scheduler.version import VERSION
+from penstock.scheduler.hosts import VERSION
 from penstock.server.body import Decoder, fields_of
 from penstock.server.handlers import admin, jobs, live, status, workers
 from penstock.server.problems import NoRoute, WrongVerb

@@ -27,7 +27,7 @@ from typing import Final
 import msgspec
 
 from penstock.core.jobs.types import SECOND, Moment
-from penstock.scheduler.private_files import Unsafe, private_directory, private_file, replace_file
+from penstock.scheduler.permissions import Unsafe, private_directory, private_file, replace_file
 from penstock.server.problems import BadToken
 from penstock.wire import NewToken, Scope, Token
 

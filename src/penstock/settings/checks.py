@@ -11,7 +11,7 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from penstock.core.jobs.alerts import refusal
-from penstock.scheduler.users import account, missing_capabilities
+from penstock.scheduler.permissions import account, missing_capabilities
 from penstock.settings.settings import KeyPath, Settings
 
 #: The keys that are involved, what is wrong, and what to write instead.

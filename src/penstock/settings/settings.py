@@ -16,13 +16,12 @@ from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
-from penstock.core.jobs.admission import AdmissionLimits, Caps
-from penstock.core.jobs.end_rules import Schedules
-from penstock.core.jobs.ledger import FairShare
+from penstock.core.jobs.admission import AdmissionLimits, Caps, FairShare
 from penstock.core.jobs.load import SCALES, Capacity, Senses, Thresholds
 from penstock.core.jobs.ordering import Aging, Ordering
 from penstock.core.jobs.preemption import Preemption
 from penstock.core.jobs.spending import Budget
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, AddonId, HostId, Span
 from penstock.scheduler.rules import SchedulerRules

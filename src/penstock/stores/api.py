@@ -44,14 +44,13 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from msgspec import Struct, field
 
 from penstock.core.errors import Unavailable
+from penstock.core.jobs.admission import Ledger
 from penstock.core.jobs.changes import Change, Note, Renewal
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
-from penstock.core.jobs.ledger import Ledger
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import AdmissionView, Aging, RoundResult
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import (
     HOUR,
     SECOND,

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from penstock.core.errors import StoreFailed
-from penstock.core.jobs.ledger import keys_of
+from penstock.core.jobs.admission import keys_of
 from penstock.stores.common.rows import class_from
 from penstock.stores.opening import SharedOptions, open_postgres, shown
 from penstock.stores.postgres.database import ConnectionOptions, Database

@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.spending import SpendMark
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import EndReason
 from penstock.wire.common import (
     MAX_NUMBER,

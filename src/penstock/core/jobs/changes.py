@@ -17,19 +17,22 @@ from msgspec.structs import replace
 
 from penstock.core.errors import IllegalMove, StaleDispatch
 from penstock.core.jobs.alerts import Alert
-from penstock.core.jobs.end_rules import (
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, EventKind, Job, Place, place
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.states import (
+    IN_FLIGHT,
     NONE_YET,
     Counters,
     DispatchPhase,
     EndResult,
+    JobState,
+    Move,
     Schedules,
     replaces,
     resolve_end,
+    step,
 )
-from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, EventKind, Job, Place, place
-from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.states import IN_FLIGHT, JobState, Move, step
 from penstock.core.jobs.types import SECOND, AddonId, DispatchId, EndReason, JobId, Moment, Money, Span
 
 

@@ -1,257 +1,50 @@
 """
-Explain: why a job has not started, which jobs go first and when it will likely start, in words and as JSON.
-
-`outlook` uses the same `decide` and the same order as a round, on the same view of the store, and changes
-nothing. The round itself may hold a job back: others go first and take the units, or the round keeps units
-for one of them. So where no gate refuses, `outlook` tries a round out.
+Explain: why a job has not started, which jobs go first and when it will likely start, in words and as JSON;
+and what one addon may learn about the others.
 
 For the head of a ready queue the reason is the one that the last round recorded; for a job behind it `decide`
 runs anew, and `recorded` says which. The words are made last, from the same fields as the JSON, so both say
 the same.
+
+An addon may learn that other addons use the machine, and no name of their jobs, addons or workers. `Viewer`
+removes names before words are made, so no text can contain them. An event shows the fields that are listed
+here and no others. `core/jobs/reasons.py` is closed, and the type checker proves the match below complete.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, assert_never
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from penstock.core.jobs.admission import AdmissionLimits, Admitted, Conditions, Denied, decide
-from penstock.core.jobs.end_rules import DispatchPhase
-from penstock.core.jobs.forecast import MOST_COUNTED, forecast, try_round
-from penstock.core.jobs.intent import AdmissionClass, Intent
-from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, Job, outcome_of
-from penstock.core.jobs.ordering import AdmissionView, Ordering, Placement, QueuedJob, RunningJob, band
+from penstock.core.jobs.forecast import Ahead
+from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, Event, EventKind, Job, outcome_of
 from penstock.core.jobs.reasons import (
+    REASONS,
+    AwaitsWorker,
     BudgetSpent,
+    CapReached,
+    Draining,
+    LabelMissing,
     NotEnoughUnits,
+    NotQuiet,
     NotQuietLongEnough,
     NotReady,
+    Paused,
     QueuedAhead,
     Reason,
     UnitsKept,
     as_json,
     due_in,
+    from_json,
     named,
     retry_after_sec,
     words,
 )
-from penstock.core.jobs.states import SETTLED, JobState, allowed
-from penstock.core.jobs.types import SECOND, AddonId, EndReason, JobId, Moment, seconds, spelled
-from penstock.core.jobs.viewer import Viewer
-
-MOST_NAMED: Final = 5
-
-
-class Outlook(Struct, frozen=True):
-    """
-    How a queued job stands. `head`: it is the first of its ready queue, so rounds decide about it and record
-    denials.
-    """
-
-    reason: Reason | None
-    ahead: tuple[Ahead, ...]
-    line_ahead: int
-    likely_start_at: Moment | None
-    head: bool
-
-
-class View(NamedTuple):
-    """The inputs of a round."""
-
-    admission_view: AdmissionView
-    conditions: Conditions
-    limits: AdmissionLimits
-    ordering: Ordering
-    offer: Callable[[AdmissionClass], Placement]
-
-
-def outlook(view: View, *, job_id: JobId, admission_class: AdmissionClass, ready_at: Moment) -> Outlook:
-    """How this job stands now. For a job that is not ready yet, `ready_at` alone decides."""
-    admission_view, conditions = view.admission_view, view.conditions
-    found, urgent, before = _find(admission_view, job_id, admission_class)
-    decision = decide(
-        admission_class,
-        admission_view.ledger,
-        conditions,
-        view.limits,
-        admission_view.now,
-        ready_at=ready_at,
-        urgent=urgent,
-    )
-    reason = None if isinstance(decision, Admitted) else decision.reason
-    if reason is None and found is not None and view.offer(admission_class) is not Placement.NOBODY:
-        reason = _held_by_others(view, found, admission_class, urgent=urgent)
-    if isinstance(reason, NotEnoughUnits):
-        reason = replace(reason, until=_room_at(admission_view, conditions, admission_class.cost_units))
-    starts = forecast(admission_view, conditions, view.ordering) if _known_from_the_order(reason) else {}
-    return Outlook(
-        reason,
-        () if found is None else _ahead(admission_view, view.ordering, found, admission_class, urgent=urgent),
-        before,
-        _likely(reason, admission_view.now, starts.get(job_id)),
-        found is not None and not before,
-    )
-
-
-def likely_starts(
-    view: View, jobs: Sequence[tuple[JobId, AdmissionClass, Moment]]
-) -> dict[JobId, Moment | None]:
-    """
-    The likely starts of many jobs, each given as id, class and the moment it is ready. The order is computed
-    once for all.
-    """
-    admission_view, conditions = view.admission_view, view.conditions
-    starts = forecast(admission_view, conditions, view.ordering)
-    likely: dict[JobId, Moment | None] = {}
-    for job_id, admission_class, ready_at in jobs:
-        decision = decide(
-            admission_class,
-            admission_view.ledger,
-            conditions,
-            view.limits,
-            admission_view.now,
-            ready_at=ready_at,
-        )
-        reason = decision.reason if isinstance(decision, Denied) else None
-        likely[job_id] = _likely(reason, admission_view.now, starts.get(job_id))
-    return likely
-
-
-def reachable(intent: Intent, likely_start_at: Moment | None) -> bool | None:
-    """
-    Whether the job would end by its deadline, or start by it if it has no expected duration. None: unknown.
-    """
-    if intent.deadline_at is None or likely_start_at is None:
-        return None
-    return likely_start_at + int((intent.expected_duration_sec or 0) * SECOND) <= intent.deadline_at
-
-
-def _find(
-    admission_view: AdmissionView, job_id: JobId, admission_class: AdmissionClass
-) -> tuple[QueuedJob | None, bool, int]:
-    """The job, whether it is urgent, and how many jobs of its ready queue are before it."""
-    longest = 0
-    for line in admission_view.lines():
-        if line.admission_class == admission_class:
-            position = -1
-            for position, waiting in enumerate(islice(line.jobs, MOST_COUNTED)):
-                if waiting.job_id == job_id:
-                    return waiting, line.urgent, position
-            longest = max(longest, position + 1)
-    # Further back than MOST_COUNTED, or not ready yet.
-    return None, False, longest if longest == MOST_COUNTED else 0
-
-
-def _held_by_others(
-    view: View, me: QueuedJob, admission_class: AdmissionClass, *, urgent: bool
-) -> Reason | None:
-    admission_view, conditions, limits, ordering, offer = view
-    verdict, ledger = try_round(admission_view, conditions, limits, ordering, offer)
-    if any(pick.waiting.job_id == me.job_id for pick in verdict.picks):
-        return None
-    ends_at = None if me.expected_sec is None else admission_view.now + int(me.expected_sec * SECOND)
-    after = decide(
-        admission_class,
-        ledger,
-        conditions,
-        limits,
-        admission_view.now,
-        urgent=urgent,
-        kept=verdict.kept,
-        ends_at=ends_at,
-    )
-    if isinstance(after, Denied) and isinstance(after.reason, UnitsKept):
-        return after.reason
-    first = next(iter(verdict.picks), None)
-    return None if first is None else QueuedAhead(first.waiting.job_id, first.waiting.priority)
-
-
-def _ahead(
-    admission_view: AdmissionView,
-    ordering: Ordering,
-    me: QueuedJob,
-    admission_class: AdmissionClass,
-    *,
-    urgent: bool,
-) -> tuple[Ahead, ...]:
-    mine = _key(admission_view, ordering, me, admission_class, urgent=urgent)
-    keys = []
-    for line in admission_view.lines():
-        head = next(line.jobs, None)
-        if head is not None and line.admission_class != admission_class:
-            key = _key(admission_view, ordering, head, line.admission_class, urgent=line.urgent)
-            if key < mine:
-                keys.append((key, head, line.admission_class))
-    keys.sort(key=lambda item: item[0])
-    return tuple(
-        Ahead(head.job_id, other.addon_id, _why(key, mine)) for key, head, other in keys[:MOST_NAMED]
-    )
-
-
-def _key(
-    admission_view: AdmissionView,
-    ordering: Ordering,
-    waiting: QueuedJob,
-    admission_class: AdmissionClass,
-    *,
-    urgent: bool,
-) -> tuple[float, ...]:
-    share = admission_view.ledger.share(admission_class.addon_id, admission_view.now, ordering.sharing)
-    return (
-        -band(waiting.turn, admission_view.now, ordering.aging),
-        not urgent,
-        share,
-        waiting.turn,
-        waiting.no,
-    )
-
-
-def _why(theirs: Sequence[float], mine: Sequence[float]) -> str:
-    """The first part of the keys that differs; beyond the share it is the turn."""
-    names = ("band", "urgent", "share")
-    return next((name for name, a, b in zip(names, theirs, mine, strict=False) if a != b), "turn")
-
-
-def _room_at(admission_view: AdmissionView, conditions: Conditions, cost: int) -> Moment | None:
-    """When enough runs are expected to have ended, if no other job took their units."""
-    if cost > conditions.capacity:
-        return None
-    free = conditions.capacity - admission_view.ledger.units
-    known: list[RunningJob] = [run for run in admission_view.running() if run.ends_at is not None]
-    for run in sorted(known, key=lambda run: run.ends_at or 0):
-        free += run.cost
-        if free >= cost:
-            return max(admission_view.now, run.ends_at or 0)
-    return None
-
-
-def _known_from_the_order(reason: Reason | None) -> bool:
-    return reason is None or isinstance(reason, NotEnoughUnits | UnitsKept | QueuedAhead)
-
-
-def _likely(reason: Reason | None, now: Moment, in_order: Moment | None) -> Moment | None:
-    """The likely start, only where it follows from known moments."""
-    match reason:
-        case NotReady(until) | BudgetSpent(until=until):
-            return until
-        case NotQuietLongEnough(streak, wants):
-            return now + int((wants - streak) * SECOND)
-        case None | NotEnoughUnits() | UnitsKept() | QueuedAhead():
-            return in_order
-        case _:
-            return None
-
-
-class Ahead(Struct, frozen=True):
-    """A head that goes first. `why`: band, urgent, share or turn, whichever decided."""
-
-    job_id: JobId | None  # None: a job that the reader may not know
-    addon_id: AddonId | None
-    why: str
+from penstock.core.jobs.states import SETTLED, DispatchPhase, JobState, allowed
+from penstock.core.jobs.types import AddonId, EndReason, JobId, Moment, seconds, spelled
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -404,3 +197,63 @@ def _beyond_the_queue(job: Job, dispatch: Dispatch | None, now: Moment) -> str:
     if dispatch.ends_at is not None:
         expected = f", expected to end in {spelled(dispatch.ends_at - now)}"
     return f"Running for {since}{expected}."
+
+
+#: Fields of an event's data that tell of the event's own job or addon, whatever its kind.
+_OWN: Final = frozenset(
+    {
+        "addon_id", "after", "asked", "budget", "by", "deadline_at", "dispatch_id", "earliest_start_at", "error",
+        "fence", "held_by", "instead_of", "key", "kind", "limit", "not_before", "overshoot", "paused", "pid",
+        "priority", "spent", "text", "too_late_for", "until", "waited", "weight", "worker",
+    }
+)  # fmt: skip
+
+
+class Viewer(Struct, frozen=True):
+    """The addon that reads. `owns`: whether a job belongs to it."""
+
+    addon_id: AddonId
+    owns: Callable[[JobId], bool]
+
+    def job(self, job_id: JobId | None) -> JobId | None:
+        return job_id if job_id is not None and self.owns(job_id) else None
+
+    def signal(self, by: str) -> str:
+        """The name of a signal, `p95_ms of shop`, as `core/jobs/load.py` makes it."""
+        name, of, source = by.partition(" of ")
+        return f"{name} of another addon" if of and source != self.addon_id else by
+
+    def reason(self, reason: Reason) -> Reason:
+        match reason:
+            case UnitsKept(kept_for):
+                return replace(reason, kept_for=self.job(kept_for))
+            case QueuedAhead(job_id):
+                return replace(reason, job_id=self.job(job_id))
+            case NotQuiet(by=by):
+                return replace(reason, by=self.signal(by))
+            case (
+                Draining() | LabelMissing() | Paused() | NotReady() | NotQuietLongEnough() | CapReached()
+                | BudgetSpent() | NotEnoughUnits() | AwaitsWorker()
+            ):  # fmt: skip
+                return reason
+            case _:
+                assert_never(reason)
+
+    def event(self, event: Event) -> Event:
+        """An event of this addon with the data that it may see."""
+        return replace(event, data=self._data(event))
+
+    def _data(self, event: Event) -> dict[str, Any]:
+        match event.kind:
+            case EventKind.DENIED if event.reason in REASONS:
+                reason = as_json(self.reason(from_json(event.reason, dict(event.data))))
+                return reason | {name: event.data[name] for name in ("after",) if name in event.data}
+            case EventKind.PREEMPT_REQUESTED:
+                shown = {"for": self.job(event.data.get("for"))}
+            case EventKind.SIGNALED:
+                shown = {"for": event.data.get("for")}
+            case _:
+                shown = {}
+        if "job_id" in event.data:
+            shown["job_id"] = self.job(event.data["job_id"])
+        return {name: value for name, value in event.data.items() if name in _OWN} | shown

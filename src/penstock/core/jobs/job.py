@@ -11,10 +11,9 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from penstock.core.jobs.end_rules import NONE_YET, Counters, DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
 from penstock.core.jobs.ordering import Ordering, order_key, urgent_from
-from penstock.core.jobs.states import SETTLED, JobState
+from penstock.core.jobs.states import NONE_YET, SETTLED, Counters, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment, Money, Span
 
 

@@ -27,12 +27,13 @@ from penstock.core.jobs.admission import (
     Conditions,
     Decision,
     Denied,
+    FairShare,
     Gates,
     Kept,
+    Ledger,
     decide,
 )
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ledger import FairShare, Ledger
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.reasons import (
     BudgetSpent,

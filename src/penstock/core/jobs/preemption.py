@@ -15,10 +15,9 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.core.jobs.admission import Admitted, Denied, decide
-from penstock.core.jobs.explain import View
+from penstock.core.jobs.admission import Admitted, Denied, Ledger, decide
+from penstock.core.jobs.forecast import View
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ledger import Ledger
 from penstock.core.jobs.ordering import QueuedJob, ReadyQueue
 from penstock.core.jobs.types import SECOND, DispatchId, JobId, Moment, Span
 

@@ -1,17 +1,29 @@
 """
-A job's life, as a table.
+A job's life, as two tables: the moves between its states, and the end rules.
 
-Refusals, the buttons of the page, the hints of the CLI and `docs/states.md` are made from it. The state says
-what may happen next; the reason, on the event, says why the job got there. So there is no "retrying" and no
-"scheduled" state: both are QUEUED with a later start.
+Refusals, the buttons of the page, the hints of the CLI and `docs/states.md` are made from the moves. The state
+says what may happen next; the reason, on the event, says why the job got there. So there is no "retrying" and
+no "scheduled" state: both are QUEUED with a later start.
+
+The end rules say what becomes of a job when its dispatch ends (SPEC TR-5), for every end reason in every phase.
+A reserved dispatch has no run yet: it cannot complete, and an early end costs the job nothing. A dispatch that
+is ending has a first reason, which wins over whatever the run reports while it stops.
+
+A retry schedule is a list of delays, and all of them are used: the failure after the last delay is final.
+Counters are per category, so a machine that was unavailable does not use up the retries for crashes, and a
+graceful stop counts nowhere.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
+from typing import Final, assert_never
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.core.errors import IllegalMove
+from penstock.core.jobs.types import MINUTE, SECOND, EndReason, Span
 
 
 class JobState(StrEnum):
@@ -88,3 +100,182 @@ def mermaid() -> str:
     lines = [f"    {source} --> {target}: {move}" for (source, move), target in MOVES.items()]
     ends = [f"    {state} --> [*]" for state in JobState if state in FINAL]
     return "\n".join(["stateDiagram-v2", f"    [*] --> {JobState.QUEUED}: submit", *lines, *ends])
+
+
+class Category(StrEnum):
+    CRASH = "crash"  # worker, lease or time limit was lost: what the job did is unknown
+    UNAVAILABLE = "unavailable"  # the job reported that something it needs is unavailable
+    ERROR = "error"  # the job's own error
+    START = "start"  # no worker took the reservation in time
+
+
+class Counters(Struct, frozen=True, gc=False):
+    crash: int = 0
+    unavailable: int = 0
+    error: int = 0
+    start: int = 0
+
+
+NONE_YET = Counters()
+
+
+class Schedules(Struct, frozen=True):
+    crash: tuple[Span, ...] = (1 * MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 30 * MINUTE)
+    unavailable: tuple[Span, ...] = (2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 15 * MINUTE)
+    #: The last delay repeats for ever: a job does not fail because its worker is away. Without a delay it
+    #: would be reserved again first, and hold the units of jobs whose workers are present.
+    start: tuple[Span, ...] = (30 * SECOND, 1 * MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE)
+
+
+DEFAULT = Schedules()
+
+
+def after_failure(
+    category: Category, counters: Counters, schedules: Schedules, own_delays_sec: tuple[int, ...]
+) -> tuple[Counters, Span | None]:
+    """The counters after this failure, and the delay until the next attempt; None: there is none left."""
+    match category:
+        case Category.CRASH:
+            delays, failures = schedules.crash, counters.crash
+            counters = replace(counters, crash=failures + 1)
+        case Category.UNAVAILABLE:
+            delays, failures = schedules.unavailable, counters.unavailable
+            counters = replace(counters, unavailable=failures + 1)
+        case Category.ERROR:
+            delays, failures = tuple(d * SECOND for d in own_delays_sec), counters.error
+            counters = replace(counters, error=failures + 1)
+        case Category.START:
+            failures = min(counters.start, len(schedules.start) - 1)
+            delays, counters = schedules.start, replace(counters, start=counters.start + 1)
+        case _:
+            assert_never(category)
+    return counters, delays[failures] if failures < len(delays) else None
+
+
+class DispatchPhase(StrEnum):
+    RESERVED = "reserved"  # units held, no run
+    LEASED = "leased"  # a worker starts or runs it
+    ENDING = "ending"  # told to stop; units held until it is gone
+    ENDED = "ended"
+
+
+class EndRule(Struct, frozen=True):
+    """
+    One rule. `retry`: while that schedule has a delay left, the job is requeued instead of making `move`.
+    """
+
+    move: Move
+    retry: Category | None = None
+    alert: bool = False
+    #: An event of this kind is written besides the event of the move, for readers that look for it.
+    mark: str | None = None
+
+
+_BACK: Final = EndRule(Move.REQUEUE)
+_LATER: Final = EndRule(Move.REQUEUE, retry=Category.START)
+_CRASH: Final = EndRule(Move.FAIL, retry=Category.CRASH)
+
+#: None: a run that never started has nothing to report; the call is refused and changes nothing.
+END_RULES: Final[dict[EndReason, tuple[EndRule | None, EndRule]]] = {
+    #                          reserved                             leased
+    EndReason.COMPLETED: (None, EndRule(Move.COMPLETE)),
+    EndReason.JOB_ERROR: (None, EndRule(Move.FAIL, retry=Category.ERROR)),
+    EndReason.UNAVAILABLE: (
+        EndRule(Move.FAIL, retry=Category.UNAVAILABLE),
+        EndRule(Move.BLOCK, retry=Category.UNAVAILABLE),
+    ),
+    EndReason.WORKER_CRASHED: (_CRASH, _CRASH),
+    EndReason.LEASE_EXPIRED: (_BACK, _CRASH),
+    EndReason.HOST_LOST: (_BACK, _CRASH),
+    EndReason.SCHEDULER_RESTARTED: (_CRASH, _CRASH),
+    EndReason.START_TIMEOUT: (_LATER, _LATER),
+    EndReason.RELEASED: (_BACK, _BACK),
+    EndReason.MAX_RUNTIME_EXCEEDED: (_BACK, EndRule(Move.FAIL, retry=Category.CRASH, mark="TIMEOUT")),
+    EndReason.HARD_CAP_EXCEEDED: (EndRule(Move.FAIL, alert=True), EndRule(Move.FAIL, alert=True)),
+    # The owner got an alert when the limit was reached; a budget that ends many runs must not send one for
+    # each.
+    EndReason.COST_LIMIT_REACHED: (_BACK, EndRule(Move.BLOCK)),
+    EndReason.COOPERATIVE_PREEMPTION: (_BACK, _BACK),
+    EndReason.PREEMPTION_TIMEOUT: (_BACK, _BACK),
+    EndReason.GRACEFUL_SHUTDOWN: (_BACK, _BACK),
+    EndReason.CANCELED: (EndRule(Move.CANCEL), EndRule(Move.CANCEL)),
+}
+
+
+def replaces(reason: EndReason, first: EndReason) -> bool:
+    """
+    Whether `reason` replaces the first reason of an ending dispatch (SPEC TR-3). Only a cancel does, and only
+    where the first reason would requeue the job: a confirmed cancel means that the job does not run again.
+    """
+    _, leased = END_RULES[first]
+    return reason is EndReason.CANCELED and (leased.move is Move.REQUEUE or leased.retry is not None)
+
+
+class EndResult(Struct, frozen=True):
+    """What the rules decide about one end. `delay`: until the next attempt of a job that is requeued."""
+
+    end: EndReason
+    move: Move
+    target: JobState
+    counters: Counters
+    delay: Span = 0
+    alert: bool = False
+    mark: str | None = None
+
+
+def resolve_end(
+    end: EndReason,
+    phase: DispatchPhase,
+    *,
+    first_reason: EndReason | None = None,
+    counters: Counters = NONE_YET,
+    schedules: Schedules = DEFAULT,
+    own_delays_sec: tuple[int, ...] = (),
+) -> EndResult:
+    """
+    Apply the rules. `first_reason`: why an ENDING dispatch ends. It decides; what the run reports now is too
+    late.
+    """
+    if phase is DispatchPhase.ENDED:
+        raise IllegalMove(
+            f"a dispatch that has ended cannot end again ({end})", phase=str(phase), end=str(end)
+        )
+    if phase is DispatchPhase.ENDING and first_reason is not None:
+        end = first_reason
+    reserved, leased = END_RULES[end]
+    end_rule, state = (
+        (reserved, JobState.DISPATCHING) if phase is DispatchPhase.RESERVED else (leased, JobState.RUNNING)
+    )
+    if end_rule is None:
+        raise IllegalMove(
+            f"a dispatch that is only reserved cannot be {end}: ask for its lease first",
+            phase=str(phase),
+            end=str(end),
+        )
+    move, delay = end_rule.move, 0
+    if end_rule.retry is not None:
+        counters, wait = after_failure(end_rule.retry, counters, schedules, own_delays_sec)
+        if wait is not None:
+            move, delay = Move.REQUEUE, wait
+    if move is Move.COMPLETE:
+        counters = Counters()
+    return EndResult(end, move, step(state, move), counters, delay, end_rule.alert, end_rule.mark)
+
+
+def table() -> str:
+    """The rows of `docs/states.md`; a test fails when they differ."""
+    rows = [
+        f"| {end} | {_cell(reserved, JobState.DISPATCHING)} | {_cell(leased, JobState.RUNNING)} |"
+        for end, (reserved, leased) in END_RULES.items()
+    ]
+    return "\n".join(["| end | while reserved | while leased |", "|---|---|---|", *rows])
+
+
+def _cell(end_rule: EndRule | None, state: JobState) -> str:
+    if end_rule is None:
+        return "refused"
+    target = step(state, end_rule.move)
+    words = f"QUEUED by {end_rule.retry} schedule" if end_rule.retry else str(target)
+    if end_rule.retry and target is not JobState.QUEUED:
+        words += f", then {target}"
+    return words + (" + alert" if end_rule.alert else "")

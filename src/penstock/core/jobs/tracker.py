@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from penstock.core.jobs.end_rules import replaces
+from penstock.core.jobs.states import replaces
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, Span
 
 #: From sysexits.h: "try again later". A command exits with it when something it needs is unavailable.

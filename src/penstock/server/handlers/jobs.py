@@ -15,10 +15,9 @@ from msgspec import Raw, UnsetType
 
 from penstock import wire
 from penstock.core.errors import BadIntent, NotFound
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.job import Job, dispatch_id_of
-from penstock.core.jobs.states import SETTLED, JobState
+from penstock.core.jobs.states import SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import priority_of
 from penstock.runner.output import Piece
 from penstock.runner.payload import COMMAND, FUNCTION, JOB_TYPES, SHELL, read

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from penstock import wire
 from penstock.core.errors import BadIntent, NotFound
-from penstock.core.jobs.ledger import EVERYTHING
+from penstock.core.jobs.admission import EVERYTHING
 from penstock.core.jobs.load import is_fresh
 from penstock.core.jobs.spending import uses
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, HostId, seconds
-from penstock.scheduler.version import VERSION
+from penstock.scheduler.hosts import VERSION
 from penstock.server.app_state import AppState, Request
 from penstock.server.problems import Forbidden
 from penstock.server.views import addon_view, host_view, job_counts, lease_view, or_none, when

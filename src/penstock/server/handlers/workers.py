@@ -10,11 +10,10 @@ from msgspec import UNSET, UnsetType, structs
 from penstock import wire
 from penstock.core.errors import BadIntent, Refused, StaleDispatch
 from penstock.core.jobs.admission import Denied
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import admission_class_of, check
 from penstock.core.jobs.job import Dispatch, Event, EventKind
 from penstock.core.jobs.reasons import as_json, words
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import DispatchId, EndReason, JobId, seconds
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport, GrantedJob

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from penstock.core.errors import DispatcherHeld, KeyConflict, OutcomeUnknown, QueueFull
+from penstock.core.jobs.admission import keys_of
 from penstock.core.jobs.changes import Note, principal_data
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.ledger import keys_of
 from penstock.core.jobs.load import Host
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import HostId, JobId
 from penstock.stores.api import Receipt
 

@@ -17,12 +17,11 @@ from typing import Any, Final
 import msgspec
 import uuid_utils
 
-from penstock.core.jobs.end_rules import NONE_YET, Counters, DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, Place, dispatch_id_of
 from penstock.core.jobs.load import Host, QuietState
 from penstock.core.jobs.ordering import Placement, QueuedJob
-from penstock.core.jobs.states import IN_FLIGHT, JobState
+from penstock.core.jobs.states import IN_FLIGHT, NONE_YET, Counters, DispatchPhase, JobState
 from penstock.core.jobs.types import (
     AddonId,
     Constraint,

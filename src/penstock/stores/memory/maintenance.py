@@ -11,9 +11,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.core.errors import DispatcherHeld
+from penstock.core.jobs.admission import Account
 from penstock.core.jobs.changes import Note, addon_note
 from penstock.core.jobs.job import Event, EventKind, Job
-from penstock.core.jobs.ledger import Account
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging, order_key
 from penstock.core.jobs.states import PRUNABLE

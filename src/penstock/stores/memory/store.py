@@ -17,6 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from penstock.core.jobs.admission import Account
 from penstock.core.jobs.changes import (
     Change,
     DispatchStep,
@@ -27,13 +28,11 @@ from penstock.core.jobs.changes import (
     running,
     stop_moment,
 )
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of, place
-from penstock.core.jobs.ledger import Account
 from penstock.core.jobs.ordering import Ordering, Pick, Placement, RoundResult
 from penstock.core.jobs.spending import windows
-from penstock.core.jobs.states import IN_FLIGHT, SETTLED, JobState
+from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.api import (
     NOTHING_SPENT,

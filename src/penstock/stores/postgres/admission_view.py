@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from penstock.core.jobs.ledger import Ledger
+from penstock.core.jobs.admission import Ledger
 from penstock.core.jobs.ordering import QueuedJob, ReadyQueue, RoundResult, RunningJob
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.types import AddonId, HostId, Moment

@@ -13,13 +13,12 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
+from penstock.core.jobs.admission import keys_of
 from penstock.core.jobs.changes import Change, DispatchStep, JobStep
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import EventKind, Place
-from penstock.core.jobs.ledger import keys_of
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.states import IN_FLIGHT, SETTLED, JobState
+from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment
 from penstock.stores.api import Complete, CompletedDispatch
 from penstock.stores.postgres.database import Database, DatabaseSession

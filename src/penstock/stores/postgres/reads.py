@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from penstock.core.jobs.end_rules import DispatchPhase
+from penstock.core.jobs.admission import Ledger
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
-from penstock.core.jobs.ledger import Ledger
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import AdmissionView
-from penstock.core.jobs.states import IN_FLIGHT, SETTLED, JobState
+from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Addon, Due, Overdue, Query
 from penstock.stores.common.checks import audit

@@ -13,10 +13,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.core.jobs.changes import Note, Renewal
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.spending import windows
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Moment, Money
 from penstock.stores.api import NotesFor, Renew, Standing
 from penstock.stores.postgres.database import Database, DatabaseSession

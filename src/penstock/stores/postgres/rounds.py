@@ -30,10 +30,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import psycopg
 
+from penstock.core.jobs.admission import EVERYTHING, Account, Ledger, keys_of
 from penstock.core.jobs.changes import Note, running_data, stop_moment
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of
-from penstock.core.jobs.ledger import EVERYTHING, Account, Ledger, keys_of
 from penstock.core.jobs.ordering import Denial, Ordering, Pick, Placement, RoundResult, ready_at
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.states import JobState

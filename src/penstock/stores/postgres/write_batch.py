@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from penstock.core.jobs.admission import Account, keys_of
 from penstock.core.jobs.changes import Note
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.ledger import Account, keys_of
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.common.rows import class_from, class_row, pack

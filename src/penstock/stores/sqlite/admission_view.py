@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import apsw
 
+from penstock.core.jobs.admission import Ledger
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ledger import Ledger
 from penstock.core.jobs.ordering import QueuedJob, ReadyQueue, RunningJob
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.types import AddonId, HostId, JobId, Moment

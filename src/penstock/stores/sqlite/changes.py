@@ -20,14 +20,13 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import apsw
 
+from penstock.core.jobs.admission import FairShare
 from penstock.core.jobs.changes import DispatchStep, JobStep, Note, Renewal, running_data, stop_moment
-from penstock.core.jobs.end_rules import DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, EventKind, Place, dispatch_id_of
-from penstock.core.jobs.ledger import FairShare
 from penstock.core.jobs.ordering import Ordering, Pick, Placement
 from penstock.core.jobs.spending import windows
-from penstock.core.jobs.states import IN_FLIGHT, JobState
+from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment, Money, Span
 from penstock.stores.api import NOTHING_SPENT, CompletedDispatch, Grant, NotesFor, Standing, Terms
 from penstock.stores.common.rows import parts_of

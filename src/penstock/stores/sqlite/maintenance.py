@@ -8,9 +8,9 @@ import apsw
 import msgspec
 from msgspec.structs import replace
 
+from penstock.core.jobs.admission import Account
 from penstock.core.jobs.changes import Note, addon_note
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.ledger import Account
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.states import JobState

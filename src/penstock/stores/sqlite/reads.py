@@ -16,12 +16,11 @@ from typing import Any, Final, TypeVar
 import apsw
 
 from penstock.core.errors import StoreFailed
-from penstock.core.jobs.end_rules import DispatchPhase
+from penstock.core.jobs.admission import Ledger
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
-from penstock.core.jobs.ledger import Ledger
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import AdmissionView
-from penstock.core.jobs.states import IN_FLIGHT, JobState
+from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Addon, Clock, Due, Overdue, Query
 from penstock.stores.common.checks import audit

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import apsw
 import msgspec
 
-from penstock.core.jobs.ledger import EVERYTHING, Account
+from penstock.core.jobs.admission import EVERYTHING, Account
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, Moment
 from penstock.stores.sqlite.connection import one, query

@@ -21,12 +21,11 @@ import apsw
 import msgspec
 from msgspec.structs import replace
 
+from penstock.core.jobs.admission import Account, FairShare, keys_of
 from penstock.core.jobs.changes import Note
-from penstock.core.jobs.end_rules import NONE_YET, Counters, DispatchPhase
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Job
-from penstock.core.jobs.ledger import Account, FairShare, keys_of
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import NONE_YET, Counters, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 from penstock.stores.common.rows import by_name, intent_from, listed, pack
 from penstock.stores.sqlite.admission_view import (

@@ -1,13 +1,22 @@
 """
-What the kernel says about this machine, taken once: counters and gauges, whose they are, and no judgement.
+The load that other programs put on this machine, measured: two samples, with our own processes taken out, become
+readings for `HostLoad`.
 
-The only file that knows psutil, /proc and cgroups; `signals` turns two samples into readings. A container sees the processor and
-the memory of its whole host, so where a cgroup limits us its own figures are taken as well (`Box`). Version 2 is read along the
-path up to the root, because any cgroup above ours may hold the tightest limit; version 1 at our own place.
+Taking ours out lets the scheduler fill a machine without taking its own work for another program's. Processor
+time, load and memory are subtracted. Kernel pressure is time in which some task waited, so it cannot be
+subtracted: it counts by the share that others had in what was waited for. Nine of our jobs on two cores make
+pressure, and none of it is another program's. Memory pressure counts whole: it comes before the kernel kills a
+process, and then it no longer matters whose fault it was.
+
+A `Sample` is what the kernel reports at one moment: counters and gauges, and no judgement. This is the only file
+that knows psutil, /proc and cgroups. A container sees the processor and the memory of its whole host, so where a
+cgroup limits us its own figures are taken as well (`Box`). Version 2 is read along the path up to the root,
+because any cgroup above ours may hold the tightest limit; version 1 at our own place.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +24,131 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
+
+from penstock.core.jobs.load import Reading
+from penstock.core.jobs.types import MILLISECOND, SECOND, Moment, Span
+from penstock.scheduler.hosts import HostLoad
+
+#: The machine's load is an average over a minute, so our own load must be one too before it is subtracted.
+_LOAD_SEC: Final = 60.0
+
+
+class LoadSampler:
+    """
+    A part of the scheduler. It is asked whenever anything happens and measures at its own pace. A measurement that fails reports nothing:
+    the readings grow stale, and the machine counts as busy.
+    """
+
+    def __init__(
+        self,
+        machine: HostLoad,
+        probe: Callable[[], Sample] | None = None,
+        *,
+        every: Span = 2 * SECOND,
+        first_after: Span = 500 * MILLISECOND,
+    ) -> None:
+        self._machine, self._probe = machine, probe or LoadProbe()
+        self._every, self._first_after = every, first_after
+        self._before: Sample | None = None
+        self._own_load = 0.0
+        self._due: Moment = 0
+
+    def step(self, now: Moment) -> Moment:
+        # Not due, and not because the clock was set back: nobody may wait an hour for the next reading on that account.
+        if now < self._due <= now + self._every:
+            return self._due
+        self._due = now + self._every
+        after, before = self._probe(), self._before
+        self._before = after
+        if before is None:
+            self._due = now + self._first_after
+            return self._due
+        others = _others(before, after)
+        self._own_load = _averaged(self._own_load, others.own_load, others.elapsed)
+        for name, value in figures(after, others, self._own_load).items():
+            self._machine.report(Reading(name, value, now))
+        return self._due
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What happened between two samples, without us. Seconds and cores are those of the machine."""
+
+    elapsed: float
+    cpu: float  # share of the machine
+    boxed_cpu: float | None  # share of what our cgroup may use
+    cpu_part: float  # of what was used, how much by others
+    disk_part: float
+    own_load: float
+    own_memory: int
+
+
+def _others(before: Sample, after: Sample) -> Others:
+    total = max(after.cpu_total - before.cpu_total, 1e-6)
+    used = max(0.0, after.cpu_busy - before.cpu_busy)
+    elapsed = total / after.cores
+    cpu, moved = _grown(before, after)
+    moved_by_all = max(0, after.moved - before.moved)
+    return Others(
+        elapsed=elapsed,
+        cpu=max(0.0, used - cpu) / total,
+        boxed_cpu=_boxed(before, after, cpu, elapsed),
+        cpu_part=_part(used - cpu, used),
+        disk_part=_part(moved_by_all - moved, moved_by_all),
+        # Load counts who runs and who wants to. Of a process with many threads only its time tells on how many cores it ran.
+        own_load=max(cpu / elapsed, float(sum(own.runnable for own in after.own.values()))),
+        own_memory=sum(own.private for own in after.own.values()),
+    )
+
+
+def figures(sample: Sample, others: Others, own_load: float) -> dict[str, float]:
+    box = sample.box
+    readings = {"cpu": max(others.cpu, others.boxed_cpu or 0.0)}
+    if sample.load is not None:
+        readings["load_per_core"] = max(0.0, sample.load - own_load) / sample.cores
+    readings["memory"] = max(0, sample.memory_used - others.own_memory) / sample.memory
+    if box.memory and box.memory_used is not None:
+        boxed = max(0, box.memory_used - others.own_memory) / box.memory
+        readings["memory"] = max(readings["memory"], boxed)
+    parts = {"cpu": others.cpu_part, "io": others.disk_part, "memory": 1.0}
+    return readings | {f"{name}_pressure": value * parts[name] for name, value in sample.pressure.items()}
+
+
+def _boxed(before: Sample, after: Sample, own: float, elapsed: float) -> float | None:
+    box = after.box
+    if not box.cores or box.cpu is None or before.box.cpu is None:
+        return None
+    return max(0.0, box.cpu - before.box.cpu - own) / (box.cores * elapsed)
+
+
+def _grown(before: Sample, after: Sample) -> tuple[float, int]:
+    """
+    What our processes used since. One that ended was waited for by its parent, whose figures now hold its whole life: what was
+    counted of it before must come off again.
+    """
+    cpu, moved = 0.0, 0
+    for process, own in after.own.items():
+        then = before.own.get(process)
+        if then is not None:
+            cpu, moved = cpu + own.cpu - then.cpu, moved + own.moved - then.moved
+        elif process.born >= before.taken_at:
+            # One that is merely new to us has a past that was somebody else's.
+            cpu, moved = cpu + own.cpu, moved + own.moved
+    parents = {process.pid for process in after.own}
+    for process, own in before.own.items():
+        if process not in after.own and own.parent in parents:
+            cpu, moved = cpu - own.cpu, moved - own.moved
+    return max(0.0, cpu), max(0, moved)
+
+
+def _averaged(before: float, value: float, elapsed: float) -> float:
+    """As the kernel averages its own."""
+    return value + (before - value) * math.exp(-elapsed / _LOAD_SEC)
+
+
+def _part(others: float, everybody: float) -> float:
+    return min(1.0, max(0.0, others / everybody)) if everybody > 0 else 1.0
+
 
 #: The roots of the process trees that Penstock runs. A root that waits for its children also stands for those that have ended.
 Pids: TypeAlias = Callable[[], Iterable[int]]
