@@ -116,7 +116,7 @@ def test_the_processes_of_the_runner_need_the_standard_library_alone(module):
 @pytest.mark.parametrize(
     "module",
     [
-        "daemon.running",
+        "daemon.lifecycle",
         "cli.main",
         "cli.submit",
         "server.app",

@@ -1,4 +1,4 @@
-"""Receivers that are really there: an HTTP server on loopback that keeps what it gets, and does what the test tells it to."""
+"""Real receivers: an HTTP server on loopback that keeps the requests it gets, and answers as the test says."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Receiver:
         return f"http://127.0.0.1:{self.port}/alerts?from=test"
 
     @property
-    def told(self):
+    def received(self):
         return [json.loads(body) for _, _, body in self.seen]
 
     def close(self):
@@ -86,7 +86,7 @@ def receiver(receivers):
     return receivers()
 
 
-class Desk:
+class AlertingKit:
     """A store, and alerting on it that can be stopped and started."""
 
     def __init__(self, folder):
@@ -98,9 +98,9 @@ class Desk:
     def secret_file(self):
         return self.folder / "webhook.secret"
 
-    def start(self, **ways):
-        ways = AlertTargets(**{"secret_file": self.secret_file, "allow_private": True} | ways)
-        self.running = Alerting(self.store, self.folder / "alerts", ways).start()
+    def start(self, **options):
+        targets = AlertTargets(**{"secret_file": self.secret_file, "allow_private": True} | options)
+        self.running = Alerting(self.store, self.folder / "alerts", targets).start()
         return self
 
     def stop(self):
@@ -109,8 +109,8 @@ class Desk:
             self.running = None
 
     def delivered(self, count, receiver):
-        """And taken note of: who is stopped before that delivers once more."""
-        until(lambda: len(receiver.told) == count and not self.messages())
+        """Wait until `count` messages have arrived and left the spool: a stop before that would repeat one."""
+        until(lambda: len(receiver.received) == count and not self.messages())
 
     def alert(self, key="k", **more):
         fields = {"kind": "cost_warning", "addon_id": "photos", "text": f"about {key}"} | more
@@ -124,7 +124,7 @@ class Desk:
 
 
 @pytest.fixture
-def job_service(tmp_path):
-    job_service = Desk(tmp_path)
-    yield job_service
-    job_service.stop()
+def alerting(tmp_path):
+    kit = AlertingKit(tmp_path)
+    yield kit
+    kit.stop()

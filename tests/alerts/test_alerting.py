@@ -1,4 +1,4 @@
-"""From an event to whoever must hear of it: who is told, what is held back, and what a restart or a receiver that is away changes."""
+"""From an event to its receivers: which get a message, which repeats are counted instead, and what a restart or an absent receiver changes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 import pytest
 from tests.waiting import LONG, alive, until
 
-from penstock.alerts.command import CommandReceiver
 from penstock.alerts.delivery import Message, MessageRefused, Messenger, ReceiverAway, Spool
+from penstock.alerts.receivers import CommandReceiver
 from penstock.core.jobs.alerts import Repeats, pause
 from penstock.core.jobs.changes import Change, Note
 from penstock.core.jobs.job import EventKind
@@ -22,92 +22,88 @@ T0 = 1_900_000_000 * SECOND
 
 
 def texts(receiver):
-    return [told["text"] for told in receiver.told]
+    return [message["text"] for message in receiver.received]
 
 
-# Being told
+# Which receivers get a message
 
 
-def test_an_alert_reaches_log_command_and_webhook(job_service, receiver, tmp_path, caplog):
+def test_an_alert_reaches_log_command_and_webhook(alerting, receiver, tmp_path, caplog):
     program = "import json, os, sys; json.dump([json.load(sys.stdin), dict(os.environ)], open(sys.argv[1] + '~', 'w')); os.rename(sys.argv[1] + '~', sys.argv[1])"
     file = tmp_path / "got.json"
-    job_service.start(webhook=receiver.url, command=(sys.executable, "-c", program, str(file)))
+    alerting.start(webhook=receiver.url, command=(sys.executable, "-c", program, str(file)))
 
-    job_service.alert(job_id="job-1234567890", data={"spent": 3})
-    until(lambda: receiver.told and file.exists())
+    alerting.alert(job_id="job-1234567890", data={"spent": 3})
+    until(lambda: receiver.received and file.exists())
 
-    [told] = receiver.told
+    [message] = receiver.received
     read, environ = json.loads(file.read_text())
-    assert told == read
+    assert message == read
     assert ("alert", "cost_warning", "photos", "k", "about k", 0, {"spent": 3}) == tuple(
-        told[name] for name in ("type", "kind", "addon_id", "key", "text", "repeated", "data")
+        message[name] for name in ("type", "kind", "addon_id", "key", "text", "repeated", "data")
     )
     assert "about k" == environ["PENSTOCK_ALERT_TEXT"]
     assert "job-1234567890" == environ["PENSTOCK_ALERT_JOB_ID"]
     assert {"PENSTOCK_ALERT"} == {name[:14] for name in environ if name.startswith("PENSTOCK_")}
     assert ["alert: about k"] == [record.getMessage() for record in caplog.records]
-    until(lambda: not job_service.messages() and not job_service.messages("command"))
+    until(lambda: not alerting.messages() and not alerting.messages("command"))
 
 
-def test_the_log_can_be_left_out(job_service, receiver, caplog):
-    job_service.start(webhook=receiver.url, log=False)
+def test_the_log_can_be_left_out(alerting, receiver, caplog):
+    alerting.start(webhook=receiver.url, log=False)
 
-    job_service.alert()
-    until(lambda: receiver.told)
+    alerting.alert()
+    until(lambda: receiver.received)
 
     assert [] == caplog.records
 
 
-def test_an_addon_has_a_receiver_of_its_own_besides_that_of_all(job_service, receivers):
+def test_an_addon_has_a_receiver_of_its_own_besides_that_of_all(alerting, receivers):
     everything, photos = receivers(), receivers()
-    job_service.start(webhook=everything.url, of_addon={"photos": photos.url})
+    alerting.start(webhook=everything.url, of_addon={"photos": photos.url})
 
-    job_service.alert("mine")
-    job_service.alert("other", addon_id="mail")
-    until(lambda: len(everything.told) == 2 and photos.told)
+    alerting.alert("mine")
+    alerting.alert("other", addon_id="mail")
+    until(lambda: len(everything.received) == 2 and photos.received)
 
     assert ["about mine", "about other"] == texts(everything)
     assert ["about mine"] == texts(photos)
 
 
-def test_an_alert_that_names_nothing_but_its_reason_is_told_in_words(job_service, receiver):
-    job_service.start(webhook=receiver.url)
+def test_an_alert_that_names_nothing_but_its_reason_is_told_in_words(alerting, receiver):
+    alerting.start(webhook=receiver.url)
 
     committed(
-        job_service.store,
+        alerting.store,
         Apply(
-            [
-                Change(
-                    job_service.store.now(), (Note(EventKind.ALERT, "lost", {"held_by": "x"}, of_job=False),)
-                )
-            ]
+            [Change(alerting.store.now(), (Note(EventKind.ALERT, "lost", {"held_by": "x"}, of_job=False),))]
         ),
     )
-    [told] = until(lambda: receiver.told)
+    [message] = until(lambda: receiver.received)
 
-    assert ("lost", "lost", {"held_by": "x"}) == (told["kind"], told["text"], told["data"])
+    assert ("lost", "lost", {"held_by": "x"}) == (message["kind"], message["text"], message["data"])
 
 
-def test_who_waits_for_jobs_is_told_that_one_waits_for_its_worker(job_service, receivers, works):
+def test_who_waits_for_jobs_is_told_that_one_waits_for_its_worker(alerting, receivers, scheduler):
     photos, alerts = receivers(), receivers()
-    job_service.store = works.store
-    job_service.start(webhook=alerts.url, dispatchable={"photos": photos.url})
+    alerting.store = scheduler.store
+    alerting.start(webhook=alerts.url, dispatchable={"photos": photos.url})
 
-    ids = {addon: works.submit(addon_id=addon, job_type="index")[0] for addon in ("photos", "mail")}
-    works.step()
-    [told] = until(lambda: photos.told)
+    ids = {addon: scheduler.submit(addon_id=addon, job_type="index")[0] for addon in ("photos", "mail")}
+    scheduler.step()
+    [message] = until(lambda: photos.received)
 
-    job = works.store.job(ids["photos"])
+    job = scheduler.store.job(ids["photos"])
     assert ("dispatchable", job.job_id, job.dispatch_id, "index") == tuple(
-        told[name] for name in ("type", "job_id", "dispatch_id", "job_type")
+        message[name] for name in ("type", "job_id", "dispatch_id", "job_type")
     )
-    assert "DISPATCHING" == works.state(ids["mail"])
-    job_service.stop()
+    assert "DISPATCHING" == scheduler.state(ids["mail"])
+    alerting.stop()
     assert [] == alerts.seen
 
 
 @pytest.fixture
-def works():
+def scheduler():
     from tests.scheduler.conftest import Capacity, Ordering, SchedulerKit
 
     from penstock.scheduler.rules import SchedulerRules
@@ -120,7 +116,7 @@ def works():
     )
 
 
-# Not being told again and again
+# Repeats are counted, not sent
 
 
 def test_of_one_key_one_is_told_in_a_window_and_then_how_many_were_not():
@@ -154,140 +150,138 @@ def test_what_needs_no_memory_is_forgotten():
     assert ["k7"] == list(repeats.told)  # one was held back, and is still to be told of
 
 
-def test_what_was_held_back_survives_a_restart(job_service, receiver):
-    job_service.start(webhook=receiver.url)
+def test_what_was_held_back_survives_a_restart(alerting, receiver):
+    alerting.start(webhook=receiver.url)
     for _ in range(3):
-        job_service.alert()
-    until(lambda: receiver.told)
-    job_service.alert("last of the window")
-    job_service.delivered(2, receiver)
-    job_service.stop()
+        alerting.alert()
+    until(lambda: receiver.received)
+    alerting.alert("last of the window")
+    alerting.delivered(2, receiver)
+    alerting.stop()
 
-    job_service.start(webhook=receiver.url, window=0)
-    job_service.alert()
-    until(lambda: len(receiver.told) == 3)
+    alerting.start(webhook=receiver.url, window=0)
+    alerting.alert()
+    until(lambda: len(receiver.received) == 3)
 
-    assert [0, 0, 2] == [told["repeated"] for told in receiver.told]
+    assert [0, 0, 2] == [message["repeated"] for message in receiver.received]
 
 
 # Restarts
 
 
-def test_nothing_from_before_the_first_start_is_told(job_service, receiver):
-    job_service.alert("before")
-    job_service.start(webhook=receiver.url)
-    job_service.alert("after")
-    until(lambda: receiver.told)
+def test_nothing_from_before_the_first_start_is_told(alerting, receiver):
+    alerting.alert("before")
+    alerting.start(webhook=receiver.url)
+    alerting.alert("after")
+    until(lambda: receiver.received)
 
     assert ["about after"] == texts(receiver)
 
 
-def test_what_happened_while_nobody_read_is_told_later(job_service, receiver):
-    job_service.start(webhook=receiver.url).stop()
-    job_service.alert("meanwhile")
-    job_service.start(webhook=receiver.url)
-    job_service.delivered(1, receiver)
-    job_service.stop()
-    job_service.start(webhook=receiver.url).stop()
+def test_what_happened_while_nobody_read_is_told_later(alerting, receiver):
+    alerting.start(webhook=receiver.url).stop()
+    alerting.alert("meanwhile")
+    alerting.start(webhook=receiver.url)
+    alerting.delivered(1, receiver)
+    alerting.stop()
+    alerting.start(webhook=receiver.url).stop()
 
     assert ["about meanwhile"] == texts(receiver)
 
 
-def test_a_reader_that_was_killed_before_it_noted_how_far_it_was_tells_the_same_again(job_service, receivers):
+def test_a_reader_that_was_killed_before_it_noted_how_far_it_was_tells_the_same_again(alerting, receivers):
     receiver = receivers()
-    job_service.start(webhook=receiver.url)
-    noted = (job_service.folder / "alerts" / "reader.json").read_bytes()
-    job_service.alert()
-    job_service.delivered(1, receiver)
-    job_service.stop()
-    (job_service.folder / "alerts" / "reader.json").write_bytes(noted)
+    alerting.start(webhook=receiver.url)
+    noted = (alerting.folder / "alerts" / "reader.json").read_bytes()
+    alerting.alert()
+    alerting.delivered(1, receiver)
+    alerting.stop()
+    (alerting.folder / "alerts" / "reader.json").write_bytes(noted)
 
-    job_service.start(webhook=receiver.url)
-    first, second = until(lambda: len(receiver.told) == 2 and receiver.told)
+    alerting.start(webhook=receiver.url)
+    first, second = until(lambda: len(receiver.received) == 2 and receiver.received)
 
     assert first == second  # and the id is the same, so a receiver can tell
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"cursor": "x", "told": {}, "origin": ""}'])
-def test_a_damaged_file_is_told_of_and_alerting_goes_on(job_service, receiver, caplog, content):
-    job_service.alert("before")
-    (job_service.folder / "alerts").mkdir(mode=0o700)
-    (job_service.folder / "alerts" / "reader.json").write_bytes(content)
-    job_service.start(webhook=receiver.url)
-    job_service.alert("after")
-    until(lambda: receiver.told)
+def test_a_damaged_file_is_told_of_and_alerting_goes_on(alerting, receiver, caplog, content):
+    alerting.alert("before")
+    (alerting.folder / "alerts").mkdir(mode=0o700)
+    (alerting.folder / "alerts" / "reader.json").write_bytes(content)
+    alerting.start(webhook=receiver.url)
+    alerting.alert("after")
+    until(lambda: receiver.received)
 
     assert ["about after"] == texts(receiver)
     assert "is damaged" in caplog.text
 
 
-def test_a_trail_that_is_shorter_than_it_was_is_read_from_its_end(job_service, receiver):
-    job_service.start(webhook=receiver.url).stop()
-    file = job_service.folder / "alerts" / "reader.json"
+def test_a_trail_that_is_shorter_than_it_was_is_read_from_its_end(alerting, receiver):
+    alerting.start(webhook=receiver.url).stop()
+    file = alerting.folder / "alerts" / "reader.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"cursor": 1_000_000}))
-    job_service.start(webhook=receiver.url)
-    job_service.alert()
+    alerting.start(webhook=receiver.url)
+    alerting.alert()
 
-    assert until(lambda: receiver.told)
+    assert until(lambda: receiver.received)
 
 
-def test_a_receiver_that_was_away_gets_it_when_it_is_back_also_after_a_restart(job_service, receivers):
+def test_a_receiver_that_was_away_gets_it_when_it_is_back_also_after_a_restart(alerting, receivers):
     first = receivers()
     first.script.extend([lambda handler: handler.connection.close(), 503])
-    job_service.start(webhook=first.url)
-    job_service.alert()
+    alerting.start(webhook=first.url)
+    alerting.alert()
     until(lambda: len(first.seen) == 2)
-    job_service.stop()
-    assert 1 == len(job_service.messages())
+    alerting.stop()
+    assert 1 == len(alerting.messages())
 
-    job_service.start(webhook=first.url)
+    alerting.start(webhook=first.url)
     until(lambda: len(first.seen) == 3)
-    until(lambda: not job_service.messages())
+    until(lambda: not alerting.messages())
 
     assert 1 == len({body for _, _, body in first.seen})
 
 
-def test_messages_go_to_an_address_that_was_mended(job_service, receiver):
-    job_service.start(webhook="http://127.0.0.1:1/")
-    job_service.alert()
-    until(job_service.messages)
-    job_service.stop()
-    job_service.start(webhook=receiver.url)
+def test_messages_go_to_an_address_that_was_mended(alerting, receiver):
+    alerting.start(webhook="http://127.0.0.1:1/")
+    alerting.alert()
+    until(alerting.messages)
+    alerting.stop()
+    alerting.start(webhook=receiver.url)
 
-    assert until(lambda: receiver.told)
+    assert until(lambda: receiver.received)
 
 
-def test_messages_to_a_receiver_that_is_no_more_are_removed(job_service, caplog):
-    job_service.start(webhook="http://127.0.0.1:1/")
-    job_service.alert()
-    until(job_service.messages)
-    job_service.stop()
-    job_service.start()
+def test_messages_to_a_receiver_that_is_no_more_are_removed(alerting, caplog):
+    alerting.start(webhook="http://127.0.0.1:1/")
+    alerting.alert()
+    until(alerting.messages)
+    alerting.stop()
+    alerting.start()
 
-    assert not (job_service.folder / "alerts" / "webhook").exists()
+    assert not (alerting.folder / "alerts" / "webhook").exists()
     assert "the settings no longer name its receiver" in caplog.text
 
 
-# Nobody waits for anybody
+# A slow receiver delays no other
 
 
-def test_a_receiver_that_hangs_delays_neither_the_others_nor_the_scheduler_nor_the_stop(
-    job_service, receivers
-):
+def test_a_receiver_that_hangs_delays_neither_the_others_nor_the_scheduler_nor_the_stop(alerting, receivers):
     slow, quick, hold, held = receivers(), receivers(), threading.Event(), []
     slow.script.append(lambda handler: held.append(hold.wait(LONG)))
-    job_service.start(webhook=slow.url, of_addon={"photos": quick.url})
+    alerting.start(webhook=slow.url, of_addon={"photos": quick.url})
     try:
-        job_service.alert("first")
+        alerting.alert("first")
         until(lambda: slow.seen)
         for i in range(20):
-            job_service.alert(f"n{i}")
-        until(lambda: len(quick.told) == 21)
-        job_service.stop()
+            alerting.alert(f"n{i}")
+        until(lambda: len(quick.received) == 21)
+        alerting.stop()
 
         assert [] == held, "it hangs still"
         assert 1 == len(slow.seen)
-        assert 21 == len(job_service.messages())
+        assert 21 == len(alerting.messages())
     finally:
         hold.set()
 
@@ -301,15 +295,15 @@ def pids(file):
     )
 
 
-def test_a_command_that_hangs_is_ended_with_its_children_by_a_stop(job_service, tmp_path):
+def test_a_command_that_hangs_is_ended_with_its_children_by_a_stop(alerting, tmp_path):
     file = tmp_path / "pids"
-    job_service.start(command=(sys.executable, "-c", HANGS, str(file), "1000"))
-    job_service.alert()
+    alerting.start(command=(sys.executable, "-c", HANGS, str(file), "1000"))
+    alerting.alert()
     mine = until(lambda: pids(file))
-    job_service.stop()
+    alerting.stop()
 
     until(lambda: not any(map(alive, mine)))
-    assert 1 == len(job_service.messages("command"))
+    assert 1 == len(alerting.messages("command"))
 
 
 @pytest.mark.parametrize(
@@ -338,7 +332,7 @@ def ends(command, message):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "reason"),
     [
         (("sh", "-c", "echo not today; exit 3"), "it ended with 3: 'not today'"),
         (("sh", "-c", "kill -9 $$"), "it ended with -9"),
@@ -348,19 +342,19 @@ def ends(command, message):
         (("test", "$(exit 1)", "=", "$(exit 1)"), None),
     ],
 )
-def test_how_a_command_ended_is_told(argv, said):
-    told = {"id": "1", "text": "a\0b" + "x" * 200_000}
+def test_how_a_command_ended_is_told(argv, reason):
+    content = {"id": "1", "text": "a\0b" + "x" * 200_000}
 
-    assert said == ends(CommandReceiver(argv), Message(number=1, content=told, due=0, until=0))
+    assert reason == ends(CommandReceiver(argv), Message(number=1, content=content, due=0, until=0))
 
 
 # Trying again, on a clock that is moved
 
 
-class Door:
-    """A receiver that the test opens and closes."""
+class ScriptedReceiver:
+    """A receiver whose answers the test sets."""
 
-    name = "door"
+    name = "scripted"
 
     def __init__(self):
         self.tried, self.wrong = [], None
@@ -374,16 +368,18 @@ class Door:
         pass
 
 
-class Rounds:
+class MessengerKit:
+    """A messenger and its spool on a clock that the test moves."""
+
     def __init__(self, folder):
-        self.door, self.given_up, self.now = Door(), [], T0
+        self.receiver, self.given_up, self.now = ScriptedReceiver(), [], T0
         self.spool = Spool(folder / "spool", most=5)
         self.again()
 
     def again(self):
-        """As after a restart."""
+        """A new messenger on the same spool, as after a restart."""
         self.messenger = Messenger(
-            self.door, self.spool, lambda way, message, why: self.given_up.append(message.number)
+            self.receiver, self.spool, lambda target, message, why: self.given_up.append(message.number)
         )
 
     def put(self, number, lives=24 * HOUR):
@@ -392,7 +388,7 @@ class Rounds:
         )
 
     def run(self, span):
-        """All that falls due within it."""
+        """Run every step that falls due within `span`."""
         ends = self.now + span
         while (wish := self.messenger.step(self.now)) <= ends:
             self.now = max(self.now, wish)
@@ -401,7 +397,7 @@ class Rounds:
 
 @pytest.fixture
 def rounds(tmp_path):
-    return Rounds(tmp_path)
+    return MessengerKit(tmp_path)
 
 
 def test_pauses_grow_from_a_second_to_five_minutes():
@@ -412,52 +408,52 @@ def test_pauses_grow_from_a_second_to_five_minutes():
 
 
 def test_a_receiver_that_is_away_is_tried_less_and_less_and_then_gets_all_in_order(rounds):
-    rounds.door.wrong = ReceiverAway
+    rounds.receiver.wrong = ReceiverAway
     for number in (1, 2, 3):
         rounds.put(number)
     rounds.run(10 * SECOND)
-    tried = [(number, (now - T0) // SECOND) for number, now in rounds.door.tried]
-    rounds.door.wrong = None
-    rounds.door.tried.clear()
+    tried = [(number, (now - T0) // SECOND) for number, now in rounds.receiver.tried]
+    rounds.receiver.wrong = None
+    rounds.receiver.tried.clear()
     rounds.run(10 * SECOND)
 
     assert [(1, 0), (1, 1), (1, 3), (1, 7)] == tried
-    assert [1, 2, 3] == [number for number, _ in rounds.door.tried]
+    assert [1, 2, 3] == [number for number, _ in rounds.receiver.tried]
     assert 0 == len(rounds.spool)
 
 
 def test_a_message_that_is_refused_does_not_hold_up_the_others(rounds):
-    rounds.door.wrong = MessageRefused
+    rounds.receiver.wrong = MessageRefused
     rounds.put(1)
     rounds.run(0)
-    rounds.door.wrong = None
+    rounds.receiver.wrong = None
     rounds.put(2)
     rounds.run(0)
 
-    assert [1, 2] == [number for number, _ in rounds.door.tried]
+    assert [1, 2] == [number for number, _ in rounds.receiver.tried]
     assert 1 == len(rounds.spool)
 
 
 def test_pauses_go_on_where_they_were_after_a_restart(rounds):
-    rounds.door.wrong = MessageRefused
+    rounds.receiver.wrong = MessageRefused
     rounds.put(1)
     rounds.run(20 * SECOND)
     rounds.again()
     rounds.run(12 * SECOND)
 
-    assert [0, 1, 3, 7, 15, 31] == [(now - T0) // SECOND for _, now in rounds.door.tried]
+    assert [0, 1, 3, 7, 15, 31] == [(now - T0) // SECOND for _, now in rounds.receiver.tried]
 
 
 @pytest.mark.parametrize("wrong", [ReceiverAway, MessageRefused])
 def test_after_a_day_it_is_given_up_and_told_of_once(rounds, wrong):
-    rounds.door.wrong = wrong
+    rounds.receiver.wrong = wrong
     for number in (1, 2, 3):
         rounds.put(number)
     rounds.run(25 * HOUR)
 
     assert [1, 2, 3] == sorted(rounds.given_up)
     assert 0 == len(rounds.spool)
-    last = max(now for _, now in rounds.door.tried)
+    last = max(now for _, now in rounds.receiver.tried)
     assert 24 * HOUR - 5 * MINUTE <= last - T0 <= 24 * HOUR
 
 
@@ -467,15 +463,15 @@ def test_what_is_too_old_after_a_long_downtime_is_tried_once_and_delivered_if_it
     rounds.now += 48 * HOUR
     rounds.run(0)
 
-    assert [1, 2, 3] == [number for number, _ in rounds.door.tried]
+    assert [1, 2, 3] == [number for number, _ in rounds.receiver.tried]
     assert [] == rounds.given_up
 
 
 def test_a_clock_that_was_set_back_puts_nothing_off(rounds):
-    rounds.door.wrong = ReceiverAway
+    rounds.receiver.wrong = ReceiverAway
     rounds.put(1)
     rounds.run(0)
-    rounds.door.wrong = None
+    rounds.receiver.wrong = None
     rounds.now -= 365 * 24 * HOUR
     rounds.run(0)
 
@@ -500,36 +496,36 @@ def test_a_damaged_message_is_put_aside_and_a_torn_one_removed(rounds, caplog):
     rounds.again()
     rounds.run(0)
 
-    assert [2] == [number for number, _ in rounds.door.tried]
+    assert [2] == [number for number, _ in rounds.receiver.tried]
     assert ["1.damaged"] == [path.name for path in rounds.spool.folder.iterdir()]
 
 
 def test_what_could_not_be_delivered_is_in_the_trail_and_makes_no_further_messages(
-    job_service, receiver, caplog
+    alerting, receiver, caplog
 ):
     receiver.script.extend([500] * 100)
-    job_service.start(webhook=receiver.url, retry_for=SECOND)
-    job_service.alert()
-    [event] = until(lambda: job_service.alerts("undelivered"))
-    until(lambda: not job_service.messages())
+    alerting.start(webhook=receiver.url, retry_for=SECOND)
+    alerting.alert()
+    [event] = until(lambda: alerting.alerts("undelivered"))
+    until(lambda: not alerting.messages())
     until(lambda: "alert: an alert could not be delivered" in caplog.text)
-    job_service.stop()
+    alerting.stop()
 
     assert f"http://127.0.0.1:{receiver.port}: answered 500" in event.data["text"]
-    assert [] == job_service.messages()
+    assert [] == alerting.messages()
     assert {"about k"} == set(texts(receiver))
 
 
 @pytest.mark.parametrize(("lives", "sent"), [(0, False), (HOUR, True)])
-def test_a_stale_notice_of_a_waiting_job_is_not_sent(job_service, receiver, works, caplog, lives, sent):
-    job_service.store = works.store
-    job_service.start(dispatchable={"photos": receiver.url}).stop()
-    works.submit(addon_id="photos")
-    works.step()
-    job_service.alert()
-    job_service.start(dispatchable={"photos": receiver.url}, dispatchable_for=lives)
+def test_a_stale_notice_of_a_waiting_job_is_not_sent(alerting, receiver, scheduler, caplog, lives, sent):
+    alerting.store = scheduler.store
+    alerting.start(dispatchable={"photos": receiver.url}).stop()
+    scheduler.submit(addon_id="photos")
+    scheduler.step()
+    alerting.alert()
+    alerting.start(dispatchable={"photos": receiver.url}, dispatchable_for=lives)
     until(lambda: "alert: about k" in caplog.text)
-    job_service.stop()
+    alerting.stop()
 
     # A stop between sending and removing the file leaves both: a notice is sent at least once.
-    assert sent == bool(receiver.seen or list(job_service.folder.glob("alerts/job-*/*.json")))
+    assert sent == bool(receiver.seen or list(alerting.folder.glob("alerts/job-*/*.json")))

@@ -41,9 +41,9 @@ def test_a_kill_between_the_event_and_its_delivery_loses_no_alert(daemon, receiv
     until(lambda: back.seen)
 
     [(_, headers, body)] = back.seen
-    [told] = back.told
+    [message] = back.received
     secret = (one.data / "webhook.secret").read_text().strip()
-    assert (job_id, "cost_warning") == (told["job_id"], told["kind"])
+    assert (job_id, "cost_warning") == (message["job_id"], message["kind"])
     assert genuine(headers, body, secret)
     assert not genuine(headers, body + b" ", secret)
     assert not genuine(headers | {"Webhook-Timestamp": "1000000000"}, body, secret)

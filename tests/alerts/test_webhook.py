@@ -15,7 +15,7 @@ from threading import Thread
 import pytest
 
 from penstock.alerts.delivery import Message, MessageRefused, ReceiverAway, Stopped
-from penstock.alerts.webhook import Webhook, secrets_in
+from penstock.alerts.receivers import Webhook, secrets_in
 from penstock.core.jobs.alerts import refusal
 from penstock.core.jobs.types import SECOND
 from penstock.scheduler.permissions import Unsafe
@@ -72,7 +72,7 @@ def test_the_signature_is_over_id_time_and_body(receiver, secret):
     assert f"v1,{mine}" == headers["Webhook-Signature"]
     assert ("ab-7", "1900000000") == (headers["Webhook-Id"], headers["Webhook-Timestamp"])
     assert ("/alerts?from=test", "application/json") == (path, headers["Content-Type"])
-    assert receiver.told == [{"id": "ab-7", "type": "alert", "text": "ünser"}]
+    assert receiver.received == [{"id": "ab-7", "type": "alert", "text": "ünser"}]
 
 
 def test_with_two_secrets_both_sign_so_that_one_can_be_replaced(receiver, secret):

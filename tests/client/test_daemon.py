@@ -18,7 +18,7 @@ from tests.daemon import Daemon, environment
 from tests.waiting import LONG, until
 
 from penstock.core.errors import Unavailable
-from penstock.daemon.running import _LEAVE_AFTER, shares
+from penstock.daemon.lifecycle import _LEAVE_AFTER, shares
 from penstock.runner import Leftovers
 from penstock.runner.process_tree import RUNNER_MARK, marked
 from penstock.runner.runner import AFTER_STOP
@@ -190,8 +190,8 @@ def test_a_stop_that_no_thread_can_end_is_ended_by_the_kernel(tmp_path):
     """One call of C code keeps the interpreter for ever: no timer of Python's has a turn."""
     program = (
         "import re, signal\n"
-        "from penstock.daemon.running import _Stop\n"
-        "_Stop(0.01).hear(signal.SIGTERM)\n"
+        "from penstock.daemon.lifecycle import _Stop\n"
+        "_Stop(0.01).on_signal(signal.SIGTERM)\n"
         "re.match(r'(a|a)*b', 'a' * 64)\n"
     )
     done = subprocess.run(

@@ -7,7 +7,7 @@ from tests.mutants.planting import Mutant
 MUTANTS = [
     Mutant(
         "alerts: the first start reads all",
-        "penstock/alerts/trail_reader.py",
+        "penstock/alerts/alerting.py",
         "TrailReader._begin",
         "secrets.token_hex(4), end,",
         "secrets.token_hex(4), 0,",
@@ -15,7 +15,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: the first cursor is not noted",
-        "penstock/alerts/trail_reader.py",
+        "penstock/alerts/alerting.py",
         "TrailReader.__init__",
         "        self.note(store.now())  #",
         "        #",
@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: each start begins at the end",
-        "penstock/alerts/trail_reader.py",
+        "penstock/alerts/alerting.py",
         "TrailReader._begin",
         'min(kept["cursor"], end)',
         "end",
@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: a cursor behind the end is believed",
-        "penstock/alerts/trail_reader.py",
+        "penstock/alerts/alerting.py",
         "TrailReader._begin",
         'min(kept["cursor"], end)',
         'kept["cursor"]',
@@ -41,7 +41,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: what was told is forgotten",
-        "penstock/alerts/trail_reader.py",
+        "penstock/alerts/alerting.py",
         "TrailReader._begin",
         "Repeats(window, sent)",
         "Repeats(window)",
@@ -49,7 +49,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: an alert about alerts goes out",
-        "penstock/alerts/trail_reader.py",
+        "penstock/alerts/alerting.py",
         "TrailReader._alert",
         '        if content["kind"] == UNDELIVERED:\n',
         "        if False:\n",
@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: addons hear of each other",
-        "penstock/alerts/trail_reader.py",
+        "penstock/alerts/alerting.py",
         "TrailReader._alert",
         'self._receivers.of_addon.get(content["addon_id"])',
         "next(iter(self._receivers.of_addon.values()), None)",
@@ -67,9 +67,9 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: stale notices are sent",
-        "penstock/alerts/trail_reader.py",
+        "penstock/alerts/alerting.py",
         "TrailReader._dispatchable",
-        " or event.at + self._dispatchable_for <= now:",
+        " or event.at + self._targets.dispatchable_for <= now:",
         ":",
         ("tests/alerts/test_alerting.py::test_a_stale_notice_of_a_waiting_job_is_not_sent",),
     ),
@@ -145,7 +145,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: a command is ended without its children",
-        "penstock/alerts/command.py",
+        "penstock/alerts/receivers.py",
         "_kill",
         "os.killpg(process.pid,",
         "os.kill(process.pid,",
@@ -153,7 +153,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: a command has all the time",
-        "penstock/alerts/command.py",
+        "penstock/alerts/receivers.py",
         "CommandReceiver.deliver",
         "time.monotonic() + self._within)",
         "time.monotonic() + 1_000)",
@@ -161,7 +161,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: a stop waits for the command",
-        "penstock/alerts/command.py",
+        "penstock/alerts/receivers.py",
         "CommandReceiver.cut",
         "                _kill(self._running)\n",
         "                pass\n",
@@ -169,7 +169,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: a command sees our own variables",
-        "penstock/alerts/command.py",
+        "penstock/alerts/receivers.py",
         "_environment",
         ' if not name.startswith("PENSTOCK_")}',
         "} | {'PENSTOCK_TOKEN': 'x'}",
@@ -177,7 +177,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: a stop waits for the receiver",
-        "penstock/alerts/webhook.py",
+        "penstock/alerts/receivers.py",
         "Webhook.cut",
         "        self._stopped.set()\n        self._hang_up()\n",
         "        self._stopped.set()\n",
@@ -185,7 +185,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: the body is not signed",
-        "penstock/alerts/webhook.py",
+        "penstock/alerts/receivers.py",
         "signatures",
         ".encode() + body, hashlib",
         ".encode(), hashlib",
@@ -193,7 +193,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: any address is called",
-        "penstock/alerts/webhook.py",
+        "penstock/alerts/receivers.py",
         "Webhook._resolve",
         "if why := refusal(address, private=self._private):",
         "if why := '':",
@@ -201,7 +201,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: only the first address is checked",
-        "penstock/alerts/webhook.py",
+        "penstock/alerts/receivers.py",
         "Webhook._resolve",
         "        for address in addresses:\n            if why",
         "        for address in list(addresses)[:1]:\n            if why",
@@ -209,7 +209,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: the name is looked up again",
-        "penstock/alerts/webhook.py",
+        "penstock/alerts/receivers.py",
         "Webhook._connect",
         "to = (addresses[-rest], self._port)",
         "to = (self._host, self._port)",
@@ -237,7 +237,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: a redirect is an arrival",
-        "penstock/alerts/webhook.py",
+        "penstock/alerts/receivers.py",
         "Webhook._judge",
         "if 200 <= answer.status < 300:",
         "if 200 <= answer.status < 400:",
@@ -245,7 +245,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: an answer has no end",
-        "penstock/alerts/webhook.py",
+        "penstock/alerts/receivers.py",
         "",
         "_ANSWER: Final = 64 * 1024",
         "_ANSWER: Final = 1 << 40",
@@ -253,7 +253,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: the time is for each byte",
-        "penstock/alerts/webhook.py",
+        "penstock/alerts/receivers.py",
         "Webhook._connected",
         "        timer.start()\n",
         "",
@@ -261,7 +261,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: certificates are not looked at",
-        "penstock/alerts/webhook.py",
+        "penstock/alerts/receivers.py",
         "Webhook.__init__",
         "ssl.create_default_context() if",
         "ssl._create_unverified_context() if",
@@ -269,7 +269,7 @@ MUTANTS = [
     ),
     Mutant(
         "alerts: a shared secret signs",
-        "penstock/alerts/webhook.py",
+        "penstock/alerts/receivers.py",
         "secrets_in",
         "private_file(file).read_text",
         "file.read_text",

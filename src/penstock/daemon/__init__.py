@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.daemon.running import run, run_program
+from penstock.daemon.lifecycle import run, run_program
 
 __all__ = ["run", "run_program"]

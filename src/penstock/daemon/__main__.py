@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from penstock.daemon.running import EXIT_SETTINGS, run_program
+from penstock.daemon.lifecycle import EXIT_SETTINGS, run_program
 from penstock.settings import BadSettings, Settings, describe, load
 
 

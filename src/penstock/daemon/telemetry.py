@@ -77,7 +77,7 @@ class OtlpExport:
         )  # OTEL_SERVICE_NAME and the like
         self._began_ns = time.time_ns()
         self._over, self._refused = threading.Event(), False
-        self._said = _Said()
+        self._refusals = _RefusalLog()
         self._thread = threading.Thread(target=self._run, name="penstock-telemetry", daemon=True)
 
     def start(self) -> Self:
@@ -104,19 +104,21 @@ class OtlpExport:
         if sent and self._refused:
             log.info("the OpenTelemetry collector takes metrics again")
         elif not sent and not self._refused:
-            log.warning("the OpenTelemetry collector does not take metrics; trying on: %s", self._said.last)
+            log.warning(
+                "the OpenTelemetry collector does not take metrics; trying on: %s", self._refusals.last
+            )
         self._refused = not sent
 
 
-class _Said(logging.Handler):
+class _RefusalLog(logging.Handler):
     """
-    Why something was not sent is known to the exporter alone, which says it at each try. Here it is kept for
-    the one line that tells of it.
+    Keeps the exporter's last error, which the exporter logs at each try, for the one line that this module
+    logs.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.last = "nobody says why"
+        self.last = "the exporter gave no reason"
         exporters = logging.getLogger("opentelemetry.exporter")
         exporters.propagate = False
         exporters.addHandler(self)
@@ -168,6 +170,6 @@ def _distributions(samples: list[Sample], began_ns: int, now_ns: int) -> Iterato
         sum=total,
         bucket_counts=counts,
         explicit_bounds=[bound for bound, _ in rising[:-1]],
-        min=None,  # type: ignore[arg-type]  # nobody kept it, and the message may leave it out
+        min=None,  # type: ignore[arg-type]  # Prometheus keeps none, and the message may omit it
         max=None,  # type: ignore[arg-type]  # likewise
     )

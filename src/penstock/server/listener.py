@@ -43,7 +43,7 @@ from penstock.server.metrics import families
 from penstock.server.page import Sessions, WebPage
 from penstock.server.tokens import FIRST_FILE, LOCAL, TokenFile
 
-_MAX_SOCKET_PATH = 107  # what the kernel has room for
+MAX_SOCKET_PATH = 107  # what the kernel has room for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +253,7 @@ class Server:
         if path is None:
             return None
         private_directory(path.parent)
-        if len(bytes(path)) > _MAX_SOCKET_PATH:
+        if len(bytes(path)) > MAX_SOCKET_PATH:
             raise Unsafe(f"the path of the socket is too long for the kernel: {path}", path=str(path))
         _clear_stale(path)
         sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))

@@ -19,7 +19,9 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
+
+import structlog
 
 import penstock
 from penstock import web
@@ -28,7 +30,6 @@ from penstock.client.signals import heard
 from penstock.core.errors import DispatcherHeld, PenstockError, Unavailable
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import AddonId, seconds
-from penstock.daemon.logs import configure
 from penstock.runner import Functions, Leftovers, Runner, RunnerOptions
 from penstock.runner.runner import AFTER_STOP
 from penstock.scheduler.clock import SteadyClock
@@ -36,7 +37,7 @@ from penstock.scheduler.dispatcher import FOR_EVER, WorkerKinds
 from penstock.scheduler.hosts import Introduction
 from penstock.scheduler.permissions import account, private_directory, replace_file
 from penstock.scheduler.service import SchedulerService
-from penstock.server.listener import Config, Server, serve
+from penstock.server.listener import MAX_SOCKET_PATH, Config, Server, serve
 from penstock.settings import Settings
 from penstock.stores.api import SetAddon, committed
 from penstock.stores.opening import open_store, shown
@@ -66,14 +67,14 @@ def run(
     Run until SIGTERM or SIGINT; a second signal does not wait. Returns the exit code. `accept_loss`: start on
     a database file that has lost acknowledged work.
     """
-    configure(settings.log.format, settings.log.level)
+    configure_logging(settings.log.format, settings.log.level)
     if os.geteuid() == 0 and "*" not in settings.runner.users:
         log.warning(
             "running as root: an addon that may submit commands may do everything on this machine; "
             'runner.users = {"*" = "USER"} runs them as another user'
         )
     stop = _Stop(seconds(settings.server.shutdown_timeout))
-    with heard(stop.hear):
+    with heard(stop.on_signal):
         try:
             with ExitStack() as down:
                 try:
@@ -209,15 +210,12 @@ def _socket(settings: Settings) -> Path | None:
     """
     None if the path is longer than the 107 characters that the kernel takes: the scheduler still serves TCP.
     """
-    if len(bytes(settings.socket)) <= _MAX_SOCKET_PATH:
+    if len(bytes(settings.socket)) <= MAX_SOCKET_PATH:
         return settings.socket
     log.warning(
         "no Unix socket: the path %s is too long for the kernel; clients need PENSTOCK_URL", settings.socket
     )
     return None
-
-
-_MAX_SOCKET_PATH: Final = 107
 
 
 def _alert_targets(settings: Settings) -> AlertTargets:
@@ -317,7 +315,7 @@ class _Stop:
         if self._alarmed:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent may have ignored it
 
-    def hear(self, number: signal.Signals) -> None:
+    def on_signal(self, number: signal.Signals) -> None:
         if self._requested.is_set():
             os._exit(128 + number)
         log.info("%s: stopping within %s s", number.name, self._within)
@@ -339,3 +337,50 @@ class _Stop:
     def _leave(self) -> None:
         log.error("the stop took more than %s s: exiting as it is", self._within)
         os._exit(EXIT_LATE)
+
+
+def configure_logging(form: str, level: str, stream: TextIO | None = None) -> None:
+    """
+    One line per event, for a person in a terminal or as JSON; `form`: auto, console or json. Lines of the
+    standard library's loggers go the same way.
+    """
+    out = sys.stderr if stream is None else stream
+    console = form == "console" or (form == "auto" and out.isatty())
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    last: list[structlog.typing.Processor] = (
+        # The pretty traceback shows the values of variables, and one of them may be a password.
+        [
+            structlog.dev.ConsoleRenderer(
+                colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
+            )
+        ]
+        if console
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.processors.StackInfoRenderer(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    # The server logs once where it listens; requests are counted in the metrics instead.
+    for noisy in ("uvicorn.access", "uvicorn.error", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
