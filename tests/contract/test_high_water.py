@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from penstock.stores.sqlite import high_water
-from penstock.stores.sqlite.high_water import HighWater, HighWaterMark
+from penstock.stores.sqlite.guard import HighWater, HighWaterMark, mark_file, read_mark, reset_mark
 
 
 @pytest.fixture
@@ -17,39 +16,39 @@ def path(tmp_path):
 
 
 def test_a_mark_is_read_as_it_was_set_and_forgotten_by_a_reset(path):
-    assert high_water.read(path) is None
+    assert read_mark(path) is None
     with HighWaterMark(path) as mark:
         assert mark.current() is None
         mark.set(HighWater(7, 1, 2))
         mark.set(HighWater(9, 3, 4))
 
-    assert high_water.read(path) == HighWater(9, 3, 4)
-    high_water.reset(path)
-    high_water.reset(path)
-    assert high_water.read(path) is None
+    assert read_mark(path) == HighWater(9, 3, 4)
+    reset_mark(path)
+    reset_mark(path)
+    assert read_mark(path) is None
 
 
 def test_a_mark_survives_the_kill_of_its_process(path):
     code = (
-        "import os, sys; from pathlib import Path; from penstock.stores.sqlite.high_water import HighWater, HighWaterMark\n"
+        "import os, sys; from pathlib import Path; from penstock.stores.sqlite.guard import HighWater, HighWaterMark\n"
         "mark = HighWaterMark(Path(sys.argv[1])); mark.set(HighWater(41)); mark.set(HighWater(42)); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9
 
-    assert high_water.read(path) == HighWater(42)
+    assert read_mark(path) == HighWater(42)
 
 
 def test_a_mark_that_was_removed_is_written_again_under_its_name(path):
     with HighWaterMark(path) as mark:
         mark.set(HighWater(5))
-        high_water.reset(path)
+        reset_mark(path)
         mark.secure(HighWater(6))
 
-    assert high_water.read(path) == HighWater(6)
+    assert read_mark(path) == HighWater(6)
 
 
 def test_a_mark_that_cannot_be_read_counts_as_none(path, caplog):
-    high_water.mark_file(path).write_bytes(b"rubbish")
+    mark_file(path).write_bytes(b"rubbish")
 
-    assert high_water.read(path) is None
+    assert read_mark(path) is None
     assert "is damaged" in caplog.text

@@ -14,7 +14,7 @@ from tests.contract.test_sqlite import tick
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.stores.api import Depth, Prune, Query, Submit, committed
-from penstock.stores.common.statements import migrations, statements
+from penstock.stores.common.rows import migrations, statements
 from penstock.stores.sqlite import connection
 from penstock.stores.sqlite.store import SqliteStore
 

@@ -34,7 +34,7 @@ from penstock.stores.api import (
     Terms,
     committed,
 )
-from penstock.stores.common.statements import migrations
+from penstock.stores.common.rows import migrations
 from penstock.stores.sqlite import connection
 from penstock.stores.sqlite.connection import Presence
 from penstock.stores.sqlite.reads import found

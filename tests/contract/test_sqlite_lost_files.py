@@ -20,8 +20,8 @@ from penstock.core.jobs.intent import Intent  # noqa: E402 - after importorskip
 from penstock.core.jobs.job import EventKind  # noqa: E402
 from penstock.core.jobs.types import SECOND  # noqa: E402
 from penstock.stores.api import Depth, Query, Submit, committed  # noqa: E402
-from penstock.stores.sqlite import high_water  # noqa: E402
 from penstock.stores.sqlite.connection import copy as back_up  # noqa: E402
+from penstock.stores.sqlite.guard import reset_mark  # noqa: E402
 from penstock.stores.sqlite.store import SqliteStore  # noqa: E402
 
 T0 = 1_900_000_000 * SECOND
@@ -242,7 +242,7 @@ def test_a_reader_does_not_take_another_file_for_its_own(path, tmp_path):
 def test_a_start_without_the_file_is_refused_before_the_log_is_touched(crashed, acknowledged, state):
     path = crashed
     data, wal = path.read_bytes(), beside(path, "-wal").read_bytes()
-    high_water.reset(path)  # as an older version left it
+    reset_mark(path)  # as an older version left it
     path.unlink()
     if state == "empty":
         path.touch()
@@ -307,7 +307,7 @@ def test_an_older_copy_in_place_of_the_file_is_refused(path, tmp_path):
 
     with pytest.raises(StoreFailed, match="older copy"):
         opened(path)
-    high_water.reset(path)  # as `penstock db restore` does
+    reset_mark(path)  # as `penstock db restore` does
     assert len(kept(path)) == 5
 
 

@@ -8,8 +8,8 @@ from penstock.core.errors import StoreFailed
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import SECOND
 from penstock.stores.api import Depth, Query, Submit, committed
-from penstock.stores.sqlite import high_water
 from penstock.stores.sqlite.connection import copy
+from penstock.stores.sqlite.guard import HighWater, HighWaterMark, read_mark
 from penstock.stores.sqlite.restore import restore
 from penstock.stores.sqlite.store import SqliteStore
 
@@ -78,11 +78,11 @@ def test_a_file_that_was_left_open_by_a_kill_is_kept_whole(path, backup, tmp_pat
 
 
 def test_the_mark_of_the_old_trail_does_not_outlive_a_restore(path, backup):
-    with high_water.HighWaterMark(path) as mark:
-        mark.secure(high_water.HighWater(1_000_000))
+    with HighWaterMark(path) as mark:
+        mark.secure(HighWater(1_000_000))
     restore(backup[0], path)
 
-    assert high_water.read(path) is None
+    assert read_mark(path) is None
 
 
 def test_a_file_that_is_damaged_or_gone_is_no_obstacle(path, backup, tmp_path):

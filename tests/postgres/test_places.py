@@ -11,7 +11,7 @@ from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import SECOND
 from penstock.stores.api import Apply, Complete, CompletedDispatch, Depth, Prune, Query, Submit, committed
-from penstock.stores.common.statements import migrations
+from penstock.stores.common.rows import migrations
 from penstock.stores.postgres import migrations as postgres_schema
 from penstock.stores.postgres.database import ConnectionOptions, Database
 from penstock.stores.postgres.store import PostgresStore

@@ -11,7 +11,7 @@ from tests.postgres.conftest import JOB, tick
 from penstock.core.errors import SchemaNewer, StoreFailed
 from penstock.core.jobs.intent import Intent
 from penstock.stores.api import Complete, CompletedDispatch, Depth, Submit, committed
-from penstock.stores.common.statements import migrations, statements
+from penstock.stores.common.rows import migrations, statements
 from penstock.stores.postgres import migrations as postgres_schema
 from penstock.stores.postgres.database import ConnectionOptions
 from penstock.stores.postgres.store import PostgresStore

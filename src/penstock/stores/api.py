@@ -35,6 +35,7 @@ into the queue is not seen there by an `Admit` of the same transaction, but by t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from enum import StrEnum
@@ -43,7 +44,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
-from penstock.core.errors import Unavailable
+from penstock.core.errors import DispatcherHeld, KeyConflict, QueueFull, Unavailable
 from penstock.core.jobs.admission import Ledger
 from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.intent import Intent
@@ -83,8 +84,42 @@ class Depth(Struct, frozen=True):
     total: int | None = None
     per_addon: int | None = None
 
+    def check(self, fresh: Sequence[Intent], queued: Callable[[AddonId | None], int]) -> None:
+        """QueueFull if these jobs would exceed it. `queued`: how many are queued of an addon, or in all (None)."""
+        if self.total is not None and fresh:
+            _refuse_beyond(self.total, queued(None), len(fresh), "in all")
+        if self.per_addon is not None:
+            for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
+                _refuse_beyond(self.per_addon, queued(addon_id), more, f"for addon {addon_id}")
+
+
+def _refuse_beyond(limit: int, queued: int, more: int, where: str) -> None:
+    if queued + more > limit:
+        raise QueueFull(
+            f"{queued} jobs are queued {where}, the limit is {limit}",
+            limit=limit,
+            queued=queued,
+            retry_after_sec=5,
+        )
+
 
 NO_LIMIT: Final = Depth()
+
+
+def key_conflict(intent: Intent, job_id: JobId | None) -> KeyConflict:
+    return KeyConflict(
+        f"idempotency_key {intent.idempotency_key!r} was used for another job",
+        field="idempotency_key",
+        job_id=job_id,
+    )
+
+
+def name_taken(host: Host) -> DispatcherHeld:
+    return DispatcherHeld(
+        f"another scheduler that is alive on this database is called {host.host} too: "
+        "give this one a name of its own (host.name)",
+        holder=host.host,
+    )
 
 
 class Receipt(Struct, frozen=True, gc=False):

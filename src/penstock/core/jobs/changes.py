@@ -33,7 +33,17 @@ from penstock.core.jobs.states import (
     resolve_end,
     step,
 )
-from penstock.core.jobs.types import SECOND, AddonId, DispatchId, EndReason, JobId, Moment, Money, Span
+from penstock.core.jobs.types import (
+    SECOND,
+    AddonId,
+    DispatchId,
+    EndReason,
+    HostId,
+    JobId,
+    Moment,
+    Money,
+    Span,
+)
 
 
 class JobStep(Struct, frozen=True, gc=False):
@@ -94,6 +104,10 @@ def principal_data(by: str) -> dict[str, str]:
 def addon_note(addon_id: AddonId, weight: int, paused: bool, by: str) -> Note:
     data = {"addon_id": addon_id, "weight": weight, "paused": paused, **principal_data(by)}
     return Note(EventKind.ADDON_SET, data=data)
+
+
+def drain_note(host: HostId, draining: bool, by: str) -> Note:
+    return Note(EventKind.HOST_SET, data={"host": host, "draining": draining, **principal_data(by)})
 
 
 def admin_event(now: Moment, kind: EventKind, reason: str, by: str, data: Mapping[str, Any]) -> Change:

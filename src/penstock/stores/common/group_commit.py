@@ -10,7 +10,7 @@ is not tried again, and every operation of it fails.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from itertools import zip_longest
 from queue import SimpleQueue
@@ -19,8 +19,7 @@ from time import monotonic
 from typing import Any, Final, Protocol, TypeAlias
 
 from penstock.core.errors import OutcomeUnknown, StoreFailed
-from penstock.stores.api import Operation, RegisterHost
-from penstock.stores.common.checks import BatchUnknown, with_jobs
+from penstock.stores.api import Operation, Receipt, RegisterHost
 
 #: For so long a failed write counts as the state of things, if no other write succeeds.
 RECENT_SEC: Final = 30.0
@@ -28,6 +27,14 @@ RECENT_SEC: Final = 30.0
 MOST: Final = 512
 
 _Pending: TypeAlias = tuple[Operation[Any], Future[Any]]
+
+
+class BatchUnknown(OutcomeUnknown):
+    """Of operations that share a transaction. `answers`: the answer to each, if they were written."""
+
+    def __init__(self, error: OutcomeUnknown, answers: Sequence[Any]) -> None:
+        super().__init__(str(error), **error.data)
+        self.answers = answers
 
 
 class GroupCommit:
@@ -152,6 +159,16 @@ def _fail(batch: list[_Pending], error: BaseException) -> None:
             answer.set_exception(with_jobs(error, result))
         else:
             answer.set_exception(error)
+
+
+def with_jobs(error: OutcomeUnknown, answer: Iterable[Any]) -> OutcomeUnknown:
+    """A submit whose outcome is unknown is told which jobs exist if it was written."""
+    jobs = list(dict.fromkeys(receipt.job_id for receipt in answer if isinstance(receipt, Receipt)))
+    if not jobs:
+        return error
+    more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
+    words = f"{error}. Ask for job {', '.join(jobs[:3])}{more}, or submit again with the same idempotency key"
+    return OutcomeUnknown(words, **{**error.data, "job_ids": jobs})
 
 
 # commits that no group writes

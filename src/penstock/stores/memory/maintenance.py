@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import DispatcherHeld
 from penstock.core.jobs.admission import Account
-from penstock.core.jobs.changes import Note, addon_note
+from penstock.core.jobs.changes import Note, addon_note, drain_note
 from penstock.core.jobs.job import Event, EventKind, Job
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging, order_key
@@ -29,8 +29,8 @@ from penstock.stores.api import (
     Reorder,
     SetAddon,
     Shift,
+    name_taken,
 )
-from penstock.stores.common.checks import drain_note, name_taken
 from penstock.stores.memory.tables import MemoryTables
 
 

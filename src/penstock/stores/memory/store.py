@@ -9,7 +9,6 @@ its process and promises nothing else less: the same contract suite runs against
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -49,8 +48,8 @@ from penstock.stores.api import (
     Standing,
     Submit,
     Terms,
+    key_conflict,
 )
-from penstock.stores.common.checks import key_conflict, refuse_beyond
 from penstock.stores.common.group_commit import outcome_of
 from penstock.stores.common.rows import uuid7
 from penstock.stores.memory.maintenance import MemoryUpkeep
@@ -92,7 +91,7 @@ class MemoryStore(MemoryUpkeep):
 
     def _submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
         fresh = [intent for intent in intents if self._known(intent) is None]
-        self._check_depth(fresh, depth)
+        depth.check(fresh, self._queued)
         made: dict[tuple[AddonId, str], Intent] = {}
         for intent in fresh:
             if intent.idempotency_key is not None:
@@ -106,14 +105,9 @@ class MemoryStore(MemoryUpkeep):
         _same_body(first, intent, job_id)
         return Receipt(job_id, self._jobs[job_id].state, created=False)
 
-    def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
-        if depth.total is not None and fresh:
-            queued = sum(n for (_, state), n in self._tally.items() if state is JobState.QUEUED)
-            refuse_beyond(depth.total, queued, len(fresh), "in all")
-        if depth.per_addon is not None:
-            for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
-                queued = self._tally[addon_id, JobState.QUEUED]
-                refuse_beyond(depth.per_addon, queued, more, f"for addon {addon_id}")
+    def _queued(self, addon_id: AddonId | None) -> int:
+        counted = self._tally.items()
+        return sum(n for (a, state), n in counted if state is JobState.QUEUED and addon_id in (None, a))
 
     def _insert(self, intent: Intent) -> Receipt:
         now = self._clock()

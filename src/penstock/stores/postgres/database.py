@@ -30,8 +30,7 @@ from psycopg.rows import tuple_row
 from penstock.core.errors import OutcomeUnknown, StoreFailed
 from penstock.core.jobs.types import Moment
 from penstock.stores.api import Clock
-from penstock.stores.common.rows import uuid7
-from penstock.stores.common.statements import statements
+from penstock.stores.common.rows import statements, uuid7
 from penstock.stores.postgres.pipeline import (
     Heard,
     PipelineConnection,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.core.errors import SchemaNewer, StoreFailed
-from penstock.stores.common.statements import migrations
+from penstock.stores.common.rows import migrations
 from penstock.stores.postgres.database import Database
 from penstock.stores.postgres.pipeline import PipelineConnection
 

@@ -13,9 +13,15 @@ from penstock.core.jobs.ordering import AdmissionView
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Addon, Due, Overdue, Query
-from penstock.stores.common.checks import audit
-from penstock.stores.common.rows import ADMISSION_CLASS, dispatch_from, host_from, job_from, unpack
-from penstock.stores.common.statements import statements
+from penstock.stores.common.rows import (
+    ADMISSION_CLASS,
+    audit,
+    dispatch_from,
+    host_from,
+    job_from,
+    statements,
+    unpack,
+)
 from penstock.stores.postgres.admission_view import Heads, PostgresAdmissionView, read_ledger_rows
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import array

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.jobs.changes import Change, Note, addon_note, completed
+from penstock.core.jobs.changes import Change, Note, addon_note, completed, drain_note
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.load import Host
@@ -43,9 +43,18 @@ from penstock.stores.api import (
     Shift,
     Standing,
     Submit,
+    name_taken,
 )
-from penstock.stores.common.checks import BatchUnknown, drain_note, name_taken, with_jobs
-from penstock.stores.common.group_commit import Commit, GroupCommit, answered, failed, in_turn, outcome_of
+from penstock.stores.common.group_commit import (
+    BatchUnknown,
+    Commit,
+    GroupCommit,
+    answered,
+    failed,
+    in_turn,
+    outcome_of,
+    with_jobs,
+)
 from penstock.stores.common.rows import forget, host_values, uuid7
 from penstock.stores.postgres.changes import Applying, Changes, Completing
 from penstock.stores.postgres.database import ConnectionOptions, Database, DatabaseSession

@@ -29,8 +29,8 @@ from penstock.core.jobs.job import EventKind, Place, place
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId, Moment
-from penstock.stores.api import Depth, Receipt, Submit
-from penstock.stores.common.checks import BatchUnknown, key_conflict, refuse_beyond
+from penstock.stores.api import Depth, Receipt, Submit, key_conflict
+from penstock.stores.common.group_commit import BatchUnknown
 from penstock.stores.common.rows import body_hash, intent_row, job_row, pack
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import Heard, Statement, Values, array, columns, text
@@ -245,13 +245,9 @@ class _Batch:
         return used.receipt
 
     def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
-        if self._queued is None:
-            return
-        if depth.total is not None and fresh:
-            refuse_beyond(depth.total, self._queued.total(), len(fresh), "in all")
-        if depth.per_addon is not None:
-            for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
-                refuse_beyond(depth.per_addon, self._queued[addon_id], more, f"for addon {addon_id}")
+        queued = self._queued
+        if queued is not None:
+            depth.check(fresh, lambda addon_id: queued.total() if addon_id is None else queued[addon_id])
 
     def call(self) -> tuple[str, Values] | None:
         """All of it, and the batch is drawn with it."""

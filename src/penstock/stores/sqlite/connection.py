@@ -27,8 +27,8 @@ from typing import Any, Final
 import apsw
 
 from penstock.core.errors import DispatcherHeld, SchemaNewer, StoreFailed
-from penstock.stores.common.statements import migrations
-from penstock.stores.common.statements import statements as by_name
+from penstock.stores.common.rows import migrations
+from penstock.stores.common.rows import statements as by_name
 
 APPLICATION_ID: Final = 0x50454E31
 #: Before this one, two connections that write and checkpoint can corrupt a database in WAL mode.
@@ -140,10 +140,9 @@ def _climb(con: apsw.Connection, path: Path, steps: Sequence[str]) -> None:
 
 def integrity(path: Path, *, quick: bool = False) -> list[str]:
     """What SQLite finds wrong with its own pages. `quick` skips what takes long: indexes against their tables."""
-    with failures(path), connect(path, readonly=True) as con:
-        found = con.execute("PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(100)").fetchall()
-    con.close()
-    return [str(line) for (line,) in found if line != "ok"]
+    with failures(path), closing(connect(path, readonly=True)) as con:
+        lines = con.execute("PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(100)").fetchall()
+    return [str(line) for (line,) in lines if line != "ok"]
 
 
 def _make_private(path: Path) -> None:
@@ -154,12 +153,8 @@ def _make_private(path: Path) -> None:
 
 def copy(path: Path, target: Path) -> None:
     """Whole, and taken while others write."""
-    with failures(path):
-        con = connect(path, readonly=True)
-        try:
-            write_copy(con, target)
-        finally:
-            con.close()
+    with failures(path), closing(connect(path, readonly=True)) as con:
+        write_copy(con, target)
 
 
 def schema_version(con: apsw.Connection, path: Path) -> int:

@@ -1,25 +1,133 @@
 """
-Notices when the files of a SQLite database are removed, replaced or overwritten while it is in use, and at the next start.
+Notices when the files of a SQLite database are removed, replaced or cut, while they are in use and at the next start.
 
-A process that has a removed file open can still write to it, and everything it writes is gone when the process ends. So each write
-transaction first compares the files under their names with the ones that this process opened. If they differ, the store refuses every write,
-and saves what it still has open: from the `-wal` into the database, or as a copy beside it (`jobs.db.rescued`).
+A process that has a removed file open can still write to it, and everything it writes is gone when the process ends.
+So each write transaction first compares the files under their names with the ones that this process opened. If they
+differ, the store refuses every write, and saves what it still has open: from the `-wal` into the database, or as a copy
+beside it (`jobs.db.rescued`).
+
+SQLite recovers silently to whatever remains of a database whose `-wal` was cut or lost. So a small file beside it
+(`jobs.db-high-water`) records how far the trail had come: a file whose newest event is older than that mark has lost
+acknowledged work, and the store refuses to open it. Writers raise the mark after each commit, under the write lock, so it
+is never ahead of the file. The write goes to the page cache, which survives a kill; it is forced to disk once a second, so
+a power cut may set the mark back by a second. The mark also holds the size and the time of the last change of the main
+file, which only a checkpoint changes: if they differ, another program has written to the file.
+
+A restore sets the file back on purpose and removes the mark; the next process to open the file makes a new one.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
+import struct
+import time
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Self, TypeAlias
 
 import apsw
 
 from penstock.core.errors import PenstockError, StoreFailed
-from penstock.stores.sqlite import high_water
 from penstock.stores.sqlite.connection import connect, first_problem, newest_event, write_copy
-from penstock.stores.sqlite.high_water import HighWater, HighWaterMark
+
+log = logging.getLogger("penstock.stores")
+
+# the high-water mark
+
+_MAGIC: Final = b"PENMARK1"
+_LAYOUT: Final = struct.Struct("<8sQQQ")
+_SYNC_SEC: Final = 1.0
+
+
+class HighWater(NamedTuple):
+    """`event`: the newest of the trail. `changed_ns` and `size`: of the main file, after the last commit."""
+
+    event: int
+    changed_ns: int = 0
+    size: int = 0
+
+    @property
+    def main_file(self) -> tuple[int, int]:
+        return self.changed_ns, self.size
+
+
+def mark_file(path: Path) -> Path:
+    return path.with_name(path.name + "-high-water")
+
+
+def read_mark(path: Path) -> HighWater | None:
+    """Of the database at `path`; None if there is no mark that can be read."""
+    try:
+        content = mark_file(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    return _decoded(content, path)
+
+
+def reset_mark(path: Path) -> None:
+    """Forget how far the database at `path` had come. For a restore, while no process has the file open."""
+    mark_file(path).unlink(missing_ok=True)
+
+
+def _decoded(content: bytes, path: Path) -> HighWater | None:
+    if len(content) == _LAYOUT.size:
+        magic, *numbers = _LAYOUT.unpack(content)
+        if magic == _MAGIC:
+            return HighWater(*numbers)
+    if content:  # an empty one was made by a process that was killed before it wrote
+        log.warning("%s is damaged: it is made anew", mark_file(path))
+    return None
+
+
+class HighWaterMark:
+    """The mark, open for writing. The caller holds the write lock of the database in every call but `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = self._open()
+        self._synced_at = time.monotonic()
+        #: As this process wrote it last. Another process may have raised it since: `current` reads the file.
+        self._written: HighWater | None = None
+
+    def _open(self) -> int:
+        return os.open(mark_file(self._path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def current(self) -> HighWater | None:
+        return _decoded(os.pread(self._fd, _LAYOUT.size, 0), self._path)
+
+    def set(self, mark: HighWater) -> None:
+        """After a commit. Costs a write of 32 bytes to the page cache, and nothing if the mark is the same as before."""
+        if mark == self._written:
+            return
+        self._written = mark
+        now = time.monotonic()
+        with suppress(OSError):  # the commit stands; the next one raises the mark as well
+            os.pwrite(self._fd, _LAYOUT.pack(_MAGIC, *mark), 0)
+            if now - self._synced_at > _SYNC_SEC:
+                self._synced_at = now
+                self.secure(mark)
+
+    def secure(self, mark: HighWater) -> None:
+        """Force `mark` to disk under its name, which another program may have removed meanwhile."""
+        fd = self._open()
+        os.close(self._fd)
+        self._fd = fd
+        os.pwrite(fd, _LAYOUT.pack(_MAGIC, *mark), 0)
+        os.fdatasync(fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# the files in use
 
 #: By this much the `-wal` is made longer when it has grown, until it is as long as it gets between two checkpoints.
 LEAST_AHEAD: Final = 1 << 20
@@ -42,8 +150,8 @@ class FileGuard:
     `-wal` longer than its content: to sync blocks that are there takes half as long as to sync a new length.
     """
 
-    def __init__(self, path: Path, con: apsw.Connection, mark: HighWaterMark, *, alone: bool) -> None:
-        self._path, self._con, self._mark = path, con, mark
+    def __init__(self, path: Path, con: apsw.Connection, *, alone: bool) -> None:
+        self._path, self._con, self._mark = path, con, HighWaterMark(path)
         self._name, self._wal_name = os.fspath(path), f"{os.fspath(path)}-wal"
         stat = path.stat()
         self._main: Identity = (stat.st_dev, stat.st_ino)
@@ -51,7 +159,7 @@ class FileGuard:
         self._wal_size: int | None = None
         #: Time of the last change and size of the main file. Only checkpoints change them, and those happen under the write lock.
         self._content: tuple[int, int] | None = None
-        known = mark.current()
+        known = self._mark.current()
         if alone or known is None:
             self.committed(newest_event(con))
         else:
@@ -100,16 +208,11 @@ class FileGuard:
     def _problem(self, event: int) -> str | None:
         """As a new connection sees the file: this one has pages of its own in memory."""
         try:
-            con = connect(self._path, readonly=True)
-        except PenstockError as error:
+            with closing(connect(self._path, readonly=True)) as con:
+                newest = newest_event(con)
+                return f"it ends at event {newest} of {event}" if newest < event else first_problem(con)
+        except (PenstockError, apsw.Error) as error:
             return str(error)
-        try:
-            newest = newest_event(con)
-            return f"it ends at event {newest} of {event}" if newest < event else first_problem(con)
-        except apsw.Error as error:
-            return str(error)
-        finally:
-            con.close()
 
     def _check_wal(self, found: Identity | None) -> None:
         if self._wal is None:
@@ -123,7 +226,7 @@ class FileGuard:
         that. On a full disk the file stays as it is.
         """
         more = min(max(size, LEAST_AHEAD), MOST_AHEAD)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             file = os.open(self._wal_name, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 size += os.pwrite(file, bytes(more), size)
@@ -139,6 +242,9 @@ class FileGuard:
             return  # the next look says so, and saves this commit with all others
         self._content = (main.st_mtime_ns, main.st_size)
         self._mark.set(HighWater(event, *self._content))
+
+    def close(self) -> None:
+        self._mark.close()
 
     # when a file is lost
 
@@ -186,11 +292,8 @@ def _lost(lost: FileLost, advice: str) -> StoreFailed:
 
 
 def _event_of(path: Path) -> int:
-    con = connect(path, readonly=True)
-    try:
+    with closing(connect(path, readonly=True)) as con:
         return newest_event(con)
-    finally:
-        con.close()
 
 
 # at the start
@@ -240,14 +343,11 @@ def refuse_missing(path: Path, known: HighWater | None, *, accept_loss: bool) ->
 
 def refuse_lost(path: Path) -> None:
     """As the start of a scheduler would refuse it, and nothing is changed."""
-    known = high_water.read(path)
+    known = read_mark(path)
     refuse_missing(path, known, accept_loss=False)
     if known is not None and path.exists():
-        con = connect(path, readonly=True)
-        try:
+        with closing(connect(path, readonly=True)) as con:
             refuse_behind(path, con, known, accept_loss=False)
-        finally:
-            con.close()
 
 
 def _free_name(path: Path) -> Path:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.jobs.admission import Account
-from penstock.core.jobs.changes import Note, addon_note
+from penstock.core.jobs.changes import Note, addon_note, drain_note
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging
@@ -25,8 +25,8 @@ from penstock.stores.api import (
     Reorder,
     SetAddon,
     Shift,
+    name_taken,
 )
-from penstock.stores.common.checks import drain_note, name_taken
 from penstock.stores.common.rows import forget, host_values, listed
 from penstock.stores.sqlite.connection import one, query
 from penstock.stores.sqlite.guard import Loss

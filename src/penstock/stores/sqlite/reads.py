@@ -23,9 +23,9 @@ from penstock.core.jobs.ordering import AdmissionView
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Addon, Clock, Due, Overdue, Query
-from penstock.stores.common.checks import audit
 from penstock.stores.common.rows import (
     ADMISSION_CLASS,
+    audit,
     dispatch_from,
     host_from,
     job_from,

@@ -19,8 +19,8 @@ from typing import Final
 import apsw
 
 from penstock.core.errors import StoreFailed
-from penstock.stores.sqlite import high_water
 from penstock.stores.sqlite.connection import connect, copy, failures, schema_version, write_copy
+from penstock.stores.sqlite.guard import reset_mark
 
 #: The main file first: a start refuses a `-wal` without it, but would take the main file alone for the whole database.
 _PARTS: Final = ("", "-wal", "-shm")
@@ -43,7 +43,7 @@ def restore(backup: Path, path: Path) -> Path | None:
             raise
         kept = _set_aside(path)
         # Before the file has its name: the mark of the old trail would make the next start refuse the restored one.
-        high_water.reset(path)
+        reset_mark(path)
         fresh.replace(path)
         _sync(path.parent)
     return kept

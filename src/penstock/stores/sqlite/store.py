@@ -22,10 +22,8 @@ from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.types import JobId, Moment
 from penstock.stores.api import Clock, Operation, Receipt, Relay, Submit, committed
-from penstock.stores.common.checks import BatchUnknown
-from penstock.stores.common.group_commit import GroupCommit, answered
+from penstock.stores.common.group_commit import BatchUnknown, GroupCommit, answered
 from penstock.stores.common.rows import uuid7
-from penstock.stores.sqlite import high_water
 from penstock.stores.sqlite.connection import (
     DispatchLock,
     Presence,
@@ -36,8 +34,13 @@ from penstock.stores.sqlite.connection import (
     migrate,
     refuse_network_file_system,
 )
-from penstock.stores.sqlite.guard import FileGuard, Loss, refuse_behind, refuse_missing
-from penstock.stores.sqlite.high_water import HighWaterMark
+from penstock.stores.sqlite.guard import (
+    FileGuard,
+    Loss,
+    read_mark,
+    refuse_behind,
+    refuse_missing,
+)
 from penstock.stores.sqlite.reads import SqliteReads
 from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, SubmitRelayServer
 from penstock.stores.sqlite.transaction import AcceptLoss, Transaction
@@ -97,7 +100,7 @@ class SqliteStore(SqliteReads):
         path = self._path
         refuse_network_file_system(path)
         self._presence = opened.enter_context(closing(Presence(path)))
-        known = high_water.read(path)  # before the file: a commit in between must not look like a loss
+        known = read_mark(path)  # before the file: a commit in between must not look like a loss
         loss = refuse_missing(path, known, accept_loss=accept_loss)
         self._con = opened.enter_context(closing(connect(path)))
         # A file that is refused keeps its `-wal`, which a close would empty into it and remove.
@@ -107,9 +110,10 @@ class SqliteStore(SqliteReads):
         migrate(self._con, path)
         self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
         self._write_lock = opened.enter_context(closing(WriteLock(path)))
-        self._mark = opened.enter_context(closing(HighWaterMark(path)))
         with self._write_lock:
-            self._guard = FileGuard(path, self._con, self._mark, alone=self._presence.alone)
+            self._guard = opened.enter_context(
+                closing(FileGuard(path, self._con, alone=self._presence.alone))
+            )
         return loss
 
     def now(self) -> Moment:
@@ -226,6 +230,6 @@ class SqliteStore(SqliteReads):
         self._close_readers()
         self._con.close()
         self._presence.close()
-        self._mark.close()
+        self._guard.close()
         self._write_lock.close()
         self._sender.close()

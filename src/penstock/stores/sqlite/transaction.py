@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -33,8 +32,8 @@ from penstock.stores.api import (
     Standing,
     Submit,
     Terms,
+    key_conflict,
 )
-from penstock.stores.common.checks import key_conflict, refuse_beyond
 from penstock.stores.common.rows import body_hash, by_name, encode, intent_row, job_row, listed, new_dispatch
 from penstock.stores.sqlite.admission_view import NewQueued, Queued, SqliteAdmissionClasses
 from penstock.stores.sqlite.changes import Moved, complete, move_dispatch, move_job, renew, take
@@ -203,7 +202,7 @@ class Transaction(SqliteUpkeep):
         }
         known.update({} if sure else self._written(names))
         fresh = [intent for i, intent in enumerate(intents) if known.get(i) is None]
-        self._check_depth(fresh, depth)
+        depth.check(fresh, self._pages.queued)
         receipts = []
         made: dict[tuple[AddonId, str], tuple[Receipt, bytes]] = {}
         for i, intent in enumerate(intents):
@@ -233,13 +232,6 @@ class Transaction(SqliteUpkeep):
             for i, name in enumerate(names)
             if name in there
         }
-
-    def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
-        if depth.total is not None and fresh:
-            refuse_beyond(depth.total, self._pages.queued_in_all(), len(fresh), "in all")
-        if depth.per_addon is not None:
-            for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
-                refuse_beyond(depth.per_addon, self._pages.queued_of(addon_id), more, f"for addon {addon_id}")
 
     def _insert(self, intent: Intent, job_id: JobId) -> Receipt:
         now, no, like = self._now, self._pages.next_no(), all_but_payload(intent)

@@ -290,10 +290,9 @@ class SqliteWriteBatch:
         fresh = self._queued.values()
         return SqliteAdmissionView(self._con, host, now, self._demands, ledger, fresh=fresh, anybody=anybody)
 
-    def queued_of(self, addon_id: AddonId) -> int:
-        return self._sums.queued.get(addon_id, 0) + self.tally[addon_id, JobState.QUEUED]
-
-    def queued_in_all(self) -> int:
+    def queued(self, addon_id: AddonId | None) -> int:
+        if addon_id is not None:
+            return self._sums.queued.get(addon_id, 0) + self.tally[addon_id, JobState.QUEUED]
         more = sum(n for (_, state), n in self.tally.items() if state == JobState.QUEUED)
         return sum(self._sums.queued.values()) + more
 
