@@ -39,10 +39,10 @@ MUTANTS = [
     ),
     Mutant(
         "cancel: an end that was decided before it puts the job back, in memory",
-        "penstock/stores/memory/store.py",
-        "MemoryStore._dispatch_matches",
-        " or dispatch.reason is not step.source_reason:\n",
-        ":\n",
+        "penstock/core/jobs/job.py",
+        "DispatchStep.applies_to",
+        " or dispatch.reason is not self.source_reason",
+        "",
         ("tests/contract/test_cancel.py",),
     ),
     Mutant(

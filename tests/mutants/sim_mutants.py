@@ -7,10 +7,10 @@ from tests.mutants.planting import Mutant
 MUTANTS = [
     Mutant(
         "sim: fence check dropped (memory)",
-        "penstock/stores/memory/store.py",
-        "MemoryStore._job_matches",
-        "job.state is step.source and job.fence == step.fence",
-        "job.state is step.source",
+        "penstock/core/jobs/job.py",
+        "JobStep.applies_to",
+        "job.state is self.source and job.fence == self.fence",
+        "job.state is self.source",
         ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
@@ -23,9 +23,9 @@ MUTANTS = [
     ),
     Mutant(
         "sim: a stale dispatch may settle",
-        "penstock/stores/memory/store.py",
-        "MemoryStore._dispatch_matches",
-        "dispatch is None or dispatch.phase is not step.source",
+        "penstock/core/jobs/job.py",
+        "DispatchStep.applies_to",
+        "dispatch is None or dispatch.phase is not self.source",
         "dispatch is None",
         ("tests/contract", "tests/scheduler"),
     ),

@@ -18,7 +18,16 @@ from msgspec.structs import replace
 from penstock.core.errors import IllegalMove, StaleDispatch
 from penstock.core.jobs.alerts import Alert
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, EventKind, Job, Place, place
+from penstock.core.jobs.job import (
+    DEADLINE_PASSED,
+    Dispatch,
+    DispatchStep,
+    EventKind,
+    Job,
+    JobStep,
+    Place,
+    place,
+)
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import (
     IN_FLIGHT,
@@ -44,41 +53,6 @@ from penstock.core.jobs.types import (
     Money,
     Span,
 )
-
-
-class JobStep(Struct, frozen=True, gc=False):
-    """The move of a job. It applies only if the job is still in `source` under the same `fence`."""
-
-    job_id: JobId
-    source: JobState
-    fence: int
-    target: JobState
-    counters: Counters | None = None
-    place: Place | None = None  # needed when the target is QUEUED
-    fresh: bool = False  # the hard-cap clock and the spending limit count from here
-
-
-class DispatchStep(Struct, frozen=True, gc=False):
-    """
-    The move of a dispatch. It applies only if the dispatch is still in `source` and has `source_reason` as
-    its reason to end: a cancel may replace that reason after the decider has read it. A field that is None
-    stays as it is.
-    """
-
-    dispatch_id: DispatchId
-    source: DispatchPhase
-    target: DispatchPhase
-    source_reason: EndReason | None = None
-    #: A worker's report counts only while its lease does; maintenance ends a dispatch after that too.
-    while_valid: bool = False
-    expires_at: Moment | None = None
-    stop_at: Moment | None = None
-    stop_for: EndReason | None = None
-    reason: EndReason | None = None
-    worker: str | None = None
-    end: EndReason | None = None
-    result: str | None = None
-    error: str | None = None
 
 
 class Note(Struct, frozen=True, gc=False):

@@ -1,5 +1,6 @@
 """
-Snapshots of a job, a dispatch and an event, as stores make them; and how a job ended.
+Snapshots of a job, a dispatch and an event, as stores make them; the steps that move a job and a dispatch;
+and how a job ended.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
 from penstock.core.jobs.ordering import Ordering, order_key, urgent_from
-from penstock.core.jobs.states import NONE_YET, SETTLED, Counters, DispatchPhase, JobState
+from penstock.core.jobs.states import IN_FLIGHT, NONE_YET, SETTLED, Counters, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment, Money, Span
 
 
@@ -178,6 +179,95 @@ class Dispatch(Struct, frozen=True, gc=False):
     result: str | None = None
     error: str | None = None
     pid: int | None = None
+
+    @property
+    def active(self) -> Span:
+        """How long it ran. 0 until it has ended."""
+        if self.started_at is None or self.ended_at is None:
+            return 0
+        return max(0, self.ended_at - self.started_at)
+
+
+class JobStep(Struct, frozen=True, gc=False):
+    """The move of a job. It applies only if the job is still in `source` under the same `fence`."""
+
+    job_id: JobId
+    source: JobState
+    fence: int
+    target: JobState
+    counters: Counters | None = None
+    place: Place | None = None  # needed when the target is QUEUED
+    fresh: bool = False  # the hard-cap clock and the spending limit count from here
+
+    def applies_to(self, job: Job | None) -> bool:
+        return job is not None and job.state is self.source and job.fence == self.fence
+
+    def apply(self, job: Job, active: Span, now: Moment) -> Job:
+        """The job after this step. `active`: how long the attempt ran that the same change ends."""
+        in_flight, place = self.target in IN_FLIGHT, self.place
+        job = replace(
+            job,
+            state=self.target,
+            counters=job.counters if self.counters is None else self.counters,
+            active=0 if self.fresh else job.active + active,
+            spent_before=job.spent if self.fresh else job.spent_before,
+            dispatch_id=job.dispatch_id if in_flight else None,
+            pid=job.pid if in_flight else None,
+        )
+        if self.target is not self.source or place is not None:
+            job = replace(job, ended_at=now if self.target in SETTLED else None)
+        if place is None:
+            return job
+        intent = replace(
+            job.intent,
+            priority=place.priority,
+            earliest_start_at=place.earliest_start_at,
+            deadline_at=place.deadline_at,
+        )
+        return replace(job, intent=intent, ready_at=place.ready_at, not_before=place.not_before)
+
+
+class DispatchStep(Struct, frozen=True, gc=False):
+    """
+    The move of a dispatch. It applies only if the dispatch is still in `source` and has `source_reason` as
+    its reason to end: a cancel may replace that reason after the decider has read it. A field that is None
+    stays as it is.
+    """
+
+    dispatch_id: DispatchId
+    source: DispatchPhase
+    target: DispatchPhase
+    source_reason: EndReason | None = None
+    #: A worker's report counts only while its lease does; maintenance ends a dispatch after that too.
+    while_valid: bool = False
+    expires_at: Moment | None = None
+    stop_at: Moment | None = None
+    stop_for: EndReason | None = None
+    reason: EndReason | None = None
+    worker: str | None = None
+    end: EndReason | None = None
+    result: str | None = None
+    error: str | None = None
+
+    def applies_to(self, dispatch: Dispatch | None, now: Moment) -> bool:
+        if dispatch is None or dispatch.phase is not self.source or dispatch.reason is not self.source_reason:
+            return False
+        return dispatch.expires_at > now or not self.while_valid
+
+    def apply(self, dispatch: Dispatch, now: Moment) -> Dispatch:
+        dispatch = replace(
+            dispatch,
+            phase=self.target,
+            started_at=dispatch.started_at or (now if self.target is DispatchPhase.LEASED else None),
+            expires_at=dispatch.expires_at if self.expires_at is None else self.expires_at,
+            stop_at=dispatch.stop_at if self.stop_at is None else self.stop_at,
+            stop_for=dispatch.stop_for if self.stop_for is None else self.stop_for,
+            reason=dispatch.reason if self.reason is None else self.reason,
+            worker=dispatch.worker if self.worker is None else self.worker,
+        )
+        if self.target is not DispatchPhase.ENDED:
+            return dispatch
+        return replace(dispatch, ended_at=now, end=self.end, result=self.result, error=self.error)
 
 
 class Event(Struct, frozen=True, gc=False):

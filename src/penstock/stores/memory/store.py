@@ -19,8 +19,6 @@ from msgspec.structs import replace
 from penstock.core.jobs.admission import Account
 from penstock.core.jobs.changes import (
     Change,
-    DispatchStep,
-    JobStep,
     Note,
     Renewal,
     completed,
@@ -28,10 +26,10 @@ from penstock.core.jobs.changes import (
     stop_moment,
 )
 from penstock.core.jobs.intent import AdmissionClass, Intent
-from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of, place
+from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep, dispatch_id_of, place
 from penstock.core.jobs.ordering import Ordering, Pick, Placement, RoundResult
 from penstock.core.jobs.spending import windows
-from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
+from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.api import (
     NOTHING_SPENT,
@@ -226,76 +224,32 @@ class MemoryStore(MemoryUpkeep):
     def _apply(self, change: Change) -> bool:
         now = self._clock()
         step, ending = change.job, change.dispatch
-        if not self._job_matches(step) or not self._dispatch_matches(ending, now):
+        if step is not None and not step.applies_to(self._jobs.get(step.job_id)):
             return False
-        active = 0 if ending is None else self._move_dispatch(ending, now)
+        if ending is not None and not ending.applies_to(self._live.get(ending.dispatch_id), now):
+            return False
+        active = 0 if ending is None else self._move_dispatch(ending, now).active
         job = None if step is None else self._move_job(step, active, now)
         for note in change.notes:
             self._note(change.at, note, job, None if ending is None else ending.dispatch_id)
         return True
 
-    def _job_matches(self, step: JobStep | None) -> bool:
-        if step is None:
-            return True
-        job = self._jobs.get(step.job_id)
-        return job is not None and job.state is step.source and job.fence == step.fence
-
-    def _dispatch_matches(self, step: DispatchStep | None, now: Moment) -> bool:
-        if step is None:
-            return True
-        dispatch = self._live.get(step.dispatch_id)
-        if dispatch is None or dispatch.phase is not step.source or dispatch.reason is not step.source_reason:
-            return False
-        return dispatch.expires_at > now or not step.while_valid
-
-    def _move_dispatch(self, step: DispatchStep, now: Moment) -> Span:
-        before = self._live[step.dispatch_id]
-        after = replace(
-            before,
-            phase=step.target,
-            started_at=before.started_at or (now if step.target is DispatchPhase.LEASED else None),
-            expires_at=before.expires_at if step.expires_at is None else step.expires_at,
-            stop_at=before.stop_at if step.stop_at is None else step.stop_at,
-            stop_for=before.stop_for if step.stop_for is None else step.stop_for,
-            reason=before.reason if step.reason is None else step.reason,
-            worker=before.worker if step.worker is None else step.worker,
-        )
-        if step.target is not DispatchPhase.ENDED:
-            self._dispatches[step.dispatch_id] = self._live[step.dispatch_id] = after
-            return 0
-        self._dispatches[step.dispatch_id] = replace(
-            after, ended_at=now, end=step.end, result=step.result, error=step.error
-        )
-        del self._live[step.dispatch_id]
-        account = self._accounts.setdefault(before.addon_id, Account())
-        account.hold(-before.admission_class.cost_units, now, self._ordering.sharing)
-        return max(0, now - before.started_at) if before.started_at is not None else 0
+    def _move_dispatch(self, step: DispatchStep, now: Moment) -> Dispatch:
+        dispatch = step.apply(self._live[step.dispatch_id], now)
+        self._dispatches[step.dispatch_id] = self._live[step.dispatch_id] = dispatch
+        if step.target is DispatchPhase.ENDED:
+            del self._live[step.dispatch_id]
+            account = self._accounts.setdefault(dispatch.addon_id, Account())
+            account.hold(-dispatch.admission_class.cost_units, now, self._ordering.sharing)
+        return dispatch
 
     def _move_job(self, step: JobStep, active: Span, now: Moment) -> Job:
-        before = self._jobs[step.job_id]
-        job = replace(
-            before,
-            state=step.target,
-            counters=before.counters if step.counters is None else step.counters,
-            active=0 if step.fresh else before.active + active,
-            spent_before=before.spent if step.fresh else before.spent_before,
-            dispatch_id=before.dispatch_id if step.target in IN_FLIGHT else None,
-            pid=before.pid if step.target in IN_FLIGHT else None,
-            ended_at=now if step.target in SETTLED else None,
-        )
+        job = step.apply(self._jobs[step.job_id], active, now)
         if step.place is not None:
-            p = step.place
-            intent = replace(
-                job.intent,
-                priority=p.priority,
-                earliest_start_at=p.earliest_start_at,
-                deadline_at=p.deadline_at,
-            )
-            job = replace(job, intent=intent, ready_at=p.ready_at, not_before=p.not_before)
-            self._lines.put(job, p, now)
+            self._lines.put(job, step.place, now)
         elif step.target is not JobState.QUEUED:
             self._lines.drop(job)
-        self._moved(job, before.state)
+        self._moved(job, step.source)
         return job
 
     def _moved(self, job: Job, source: JobState) -> None:

@@ -14,9 +14,9 @@ from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 from penstock.core.jobs.admission import keys_of
-from penstock.core.jobs.changes import Change, DispatchStep, JobStep
+from penstock.core.jobs.changes import Change
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.job import EventKind, Place
+from penstock.core.jobs.job import DispatchStep, EventKind, JobStep, Place
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment

@@ -21,9 +21,9 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 import apsw
 
 from penstock.core.jobs.admission import FairShare
-from penstock.core.jobs.changes import DispatchStep, JobStep, Note, Renewal, running_data, stop_moment
+from penstock.core.jobs.changes import Note, Renewal, running_data, stop_moment
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.job import Dispatch, EventKind, Place, dispatch_id_of
+from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, JobStep, Place, dispatch_id_of
 from penstock.core.jobs.ordering import Ordering, Pick, Placement
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState

@@ -12,9 +12,9 @@ import apsw
 from msgspec.structs import replace
 
 from penstock.core.errors import OutcomeUnknown
-from penstock.core.jobs.changes import Change, DispatchStep, JobStep, Note, Renewal
+from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.intent import AdmissionClass, Intent, all_but_payload
-from penstock.core.jobs.job import Dispatch, EventKind, place
+from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, JobStep, place
 from penstock.core.jobs.ordering import Ordering, Placement, RoundResult
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
