@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from penstock.core.jobs.explain import Explanation as Explanation
     from penstock.core.jobs.states import JobState as JobState
     from penstock.flow.parallel import parallel_limit as parallel_limit
-    from penstock.flow.parallel_sync import parallel_limit_sync as parallel_limit_sync
+    from penstock.flow.parallel import parallel_limit_sync as parallel_limit_sync
     from penstock.flow.pullers import Settled as Settled
     from penstock.graphs.builder import Graph as Graph
     from penstock.graphs.executor import GraphExecutor as GraphExecutor
@@ -122,8 +122,10 @@ _HOMES = {
     ),
     "penstock.core.jobs.explain": ("Explanation",),
     "penstock.core.jobs.states": ("JobState",),
-    "penstock.flow.parallel": ("parallel_limit",),
-    "penstock.flow.parallel_sync": ("parallel_limit_sync",),
+    "penstock.flow.parallel": (
+        "parallel_limit",
+        "parallel_limit_sync",
+    ),
     "penstock.flow.pullers": ("Settled",),
     "penstock.graphs.builder": ("Graph",),
     "penstock.graphs.executor": ("GraphExecutor",),

@@ -10,7 +10,7 @@ import calls
 import pytest
 
 import penstock
-from penstock.cluster.actor_link import ActorLink
+from penstock.cluster.actor import ActorLink
 from tests.cluster.conftest import actors
 from tests.pools.test_pool_ending import alive, lines
 from tests.waiting import until

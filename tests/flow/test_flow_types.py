@@ -6,8 +6,7 @@ import asyncio
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, assert_type
 
-from penstock.flow.parallel import Flow, parallel_limit
-from penstock.flow.parallel_sync import SyncFlow, parallel_limit_sync
+from penstock.flow.parallel import Flow, SyncFlow, parallel_limit, parallel_limit_sync
 from penstock.flow.pullers import Settled
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.flow import parallel_sync
-from penstock.flow.parallel_sync import SyncCall, ThreadCalls, parallel_limit_sync
+from penstock.flow import parallel as parallel_sync
+from penstock.flow.parallel import SyncCall, ThreadCalls, parallel_limit_sync
 
 WAIT = 20  # seconds for what takes microseconds: only a test that fails gets there
 
@@ -410,7 +410,7 @@ def test_a_flow_in_a_cycle_ends_its_threads_when_it_is_collected():
 def test_a_program_that_ends_in_the_middle_waits_for_the_calls_that_run():
     program = """
 import threading, time
-from penstock.flow.parallel_sync import parallel_limit_sync
+from penstock.flow.parallel import parallel_limit_sync
 running = threading.Event()
 def call(item):
     if item == 0:

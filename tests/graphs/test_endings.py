@@ -479,7 +479,7 @@ def test_something_of_ours_that_fails_ends_the_run_and_not_the_worker(executor, 
         raise AssertionError("a bug of ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.graphs.run_queue.RunQueue._push_elsewhere", bug)
+        patch.setattr("penstock.graphs.run.Run.push_ready", bug)
         result = executor.run(plan, check=False)
 
     assert (result.status, str(result.errors["b"])) == (RunStatus.ERROR, "a bug of ours")

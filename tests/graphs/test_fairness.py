@@ -8,7 +8,7 @@ import pytest
 from penstock.core.calls.graph_plan import Const
 from penstock.graphs.builder import Graph
 from penstock.graphs.executor import GraphExecutor
-from penstock.graphs.run_queue import TURN_NODES
+from penstock.graphs.run import TURN_NODES
 
 
 class Counted:

@@ -11,8 +11,7 @@ from penstock.core.calls.graph_plan import Const
 from penstock.graphs.builder import Graph
 from penstock.graphs.executor import GraphExecutor
 from penstock.graphs.lanes import LaneWorker, LoopLane, ThreadLane
-from penstock.graphs.run import Run
-from penstock.graphs.run_queue import RunQueue
+from penstock.graphs.run import Run, RunQueue
 from penstock.pools.timers import clock
 
 

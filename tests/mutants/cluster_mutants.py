@@ -9,7 +9,7 @@ NEEDS = "ray"
 MUTANTS = [
     Mutant(
         "cluster: a worker gets several calls at once",
-        "penstock/cluster/actor_link.py",
+        "penstock/cluster/actor.py",
         "ClusterWorker.free",
         "        return self.ready and not self.calls and self.condition is Condition.LIVE\n",
         "        return self.ready and self.condition is Condition.LIVE\n",
@@ -70,7 +70,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: a worker without a place on the cluster holds up the others",
-        "penstock/cluster/actor_link.py",
+        "penstock/cluster/actor.py",
         "ClusterWorker.free",
         "        return self.ready and not self.calls and self.condition is Condition.LIVE\n",
         "        return not self.calls and self.condition is Condition.LIVE\n",
@@ -94,7 +94,7 @@ MUTANTS = [
     ),
     Mutant(
         "cluster: a worker that does not answer is waited for without end",
-        "penstock/cluster/actor_link.py",
+        "penstock/cluster/actor.py",
         "ActorLink.heartbeat",
         "            return clock() < self.lease_over()\n",
         "            return True\n",

@@ -207,7 +207,7 @@ MUTANTS = [
     ),
     Mutant(
         "pool: a map pulls more than its pool has room for",
-        "penstock/pools/map.py",
+        "penstock/pools/calling.py",
         "OrderedMap._feed",
         "        places = int(min(self._internals.call_queue.queue.free_places(), width - len(self.calls)))\n",
         "        places = 1000\n",
@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         "pool: a map gathers items of a slow source",
-        "penstock/pools/map.py",
+        "penstock/pools/calling.py",
         "OrderedMap._feed",
         "            if clock() - began > _GATHER:\n                break\n",
         "",
@@ -223,7 +223,7 @@ MUTANTS = [
     ),
     Mutant(
         "pool: a map takes what has failed for a result",
-        "penstock/pools/map.py",
+        "penstock/pools/calling.py",
         "OrderedMap._take_results",
         "calls[0].succeeded()",
         "calls[0].done()",

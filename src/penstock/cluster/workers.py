@@ -23,8 +23,7 @@ from operator import attrgetter
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cluster.actor import unpack
-from penstock.cluster.actor_link import ActorLink, ClusterWorker, actor_class
+from penstock.cluster.actor import ActorLink, ClusterWorker, actor_class, unpack
 from penstock.cluster.engine import (
     Cluster,
     ClusterUnreachable,

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from penstock.core.calls.graph_plan import Lane as LaneName
 from penstock.core.calls.graph_plan import Plan, Queue
 from penstock.core.errors import BadCall, PoolClosedError
-from penstock.graphs.lanes import LoopLane, ThreadLane
-from penstock.graphs.pool_lane import PoolLane, cluster_lane, process_lane
+from penstock.graphs.lanes import LoopLane, PoolLane, ThreadLane, cluster_lane, process_lane
 from penstock.graphs.result import GraphTotals, LaneCounts, RunResult
 from penstock.graphs.run import Run
 from penstock.graphs.run_context import thread_state

@@ -1,5 +1,6 @@
 """
-Lanes: the queues in which nodes wait, and the threads that run them and outlive every run.
+Lanes: the queues in which nodes wait, and the threads, the event loop and the pools that run them. They
+outlive every run.
 
 An entry in a lane's queue is not a node but a run's `RunQueue`, once for each worker that it could keep busy.
 A worker takes the entry at the head, runs its ready nodes for a turn, and puts it back at the tail if any are
@@ -8,7 +9,8 @@ left. So runs take turns however many nodes each of them has, and a node costs n
 A lane's queue is a deque and its sleeping workers are a list: both are touched only by operations that the
 interpreter makes atomic, and no thread ever waits for a lock to hand out work. One push wakes one worker.
 
-`LoopLane` is the event loop of the I/O lane: a thread that runs up to `width` `async def` nodes at once.
+`ThreadLane` has threads for `def` nodes. `LoopLane` is the event loop of the I/O lane and `PoolLane` feeds
+the workers of a pool: these two only start calls, so runs take turns call by call.
 """
 
 from __future__ import annotations
@@ -18,13 +20,19 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.graphs.run_context import RunContext, thread_state
+from penstock.pools.context import never_blocking
 from penstock.pools.timers import clock
+
+if TYPE_CHECKING:
+    from penstock.cluster.engine import Cluster
+    from penstock.pools.pool import WorkerPool
 
 log = logging.getLogger("penstock")
 
@@ -32,7 +40,7 @@ log = logging.getLogger("penstock")
 class NodeCall(Protocol):
     """One call on its way: an attempt at a node, or a call of `schedule`."""
 
-    handle: Any  # what can be canceled: an asyncio task, a future of the pool, or nothing yet
+    cancel_start: Callable[[], object] | None  # cancels its asyncio task or its future of the pool
 
     @property
     def unwanted(self) -> bool: ...
@@ -200,24 +208,48 @@ class ThreadLane:
         worker.wakeup.acquire()
 
 
-class LoopLane:
-    """
-    The event loop's thread starts with the first node. Runs take turns node by node: this lane only starts
-    them.
-    """
+class StartingLane:
+    """A lane that starts calls and is notified of their ends, at most `width` of them at once."""
 
-    entries = 1  # only the loop itself takes from the queue
+    entries = 1  # one thread at a time takes from the queue
 
-    def __init__(self, name: str, width: int) -> None:
-        self.name = name
+    def __init__(self, width: int) -> None:
         self.width = width
         self.items: deque[LaneEntry] = deque()
-        self.running: dict[NodeCall, asyncio.Task[None]] = {}
+        self.running: dict[NodeCall, Any] = {}  # and the task or the future of each
+        self._stopping = False
+
+    def _can_start(self) -> bool:
+        return bool(self.items) and len(self.running) < self.width and not self._stopping
+
+    def _start_pending(self) -> None:
+        while self._can_start():
+            entry = self.items.popleft()
+            node_call = entry.next_call()
+            if entry.has_more():
+                self.items.append(entry)
+            if node_call is not None:
+                self._start(node_call)
+
+    def _start(self, node_call: NodeCall) -> None:
+        raise NotImplementedError
+
+    def _settle(self, node_call: NodeCall, value: Any, error: BaseException | None) -> None:
+        """Remove it from `running` before its outcome is known outside."""
+        self.running.pop(node_call, None)
+        node_call.settle(value, error)
+
+
+class LoopLane(StartingLane):
+    """Runs `async def` nodes. The thread of its event loop starts with the first node."""
+
+    def __init__(self, name: str, width: int) -> None:
+        super().__init__(width)
+        self.name = name
         self.thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
         self._wakeup_pending = False
-        self._stopping = False
 
     def push(self, entry: LaneEntry) -> None:
         self.items.append(entry)
@@ -226,7 +258,7 @@ class LoopLane:
             loop = self._started()
             if loop is not None:
                 with suppress(RuntimeError):  # the loop was closed meanwhile
-                    loop.call_soon_threadsafe(self._start_pending)
+                    loop.call_soon_threadsafe(self._start_woken)
 
     def stop(self) -> None:
         """No more nodes start, and running ones are canceled."""
@@ -282,26 +314,20 @@ class LoopLane:
                 log.warning(
                     "%s: node %r could not be canceled and was dropped", self.name, node_call.node_name()
                 )
-                task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # asyncio would warn without the node's name
+                task._log_destroy_pending = False  # noqa: SLF001  # asyncio would warn without the node's name
             asyncio.set_event_loop(None)
             loop.close()
 
-    def _start_pending(self) -> None:
+    def _start_woken(self) -> None:
         self._wakeup_pending = False  # before looking: a later push wakes the loop again
-        while self.items and len(self.running) < self.width and not self._stopping:
-            entry = self.items.popleft()
-            node_call = entry.next_call()
-            if entry.has_more():
-                self.items.append(entry)
-            if node_call is not None:
-                self._begin(node_call)
+        self._start_pending()
 
-    def _begin(self, node_call: NodeCall) -> None:
+    def _start(self, node_call: NodeCall) -> None:
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._drive(node_call), context=node_call.context())
         self.running[node_call] = task
         task.add_done_callback(partial(self._ended, node_call))
-        node_call.handle = _ThreadSafeCancel(loop, task)
+        node_call.cancel_start = partial(_cancel_soon, loop, task)
         if node_call.unwanted:  # its run ended before the task existed
             task.cancel()
 
@@ -312,11 +338,6 @@ class LoopLane:
             self._settle(node_call, None, error)
         else:
             self._settle(node_call, value, None)
-
-    def _settle(self, node_call: NodeCall, value: Any, error: BaseException | None) -> None:
-        """Remove it from `running` before its outcome is known outside."""
-        self.running.pop(node_call, None)
-        node_call.settle(value, error)
 
     def _ended(self, node_call: NodeCall, _: asyncio.Task[None]) -> None:
         if node_call in self.running:  # canceled before its first step, so it could not settle itself
@@ -336,15 +357,124 @@ class LoopLane:
             asyncio.get_running_loop().stop()
 
 
-class _ThreadSafeCancel:
-    """Cancels an asyncio task from any thread: only its own loop may do that."""
+def _cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    """Cancel a task from any thread: only its own loop may do that."""
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(task.cancel)
 
-    __slots__ = ("_loop", "_task")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
-        self._loop = loop
-        self._task = task
+def process_lane(pool: Executor | None, workers: int) -> PoolLane:
+    if pool is not None:
+        return PoolLane(pool, _width_for(pool, workers))
 
-    def cancel(self) -> None:
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._task.cancel)
+    def make() -> WorkerPool:
+        from penstock.pools.pool import WorkerPool  # noqa: PLC0415  # most graphs have no process node
+
+        return WorkerPool(workers, max_queue_depth=workers)
+
+    return PoolLane(None, 2 * workers, make=make)
+
+
+def cluster_lane(cluster: WorkerPool | Cluster | None) -> PoolLane:
+    if cluster is None:
+        return PoolLane(None, 0)
+    from penstock.pools.pool import WorkerPool  # noqa: PLC0415  # as above
+
+    if isinstance(cluster, WorkerPool):
+        return PoolLane(cluster, _width_for(cluster, 1))
+    made = WorkerPool(kind="cluster", cluster=cluster)
+    return PoolLane(made, _width_for(made, 1), own=made)
+
+
+class PoolLane(StartingLane):
+    """
+    Feeds a pool: a given one, or one of its own, which `make` makes with the first node.
+
+    Not all ready nodes go into the pool's queue: only as many as keep its workers busy; the others wait here,
+    where runs take turns. Bounds, crash policy and killing are the pool's; any `Executor` will do, but only a
+    WorkerPool can end a call that already runs.
+    """
+
+    def __init__(
+        self,
+        pool: Executor | None,
+        width: int,
+        *,
+        make: Callable[[], WorkerPool] | None = None,
+        own: WorkerPool | None = None,
+    ) -> None:
+        super().__init__(width)
+        self.pool = pool
+        self._make = make
+        self._own = own
+        self._lock = threading.Lock()
+        self._feeding = threading.Lock()
+
+    def push(self, entry: LaneEntry) -> None:
+        self.items.append(entry)
+        self._feed()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.items.clear()
+        for future in list(self.running.values()):
+            future.cancel()
+
+    def close(self, timeout: float) -> None:
+        """Dispose of the lane's own pool, with its workers; a given one stays."""
+        with self._lock:
+            own, self._own = self._own, None
+        if own is not None:
+            own.dispose(timeout=timeout)
+
+    def _feed(self) -> None:
+        """
+        Start calls while there is room. A thread that finds another one here returns: the other looks again
+        after it has finished.
+        """
+        while self._can_start() and self._feeding.acquire(blocking=False):
+            try:
+                self._start_pending()
+            finally:
+                self._feeding.release()
+
+    def _start(self, node_call: NodeCall) -> None:
+        try:
+            fn, args, kwargs = node_call.remote()
+            with never_blocking():  # if the pool is full, the Future waits, and not the thread that submits
+                future = node_call.context().run(self._pool().submit, fn, *args, **kwargs)
+        except BaseException as error:  # noqa: BLE001  # a closed or full pool, or arguments that cannot be pickled: the node's error
+            node_call.settle(None, error)
+            return
+        self.running[node_call] = future
+        node_call.cancel_start = future.cancel
+        future.add_done_callback(partial(self._ended, node_call))
+        if node_call.unwanted:  # its run ended before the future existed
+            future.cancel()
+
+    def _ended(self, node_call: NodeCall, future: Future[Any]) -> None:
+        try:
+            value = future.result()
+        except BaseException as error:  # noqa: BLE001  # any exception is the node's error
+            self._settle(node_call, None, error)
+        else:
+            self._settle(node_call, value, None)
+        self._feed()
+
+    def _pool(self) -> Executor:
+        with self._lock:
+            if self.pool is None:
+                assert self._make is not None
+                self.pool = self._own = self._make()
+            return self.pool
+
+
+def _width_for(pool: Executor, workers: int) -> int:
+    """
+    The number of calls that the pool takes without making a caller wait, but no more than keep its workers
+    busy. `workers` is a guess, for an Executor that does not say how many it has.
+    """
+    state = getattr(pool, "state", None)
+    if state is None:
+        return int(2 * getattr(pool, "_max_workers", workers))
+    return int(state.max_in_flight + min(state.max_queue_depth, state.max_in_flight))

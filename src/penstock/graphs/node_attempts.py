@@ -215,7 +215,18 @@ class NodeAttempt:
     first: the function's return, its timeout, or the end of the run. What comes later changes nothing.
     """
 
-    __slots__ = ("handle", "item", "node", "number", "overdue", "run", "span", "started", "timer", "worker")
+    __slots__ = (
+        "cancel_start",
+        "item",
+        "node",
+        "number",
+        "overdue",
+        "run",
+        "span",
+        "started",
+        "timer",
+        "worker",
+    )
 
     def __init__(self, run: Run, node: int, item: int, number: int, worker: LaneWorker | None) -> None:
         self.run = run
@@ -224,7 +235,7 @@ class NodeAttempt:
         self.number = number
         self.worker = worker
         self.started = clock()
-        self.handle: Any = None
+        self.cancel_start: Callable[[], object] | None = None
         self.timer: Timer | None = None
         self.overdue = False
         self.span: Any = None  # of OpenTelemetry, if the run is sampled
@@ -281,8 +292,8 @@ class NodeAttempt:
         """Stop it, as far as possible: its result is not wanted any more."""
         if self.timer is not None:
             self.timer.cancel()
-        if self.handle is not None:
-            self.handle.cancel()
+        if self.cancel_start is not None:
+            self.cancel_start()
 
     def timeout_error(self) -> CallTimeout:
         name, timeout = self.run.plan.names[self.node], self.run.plan.rules[self.node].timeout

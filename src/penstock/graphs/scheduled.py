@@ -39,7 +39,7 @@ class Scheduled(LazyFuture[T], Generic[T]):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> None:
-        self.handle: Any = None
+        self.cancel_start: Callable[[], object] | None = None
         self._executor = executor
         self._lane = lane
         self._call = (fn, args, kwargs or {})
@@ -65,8 +65,8 @@ class Scheduled(LazyFuture[T], Generic[T]):
         if not self._end(None, CallCanceled(reason or "it was canceled", phase=phase, reason=reason)):
             return self.cancelled()
         worker = self._worker
-        if self.handle is not None:
-            self.handle.cancel()
+        if self.cancel_start is not None:
+            self.cancel_start()
         elif worker is not None:
             call_at(clock() + self._executor.grace, self._replace_if_stuck, worker)
         return True

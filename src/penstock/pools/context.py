@@ -13,7 +13,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
@@ -85,6 +86,16 @@ def may_block() -> bool:
         return False
     events = sys.modules.get("asyncio.events")
     return events is None or events._get_running_loop() is None  # noqa: SLF001  # `get_running_loop` raises instead
+
+
+@contextmanager
+def never_blocking() -> Iterator[None]:
+    """Within this block a `submit` on this thread does not wait."""
+    before, thread_state.never_blocks = thread_state.never_blocks, True
+    try:
+        yield
+    finally:
+        thread_state.never_blocks = before
 
 
 # Forked copies of this process

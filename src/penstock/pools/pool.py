@@ -21,10 +21,17 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from penstock.core.calls.ticket import WAIT, QueueState
 from penstock.core.errors import PoolClosedError
 from penstock.pools.call_queue import CallQueue
-from penstock.pools.calling import PoolInternals, Reservation, Task, awaited, check_key_of, in_daemon
+from penstock.pools.calling import (
+    OrderedMap,
+    PoolInternals,
+    Reservation,
+    Task,
+    awaited,
+    check_key_of,
+    in_daemon,
+)
 from penstock.pools.future import Call
 from penstock.pools.guards import CancelSignal
-from penstock.pools.map import OrderedMap
 from penstock.pools.options import CrashPolicy, WorkerOptions, make_limits, one_of, seconds
 from penstock.pools.workers.base import WorkerGroup
 from penstock.pools.workers.processes import ProcessWorkers

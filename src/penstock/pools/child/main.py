@@ -14,7 +14,6 @@ read end of the lifeline pipe is set to send SIGKILL to our process group as soo
 A thread does the same where the kernel cannot, and where a forked copy of the parent holds the pipe open.
 """
 
-#: The fields of the shared page.
 from __future__ import annotations
 
 import fcntl
@@ -39,6 +38,7 @@ from penstock.pools.child.shared_memory import Arena, FilledSegment, SegmentMapp
 from penstock.pools.context import CallContext, end_copy, process_contexts, watch_forks
 from penstock.pools.timers import clock
 
+#: The fields of the shared page.
 PAGE_CANCELS, PAGE_RUNNING = 0, 1
 PAGE_SIZE = 4096
 

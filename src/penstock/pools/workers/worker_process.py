@@ -12,7 +12,6 @@ call.
 Packing a call names its function, pickles its arguments, and copies buffers into shared memory.
 """
 
-#: From 128 KB on, malloc would map and unmap fresh pages for every read.
 from __future__ import annotations
 
 import fcntl
@@ -38,6 +37,7 @@ from penstock.pools.child.shared_memory import FilledSegment, Ref, SegmentMapper
 from penstock.pools.future import Call
 from penstock.pools.workers.base import WorkerSlot
 
+#: From 128 KB on, malloc would map and unmap fresh pages for every read.
 _RECEIVE = 65536
 #: What a pipe may hold, if the system allows: more than the longest message that travels in one.
 _PIPE = 256 * 1024
