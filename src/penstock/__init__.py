@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from penstock.pools.pool import SingletonWorker as SingletonWorker
     from penstock.pools.pool import WorkerPool as WorkerPool
     from penstock.telemetry.hooks import QueueHooks as QueueHooks
-    from penstock.telemetry.otel import instrument as instrument
+    from penstock.telemetry.registry import instrument as instrument
     from penstock.telemetry.registry import snapshot as snapshot
     from penstock.telemetry.registry import subscribe as subscribe
     from penstock.work.context import JobContext as JobContext
@@ -159,8 +159,8 @@ _HOMES = {
         "WorkerPool",
     ),
     "penstock.telemetry.hooks": ("QueueHooks",),
-    "penstock.telemetry.otel": ("instrument",),
     "penstock.telemetry.registry": (
+        "instrument",
         "snapshot",
         "subscribe",
     ),

@@ -35,7 +35,7 @@ from penstock import (
 from penstock.graphs.builder import Graph
 from penstock.graphs.executor import GraphExecutor
 from penstock.telemetry import meters, registry
-from penstock.telemetry.otel import instrument
+from penstock.telemetry.registry import instrument
 from tests.waiting import until
 
 SOON = 20.0
@@ -601,7 +601,7 @@ def test_without_opentelemetry_the_error_says_what_to_install(monkeypatch: pytes
 
 def test_pools_import_nothing_of_opentelemetry_until_somebody_asks() -> None:
     code = (
-        "import sys, penstock; from penstock.telemetry.otel import instrument\n"
+        "import sys, penstock; from penstock.telemetry.registry import instrument\n"
         "with penstock.WorkerPool(1) as pool: assert pool.submit(len, 'ab').result() == 2\n"
         "print([name for name in sys.modules if 'opentelemetry' in name])"
     )

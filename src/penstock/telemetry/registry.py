@@ -1,8 +1,9 @@
 """
-The pools and graphs of this process (OB-3): `snapshot()` now, `subscribe()` again and again; and the names
-that telemetry gives them.
+The pools and graphs of this process (OB-1, OB-3): `snapshot()` returns their state, `subscribe()` calls a
+function with it at intervals, `instrument()` shows them to OpenTelemetry. docs/telemetry.md has the names.
 
-Pools and graphs register themselves and are held weakly, so they never have to be removed.
+Pools and graphs register themselves and are held weakly, so they never have to be removed. OpenTelemetry is
+imported only by `instrument()`: a program that does not use it needs no extra and pays nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from penstock.pools.timers import Timer, call_at, clock
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+
+    from penstock.graphs.executor import GraphExecutor
     from penstock.pools.calling import PoolInternals
+    from penstock.pools.pool import WorkerPool
 
 
 class TaskSnapshot(NamedTuple):
@@ -174,3 +180,50 @@ def task_name(fn: Any, target: Any = None) -> str:
         fn = fn.func
     named = fn if hasattr(fn, "__qualname__") else type(fn)
     return f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
+
+
+def instrument(
+    pool: WorkerPool | GraphExecutor | None = None,
+    *,
+    meter_provider: MeterProvider | None = None,
+    tracer_provider: TracerProvider | None = None,
+    histograms: bool = True,
+    spans: bool = True,
+) -> None:
+    """
+    Give the metrics of a pool to OpenTelemetry and a span to each of its calls; or those of a graph executor,
+    with a span to each of its runs; or of all of them, present and future. The providers are the global ones
+    unless given, also if those are set later.
+
+    Gauges and counters are read at collection and cost a call nothing. Histograms and spans cost what the SDK
+    takes for them, many times the cost of a call; pools of very short calls may leave them out.
+    """
+    from penstock.pools.pool import WorkerPool  # noqa: PLC0415  # pools import this module
+
+    if pool is not None and not isinstance(pool, WorkerPool) and not hasattr(pool, "attach_telemetry"):
+        raise TypeError(
+            f"pool is {pool!r}; it must be a WorkerPool or a GraphExecutor, or None for all of them"
+        )
+    try:
+        from penstock.telemetry.meters import meters_for  # noqa: PLC0415  # only on demand
+        from penstock.telemetry.spans import trace_calls  # noqa: PLC0415  # as above
+    except ModuleNotFoundError as missing:
+        if missing.name is None or not missing.name.startswith("opentelemetry"):
+            raise
+        raise ModuleNotFoundError(
+            "OpenTelemetry is not installed; pip install 'penstock[otel]'", name=missing.name
+        ) from missing
+    meters = meters_for(meter_provider)
+
+    def attach(thing: Any) -> None:
+        if isinstance(thing, WorkerPool):
+            meters.watch(thing.internals, histograms=histograms)
+            if spans:
+                trace_calls(thing.internals, tracer_provider)
+        elif hasattr(thing, "attach_telemetry"):
+            thing.attach_telemetry(meters, tracer_provider, histograms=histograms, spans=spans)
+
+    if pool is not None:
+        attach(pool)
+    else:
+        watch(attach)

@@ -351,9 +351,9 @@ class CallTarget:
         fn = self.function(name) if fn is None else fn
         if trace is None:
             return fn(*args, **kwargs)
-        from penstock.telemetry.otel import run_traced  # noqa: PLC0415  # only where the caller traces
+        from penstock.telemetry.spans import run_as_child  # noqa: PLC0415  # only where the caller traces
 
-        return run_traced(trace, fn, args, kwargs)
+        return run_as_child(trace, fn, args, kwargs)
 
 
 def make_context(dispatch: int, terms: Any, look: Callable[[], bool]) -> CallContext:

@@ -423,9 +423,9 @@ class ThreadWorkers(SelfReporting):
         if type(fn) is str:
             fn = getattr(self._target(), fn)
         if call.extra is not None:
-            from penstock.telemetry.otel import run_traced  # noqa: PLC0415  # only where the caller traces
+            from penstock.telemetry.spans import run_as_child  # noqa: PLC0415  # only where the caller traces
 
-            return run_traced(call.extra, fn, args, kwargs)
+            return run_as_child(call.extra, fn, args, kwargs)
         return fn(*args, **kwargs)
 
     def _target(self) -> Any:
