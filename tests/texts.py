@@ -18,7 +18,7 @@ import click
 
 from penstock.cli.main import VERBS, cli
 from penstock.server.problems import HINTS
-from penstock.settings.schema import table
+from penstock.settings.reading import table
 from tests import ROOT, SOURCES
 
 PACKAGE = SOURCES / "penstock"

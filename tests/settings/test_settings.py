@@ -12,7 +12,7 @@ from penstock.core.jobs.spending import Budget
 from penstock.core.jobs.types import HOUR, MINUTE, SECOND
 from penstock.scheduler.rules import SchedulerRules
 from penstock.settings import BadSettings, describe, load
-from penstock.settings.schema import table
+from penstock.settings.reading import table
 from penstock.settings.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]

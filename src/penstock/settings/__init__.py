@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from penstock.settings.kinds import Address, show_span
-from penstock.settings.reading import BadSettings, SettingProblem, load
-from penstock.settings.schema import Setting, describe
+from penstock.settings.reading import BadSettings, Setting, SettingProblem, describe, load
 from penstock.settings.settings import Settings
 
 __all__ = ["Address", "BadSettings", "Setting", "SettingProblem", "Settings", "describe", "load", "show_span"]

@@ -18,7 +18,7 @@ from penstock.settings.settings import KeyPath, Settings
 Contradiction: TypeAlias = tuple[tuple[KeyPath, ...], str, str]
 
 
-def _keys(*dotted: str) -> tuple[KeyPath, ...]:
+def _paths(*dotted: str) -> tuple[KeyPath, ...]:
     return tuple(tuple(key.split(".")) for key in dotted)
 
 
@@ -30,28 +30,28 @@ def _users(users: Mapping[str, str]) -> Iterator[Contradiction]:
             others |= account(name).uid != os.geteuid()
         except KeyError:
             message = f"names the user {name!r} for addon {addon!r}, which this machine does not have"
-            yield _keys("runner.users"), message, f"create it (`useradd --system {name}`) or name another"
+            yield _paths("runner.users"), message, f"create it (`useradd --system {name}`) or name another"
     if others and (missing := missing_capabilities()):
         message = f"needs to switch users, which this process may not: it lacks {', '.join(missing)}"
         fix = "run the daemon as root, or by the systemd unit with the drop-in for runner.users (ops/)"
-        yield _keys("runner.users"), message, fix
+        yield _paths("runner.users"), message, fix
 
 
 def contradictions(settings: Settings) -> Iterator[Contradiction]:
     """Every contradiction, the cheap checks first."""
     capacity, quiet, server = settings.capacity, settings.quiet, settings.server
     if capacity.reserve >= capacity.total:
-        keys = _keys("capacity.reserve", "capacity.total")
+        keys = _paths("capacity.reserve", "capacity.total")
         yield keys, "leaves no units for jobs", "let capacity.reserve be below capacity.total"
     if not quiet.quiet < quiet.normal < quiet.busy:
-        keys = _keys("quiet.quiet", "quiet.normal", "quiet.busy")
+        keys = _paths("quiet.quiet", "quiet.normal", "quiet.busy")
         yield keys, "does not rise", "let quiet.quiet be below quiet.normal, and that below quiet.busy"
     if quiet.fresh_for < quiet.every:
-        keys = _keys("quiet.fresh_for", "quiet.every")
+        keys = _paths("quiet.fresh_for", "quiet.every")
         yield keys, "is stale before the next one is taken", "let quiet.fresh_for be at least quiet.every"
     runner, leases = settings.runner, settings.leases
     if runner.enabled and leases.grace < runner.cancel_grace + runner.term_grace:
-        keys = _keys("leases.grace", "runner.cancel_grace", "runner.term_grace")
+        keys = _paths("leases.grace", "runner.cancel_grace", "runner.term_grace")
         yield (
             keys,
             "gives an attempt up, and its job to another worker, before the attempt is killed",
@@ -59,15 +59,15 @@ def contradictions(settings: Settings) -> Iterator[Contradiction]:
         )
     yield from _users(runner.users if runner.enabled else {})
     if (server.tls_cert is None) != (server.tls_key is None):
-        keys = _keys("server.tls_cert", "server.tls_key")
+        keys = _paths("server.tls_cert", "server.tls_key")
         yield keys, "is given without the other", "give server.tls_cert and server.tls_key, or neither"
     for name, file in (("tls_cert", server.tls_cert), ("tls_key", server.tls_key)):
         if file is not None and not file.is_file():
-            yield _keys(f"server.{name}"), f"there is no file {file}", "name a file that exists"
+            yield _paths(f"server.{name}"), f"there is no file {file}", "name a file that exists"
     if server.listen is not None and not server.listen.local:
         yield from _exposed(settings, str(server.listen))
     if settings.telemetry.otlp is not None and not _has_otlp():
-        yield _keys("telemetry.otlp"), "needs OpenTelemetry", "pip install 'penstock[otlp]', or leave it out"
+        yield _paths("telemetry.otlp"), "needs OpenTelemetry", "pip install 'penstock[otlp]', or leave it out"
     yield from _unreachable(settings)
 
 
@@ -85,7 +85,7 @@ def _unreachable(settings: Settings) -> Iterator[Contradiction]:
     """
     alerts = settings.alerts
     if alerts.command and shutil.which(alerts.command[0]) is None:
-        yield _keys("alerts.command"), f"there is no program {alerts.command[0]}", "name one that can be run"
+        yield _paths("alerts.command"), f"there is no program {alerts.command[0]}", "name one that can be run"
     for path, address in settings.webhooks():
         host = urlsplit(address).hostname or ""
         with suppress(ValueError):
@@ -104,13 +104,13 @@ def _exposed(settings: Settings, address: str) -> Iterator[Contradiction]:
     server = settings.server
     if server.tls_cert is None and not server.trusted_proxies:
         yield (
-            _keys("server.listen"),
+            _paths("server.listen"),
             f"{address} can be reached from other machines, and tokens would travel in the clear",
             "give server.tls_cert and server.tls_key, or server.trusted_proxies if a proxy does TLS, or listen on 127.0.0.1",
         )
     if not server.allowed_hosts:
         yield (
-            _keys("server.allowed_hosts"),
+            _paths("server.allowed_hosts"),
             f"is empty, and {address} can be reached from other machines",
             "list the host names under which it is meant to be reached",
         )
