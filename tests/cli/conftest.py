@@ -15,7 +15,7 @@ from tests.waiting import until
 
 from penstock.cli.main import main
 
-PENSTOCK = [sys.executable, "-m", "penstock.cli"]
+PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
 
 
 class Done(NamedTuple):

@@ -427,7 +427,7 @@ def test_every_verb_explains_itself(alone, verb):
 def test_output_that_nobody_reads_to_its_end_is_no_error(shell):
     for _ in range(3):
         shell.submit("true")
-    line = f"{sys.executable} -m penstock.cli ls -n 500 | head -1"
+    line = f"{sys.executable} -m penstock.cli.main ls -n 500 | head -1"
     done = subprocess.run(
         ["/bin/sh", "-c", line], env=shell.env, capture_output=True, text=True, check=False, timeout=30
     )
@@ -438,7 +438,7 @@ def test_output_that_nobody_reads_to_its_end_is_no_error(shell):
 
 def test_following_the_trail_tells_what_happens_as_it_happens(shell):
     child = subprocess.Popen(
-        [sys.executable, "-m", "penstock.cli", "events", "-f"],
+        [sys.executable, "-m", "penstock.cli.main", "events", "-f"],
         env=shell.env,
         stdout=subprocess.PIPE,
         text=True,

@@ -38,7 +38,7 @@ def in_terminal(shell, columns, *words):
 
 def in_window(shell, columns, *words):
     env = {name: value for name, value in shell.env.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}
-    command = ["-m", "penstock.cli", *words]
+    command = ["-m", "penstock.cli.main", *words]
     return pexpect.spawn(
         sys.executable, command, env=env, dimensions=(30, columns), encoding="utf-8", timeout=LONG
     )
@@ -203,7 +203,7 @@ def test_without_a_scheduler_nothing_is_offered_and_nothing_is_said(alone):
 
 
 def test_tab_completes_a_verb_in_bash(shell, tmp_path):
-    (tmp_path / "penstock").write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock.cli "$@"\n')
+    (tmp_path / "penstock").write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock.cli.main "$@"\n')
     (tmp_path / "penstock").chmod(0o755)
     env = shell.env | {"PATH": f"{tmp_path}:{shell.env['PATH']}", "TERM": "dumb", "PS1": "$ "}
     child = pexpect.spawn("bash", ["--norc", "--noprofile", "-i"], env=env, encoding="utf-8", timeout=LONG)

@@ -68,7 +68,7 @@ def refused(daemon):
 
 def command(daemon, *words):
     return subprocess.run(
-        [sys.executable, "-m", "penstock.cli", *words],
+        [sys.executable, "-m", "penstock.cli.main", *words],
         env=environment(PENSTOCK_DATA_DIR=str(daemon.data)),
         check=False,
         capture_output=True,

@@ -59,7 +59,7 @@ def test_the_job_for_the_night_waits_for_quiet_stops_when_asked_and_goes_on_wher
         str(EXAMPLES / "overnight.sh"),
         str(folder),
         str(sums),
-        env={"PENSTOCK": f"{sys.executable} -m penstock.cli", "PYTHONPATH": str(SOURCES)},
+        env={"PENSTOCK": f"{sys.executable} -m penstock.cli.main", "PYTHONPATH": str(SOURCES)},
         fields={"run_when": "quiet"},
     )
     until(lambda: plant.store.job(job).denied)

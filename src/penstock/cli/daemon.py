@@ -12,9 +12,8 @@ from typing import Any
 import click
 
 from penstock.cli.parsers import DURATION
-from penstock.cli.printing import echo
+from penstock.cli.printing import Column, echo, table
 from penstock.cli.session import UNREACHABLE, CliSession, fail, passes
-from penstock.cli.tables import Column, table
 
 
 def _config(command: Any) -> Any:

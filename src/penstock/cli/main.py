@@ -31,29 +31,29 @@ VERBS: Final = {
     "settings": ("daemon", "list every setting, its value and its source"),
     "run": ("follow", "submit a command, follow its output, exit with its code"),
     "submit": ("submit", "submit a command or a job, and return at once"),
-    "ls": ("jobs", "list jobs"),
-    "show": ("jobs", "show everything about a job"),
-    "explain": ("jobs", "say why a job is in its state, and when it will start"),
+    "ls": ("job_commands", "list jobs"),
+    "show": ("job_commands", "show everything about a job"),
+    "explain": ("job_commands", "say why a job is in its state, and when it will start"),
     "logs": ("follow", "print the output of a job; -f follows it"),
     "wait": ("follow", "wait until jobs are settled; the exit code says how they ended"),
-    "cancel": ("change", "cancel jobs"),
-    "retry": ("change", "queue FAILED or BLOCKED jobs again"),
-    "edit": ("change", "change the priority and the times of a queued job"),
-    "job": ("job", "report from inside a command: checkpoint, progress, spend, log, should-yield"),
+    "cancel": ("job_commands", "cancel jobs"),
+    "retry": ("job_commands", "queue FAILED or BLOCKED jobs again"),
+    "edit": ("job_commands", "change the priority and the times of a queued job"),
+    "job": ("job_commands", "report from inside a command: checkpoint, progress, spend, log, should-yield"),
     "events": ("follow", "print the audit trail; -f follows it"),
     "top": ("top", "watch everything live, full screen"),
-    "capacity": ("host", "show how much may run now, and what limits it"),
-    "addons": ("host", "list the addons: weights, shares, budgets"),
-    "pause": ("host", "start no more jobs, of one addon or of all"),
-    "resume": ("host", "start jobs again after a pause"),
-    "hosts": ("host", "list the machines that share the jobs: alive, lost, drained"),
-    "drain": ("host", "start no more jobs on a host; running jobs continue"),
-    "undrain": ("host", "start jobs on a drained host again"),
-    "token": ("tokens", "make, list and revoke tokens"),
+    "capacity": ("admin", "show how much may run now, and what limits it"),
+    "addons": ("admin", "list the addons: weights, shares, budgets"),
+    "pause": ("admin", "start no more jobs, of one addon or of all"),
+    "resume": ("admin", "start jobs again after a pause"),
+    "hosts": ("admin", "list the machines that share the jobs: alive, lost, drained"),
+    "drain": ("admin", "start no more jobs on a host; running jobs continue"),
+    "undrain": ("admin", "start jobs on a drained host again"),
+    "token": ("admin", "make, list and revoke tokens"),
     "db": ("db", "check, back up, migrate and copy the database"),
-    "simulate": ("simulate", "replay the jobs with other settings and compare, or try a made-up load"),
-    "chaos": ("chaos", "kill a scheduler of its own and prove that nothing is lost"),
-    "bench": ("bench", "measure this machine and this disk, on a temporary database"),
+    "simulate": ("trials", "replay the jobs with other settings and compare, or try a made-up load"),
+    "chaos": ("trials", "kill a scheduler of its own and prove that nothing is lost"),
+    "bench": ("trials", "measure this machine and this disk, on a temporary database"),
 }
 
 
@@ -128,3 +128,7 @@ def _json_anywhere(words: list[str]) -> list[str]:
     if "--json" in words[:end]:
         words = ["--json", *(word for word in words[:end] if word != "--json"), *words[end:]]
     return words
+
+
+if __name__ == "__main__":
+    main()

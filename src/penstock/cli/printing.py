@@ -1,18 +1,27 @@
 """
-Texts from jobs, on a terminal. A terminal obeys control codes: a stored one could move the cursor, set the
-title, or answer in the user's name.
+Printing: texts from jobs without their control codes, and tables that fit the terminal.
 
-So whatever is printed for people has them replaced, visibly. JSON has them escaped already.
+A terminal obeys control codes: a stored one could move the cursor, set the title, or answer in the user's name.
+So text for people has them replaced, visibly. JSON has them escaped already.
+
+A table leaves out the columns that matter least on a narrow terminal. In a pipe nothing is cut.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from io import StringIO
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-#: All but tab and line feed: C0, DEL, C1, and what turns the direction of writing round.
+if TYPE_CHECKING:  # every verb imports this module, and many print no table
+    from rich.console import Console, JustifyMethod
+    from rich.table import Table
+    from rich.text import Text
+
+#: All but tab and line feed: C0, DEL, C1, and the codes that turn the direction of writing round.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 #: Colours of a job's own output are harmless, and a lone carriage return is how programs show progress.
 _COLOR_OR_CONTROL: Final = re.compile(r"(\x1b\[[0-9;]{0,40}m|\r)|" + _CONTROL.pattern)
@@ -23,7 +32,7 @@ def printable(text: str) -> str:
 
 
 def output(text: str) -> str:
-    """What a job printed: with its colours."""
+    """The output of a job, with its colours."""
     return _COLOR_OR_CONTROL.sub(lambda found: found[1] or _shown(found), text)
 
 
@@ -38,3 +47,57 @@ def _shown(found: re.Match[str]) -> str:
 
 def printed(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
+
+
+COLORS: Final = {
+    "QUEUED": "white", "DISPATCHING": "yellow", "RUNNING": "cyan", "DONE": "green",
+    "FAILED": "red", "BLOCKED": "magenta", "CANCELED": "bright_black",
+}  # fmt: skip
+_NO_LIMIT: Final = 10_000
+
+
+class Column(NamedTuple):
+    """`keep`: 0 always; else the width of the terminal below which it is left out."""
+
+    title: str
+    right: bool = False
+    keep: int = 0
+
+
+def table(console: Console, columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    width = console.width if console.is_terminal else _NO_LIMIT
+    shown = [place for place, column in enumerate(columns) if column.keep <= width]
+    grid = Table(box=None, pad_edge=False, header_style="bold" if console.is_terminal else "")
+    for place in shown:
+        column = columns[place]
+        justify: JustifyMethod = "right" if column.right else "left"
+        grid.add_column(column.title, justify=justify, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        grid.add_row(
+            *(
+                cell if isinstance(cell, Text) else Text(printable(str(cell)))
+                for cell in (row[place] for place in shown)
+            )
+        )
+    if console.is_terminal:
+        console.print(grid)
+    else:
+        _print_plainly(console.file, grid)
+
+
+def _print_plainly(file: IO[str], grid: Table) -> None:
+    """As wide as it is, and without blanks at the ends of lines, so that programs can compare them."""
+    from rich.console import Console
+
+    text = StringIO()
+    Console(file=text, width=_NO_LIMIT, highlight=False, color_system=None).print(grid)
+    file.writelines(f"{line.rstrip()}\n" for line in text.getvalue().removesuffix("\n").split("\n"))
+
+
+def state_text(state: str) -> Text:
+    from rich.text import Text
+
+    return Text(state, style=COLORS.get(state, ""))

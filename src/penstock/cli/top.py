@@ -20,11 +20,10 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Sparkline, Static
 from textual.worker import Worker
 
-from penstock.cli.jobs import standing
+from penstock.cli.job_commands import standing
 from penstock.cli.parsers import age, short, span
-from penstock.cli.printing import printable
+from penstock.cli.printing import Column, printable, state_text
 from penstock.cli.session import CliSession, passes
-from penstock.cli.tables import Column, state_text
 
 if TYPE_CHECKING:
     from penstock import wire

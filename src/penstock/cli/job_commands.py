@@ -1,19 +1,24 @@
-"""Looking at jobs: ls, show, explain."""
+"""
+Verbs for jobs: ls, show, explain; cancel, retry, edit; and `job`, by which a running command reports about
+itself.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.parsers import ADDON, JOB, age, short, span
+from penstock.cli.parsers import ADDON, JOB, PRIORITY, WHEN, age, short, span
+from penstock.cli.printing import Column, echo, state_text, table
 from penstock.cli.session import CliSession, passes
-from penstock.cli.tables import Column, state_text, table
+from penstock.runner.job import __doc__ as usage
+from penstock.runner.job import main
 
 if TYPE_CHECKING:
     from penstock import wire
-
 
 _STATES = ("QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CANCELED")
 
@@ -153,3 +158,81 @@ def explain(session: CliSession, job: str) -> None:
         session.console.print(
             f"  ahead: {short(ahead.job_id or '')} {ahead.addon_id or ''} {ahead.why}", markup=False
         )
+
+
+@click.command()
+@click.option(
+    "--now",
+    is_flag=True,
+    help="Kill a command or function of the scheduler instead of asking it to stop first.",
+)
+@click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
+@passes
+def cancel(session: CliSession, jobs: tuple[str, ...], now: bool) -> None:
+    """Cancel jobs. A running job is told to stop, and killed if it does not."""
+    _each(session, jobs, lambda job_id: session.client.cancel(job_id, now=now))
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
+@passes
+def retry(session: CliSession, jobs: tuple[str, ...]) -> None:
+    """Queue FAILED or BLOCKED jobs again, with fresh attempts and limits."""
+    _each(session, jobs, session.client.retry)
+
+
+@click.command()
+@click.argument("job", type=JOB)
+@click.option("-p", "--priority", type=PRIORITY, help="1..100, or low, normal, high, urgent.")
+@click.option(
+    "--not-before", type=WHEN, help="+10m, 22:30, 2026-12-24 18:00; `--not-before-none` removes it."
+)
+@click.option("--not-before-none", is_flag=True, hidden=True)
+@click.option("--deadline", type=WHEN, help="The latest start; `--deadline-none` removes it.")
+@click.option("--deadline-none", is_flag=True, hidden=True)
+@passes
+def edit(
+    session: CliSession,
+    job: str,
+    priority: int | str | None,
+    not_before: datetime | None,
+    not_before_none: bool,
+    deadline: datetime | None,
+    deadline_none: bool,
+) -> None:
+    """Change the priority and the times of a queued job."""
+    fields: dict[str, Any] = {}
+    if priority is not None:
+        fields["priority"] = priority
+    if not_before is not None or not_before_none:
+        fields["earliest_start_at"] = None if not_before_none else not_before
+    if deadline is not None or deadline_none:
+        fields["deadline_at"] = None if deadline_none else deadline
+    if not fields:
+        raise click.UsageError("nothing to change: give --priority, --not-before or --deadline")
+    _say(session, [session.client.edit(session.job_id(job), **fields)])
+
+
+def _each(session: CliSession, jobs: tuple[str, ...], act: Callable[[str], wire.JobInfo]) -> None:
+    ids = [session.job_id(job) for job in jobs]  # all are found before any is touched
+    _say(session, [act(job_id) for job_id in ids])
+
+
+def _say(session: CliSession, jobs: list[wire.JobInfo]) -> None:
+    if session.print_json(jobs):
+        return
+    for job in jobs:
+        stopping = " (told to stop)" if job.state == "RUNNING" else ""
+        echo(f"{short(job.job_id)}  {job.state}{stopping}")
+
+
+def _help() -> str:
+    """The module's docstring; `\\b` keeps click from filling the paragraph that is a table."""
+    paragraphs = (usage or "").strip().split("\n\n")
+    return "\n\n".join(f"\b\n{text}" if text.startswith(" ") else text for text in paragraphs)
+
+
+@click.command(context_settings={"ignore_unknown_options": True}, help=_help())
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def job(words: tuple[str, ...]) -> None:
+    raise click.exceptions.Exit(main(words))

@@ -1,0 +1,346 @@
+"""
+Verbs that try something out: bench (measure this machine and this disk), simulate (replay the jobs, or a made-up
+load, with other settings), chaos (kill a scheduler and its jobs, and check that nothing was lost).
+
+None of them touches a running scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from penstock.cli.daemon import load_settings, pair
+from penstock.cli.db import opened
+from penstock.cli.parsers import span
+from penstock.cli.printing import Column, table
+from penstock.cli.session import FAILED, CliSession, fail, passes
+from penstock.core.jobs.states import JobState
+
+if TYPE_CHECKING:
+    from penstock import JobFunction, Scheduler
+    from penstock.settings import Settings
+    from penstock.simulation import Arrival, Figures
+
+_BULK = 1_000
+
+
+class Measured(NamedTuple):
+    what: str
+    per_sec: float
+    #: Of one: half of them took at most so long, and 99 of 100. None where they were not told apart.
+    p50_sec: float | None = None
+    p99_sec: float | None = None
+
+
+@click.command()
+@click.option(
+    "--jobs",
+    type=click.IntRange(10, 1_000_000),
+    default=1_000,
+    show_default=True,
+    help="How many jobs in each measurement.",
+)
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    help="A directory on the disk to measure; by default the data directory.",
+)
+@passes
+def bench(session: CliSession, /, jobs: int, folder: Path | None) -> None:
+    """
+    Measure submits and runs on this disk, as durable as real ones.
+
+    The jobs do nothing, so the figures are upper limits. The speed of the disk alone is printed beside them.
+    A running daemon is not touched, and shares the machine.
+    """
+    place = folder or _data_folder()
+    with tempfile.TemporaryDirectory(prefix=".penstock-bench-", dir=place) as scratch:
+        measured = []
+        for words, step in _steps(Path(scratch), jobs):
+            with session.aside.status(f"{words} ..."):
+                measured.append(step())
+    if session.print_json({"dir": str(place), "jobs": jobs, "measured": [one._asdict() for one in measured]}):
+        return
+    columns = [Column("on " + str(place)), Column("a second", True), Column("p50", True), Column("p99", True)]
+    rows = [(one.what, f"{one.per_sec:,.0f}", _span(one.p50_sec), _span(one.p99_sec)) for one in measured]
+    table(session.console, columns, rows)
+
+
+def _span(seconds: float | None) -> str:
+    return "" if seconds is None else span(seconds)
+
+
+def _data_folder() -> Path:
+    folder: Path = load_settings(None, {}).data_dir
+    return folder if folder.is_dir() else Path.cwd()
+
+
+def _steps(scratch: Path, jobs: int) -> Iterator[tuple[str, Callable[[], Measured]]]:
+    few = max(10, jobs // 10)
+    yield "syncing the disk", lambda: _sync(scratch / "sync", few)
+    with _scheduler(scratch / "jobs.db") as (scheduler, nothing):
+        yield "submitting one by one", lambda: _timed("submit", jobs, nothing.enqueue)
+        yield "submitting in bulk", lambda: _bulk(nothing, jobs)
+        yield "running what is queued", lambda: _drain(scheduler, 2 * jobs)
+    with _scheduler(scratch / "again.db") as (scheduler, nothing), scheduler:
+        yield (
+            "one at a time",
+            lambda: _timed("from submit to result", few, lambda: nothing.enqueue().result()),
+        )
+
+
+@contextmanager
+def _scheduler(file: Path) -> Iterator[tuple[Scheduler, JobFunction[[], None, None]]]:
+    import penstock
+
+    scheduler = penstock.Scheduler(str(file), capacity=100)
+
+    @scheduler.job(cost=1)
+    def nothing() -> None:
+        pass
+
+    try:
+        yield scheduler, nothing
+    finally:
+        scheduler.close()
+
+
+def _sync(file: Path, times: int) -> Measured:
+    """The floor under everything durable: a few bytes, and the disk's word that it has them."""
+    with file.open("wb", buffering=0) as raw:
+
+        def write() -> None:
+            raw.write(b"x" * 512)
+            os.fdatasync(raw.fileno())
+
+        return _timed("fdatasync, as the disk does it", times, write)
+
+
+def _timed(what: str, times: int, act: Callable[[], Any]) -> Measured:
+    took = []
+    began = time.perf_counter()
+    for _ in range(times):
+        since = time.perf_counter()
+        act()
+        took.append(time.perf_counter() - since)
+    took.sort()
+    return Measured(what, times / (time.perf_counter() - began), took[times // 2], took[times * 99 // 100])
+
+
+def _bulk(nothing: JobFunction[[], None, None], jobs: int) -> Measured:
+    began = time.perf_counter()
+    for first in range(0, jobs, _BULK):
+        nothing.enqueue_many([()] * min(_BULK, jobs - first))
+    return Measured(f"submit, {min(_BULK, jobs)} at a time", jobs / (time.perf_counter() - began))
+
+
+def _drain(scheduler: Scheduler, jobs: int) -> Measured:
+    began = time.perf_counter()
+    with scheduler:
+        while scheduler.counts()[JobState.DONE] < jobs:
+            time.sleep(0.02)
+        return Measured("run", jobs / (time.perf_counter() - began))
+
+
+@click.command()
+@click.option("--set", "flags", multiple=True, metavar="KEY=VALUE", help="A setting to try; may be repeated.")
+@click.option("--made-up", is_flag=True, help="Random jobs instead of those of the database.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 10_000_000),
+    default=1_000,
+    show_default=True,
+    help="How many jobs to make up.",
+)
+@click.option(
+    "--addons",
+    type=click.IntRange(1, 1_000),
+    default=3,
+    show_default=True,
+    help="How many addons submit them.",
+)
+@click.option(
+    "--load",
+    type=click.FloatRange(0.01, 100),
+    default=0.9,
+    show_default=True,
+    help="The load, where 1 is what the hosts can do; above 1 the queue grows.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed makes up the same jobs.")
+@click.option(
+    "--hosts", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many equal hosts."
+)
+@passes
+def simulate(session: CliSession, /, flags: tuple[str, ...], made_up: bool, hosts: int, **more: Any) -> None:
+    """
+    Replay the jobs of the database with the current settings and with those of --set, and compare.
+
+    Waits, shares and deadlines come from the scheduler's own rules on a virtual clock; no job is run and
+    nothing is changed. The machine counts as quiet, and every job takes as long as it took. No daemon is
+    needed.
+    """
+    settings = load_settings(None, {})
+    tried = load_settings(None, dict(pair(flag) for flag in flags)) if flags else None
+    arrivals, weights = _made_up(settings, hosts, more) if made_up else _known(session, settings)
+    if not arrivals:
+        fail("there are no jobs to replay: submit some, or give --made-up")
+    before = _play(session, "as it is", arrivals, settings, weights, hosts)
+    after = None if tried is None else _play(session, " ".join(flags), arrivals, tried, weights, hosts)
+    answer = {
+        "as_it_is": _plain(before),
+        "tried": None if after is None else _plain(after),
+        "set": list(flags),
+    }
+    if not session.print_json(answer):
+        _show(session, before, after)
+
+
+def _made_up(settings: Settings, hosts: int, more: Mapping[str, Any]) -> tuple[list[Arrival], dict[str, int]]:
+    from penstock.simulation import made_up
+
+    capacity = settings.rules().capacity.most
+    return made_up(
+        more["jobs"], capacity=capacity, hosts=hosts, **{k: more[k] for k in ("addons", "load", "seed")}
+    ), {}
+
+
+def _known(session: CliSession, settings: Settings) -> tuple[list[Arrival], dict[str, int]]:
+    from pathlib import Path
+
+    from penstock.simulation import replayed
+    from penstock.stores.opening import is_address, shown
+
+    place = settings.jobs_at
+    if not is_address(place) and not Path(place).exists():
+        fail(f"there is no database {place}: --made-up needs none")
+    with session.aside.status(f"reading {shown(place)}"):
+        store = opened(place)
+        try:
+            return replayed(store), {str(addon.addon_id): addon.weight for addon in store.addons()}
+        finally:
+            store.close()
+
+
+def _play(
+    session: CliSession,
+    what: str,
+    arrivals: Sequence[Arrival],
+    settings: Settings,
+    weights: Mapping[str, int],
+    hosts: int,
+) -> Figures:
+    from penstock.simulation import figures, play
+
+    given = {name: addon.weight for name, addon in settings.addons.items() if addon.weight is not None}
+    with _progress(session, what, len(arrivals)) as tell:
+        return figures(play(arrivals, settings.rules(), hosts=hosts, weights={**weights, **given}, tell=tell))
+
+
+@contextmanager
+def _progress(session: CliSession, what: str, total: int) -> Iterator[Callable[[int], object]]:
+    from rich.progress import Progress
+
+    with Progress(console=session.aside, transient=True, disable=not session.aside.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda settled: progress.update(task, completed=settled)
+
+
+def _plain(told: Figures) -> dict[str, Any]:
+    return told._asdict() | {
+        "addons": [addon._asdict() for addon in told.addons],
+        "everything": told.everything._asdict(),
+    }
+
+
+def _show(session: CliSession, before: Figures, after: Figures | None) -> None:
+    def both(tell: Callable[[Any], str], one: Any, other: Any) -> str:
+        """An arrow where it changes."""
+        old, new = tell(one), None if other is None else tell(other)
+        return old if new is None or new == old else f"{old} \N{RIGHTWARDS ARROW} {new}"
+
+    columns = [
+        Column("addon"), Column("jobs", True), Column("wait p50", True, 60), Column("wait p95", True), Column("longest", True, 90),
+        Column("share", True, 70), Column("late", True), Column("refused", True, 80),
+    ]  # fmt: skip
+    old = [*before.addons, before.everything]
+    new = [None] * len(old) if after is None else [*after.addons, after.everything]
+    rows = [
+        (
+            one.addon_id, one.jobs, both(lambda f: span(f.wait_p50), one, other), both(lambda f: span(f.wait_p95), one, other),
+            both(lambda f: span(f.wait_max), one, other), both(lambda f: f"{f.share:.0%}", one, other),
+            both(lambda f: str(f.late), one, other), both(lambda f: str(f.refused), one, other),
+        )
+        for one, other in zip(old, new, strict=True)
+    ]  # fmt: skip
+    table(session.console, columns, rows)
+    used = both(lambda f: f"{f.used:.0%}", before, after)
+    lasted = both(lambda f: span(f.lasted_sec), before, after)
+    session.console.print(f"All jobs ended after {lasted}; {used} of the units were in use.")
+
+
+@click.command()
+@click.option(
+    "--kills",
+    type=click.IntRange(1, 100_000),
+    default=20,
+    show_default=True,
+    help="How many kills.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1, 1_000_000), default=60, show_default=True, help="How many jobs."
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed kills in the same order.")
+@click.option("--keep", is_flag=True, help="Keep the directory also when every promise holds.")
+@passes
+def chaos(session: CliSession, /, kills: int, jobs: int, seed: int, keep: bool) -> None:
+    """
+    Kill a real scheduler and its jobs again and again, and check its promises.
+
+    It starts a scheduler of its own in a new directory, submits jobs, and kills now the scheduler, now a job,
+    with SIGKILL. Then it checks every promise against the audit trail and against marks that the jobs left
+    outside of it. Your own scheduler is not touched. Exits with 1 when a promise is broken, and says where to
+    look.
+    """
+    from penstock.chaos import KillLoop, check_promises
+
+    folder = Path(tempfile.mkdtemp(prefix="pst-chaos-"))
+    with session.aside.status("starting") as status:
+        aftermath = KillLoop(folder, jobs=jobs, kills=kills, seed=seed).run(status.update)
+        store = opened(str(folder / "jobs.db"))
+        try:
+            promises = check_promises(aftermath, store)
+        finally:
+            store.close()
+    broken = any(promise.broken for promise in promises) or not aftermath.settled
+    if not (broken or keep):
+        shutil.rmtree(folder)
+    answer = {
+        "holds": not broken,
+        "folder": str(folder) if broken or keep else None,
+        "jobs": len(aftermath.acknowledged),
+        "killed": dict(aftermath.killed),
+        "promises": [promise._asdict() for promise in promises],
+    }
+    if not session.print_json(answer):
+        killed = " and ".join(f"{target} {count} times" for target, count in sorted(aftermath.killed.items()))
+        session.console.print(f"{len(aftermath.acknowledged)} jobs; killed {killed}")
+        for promise in promises:
+            verdict = "[red]broken[/]" if promise.broken else "[green]holds[/] "
+            session.console.print(f"  {verdict}  {promise.name}  {promise.promise}")
+            for line in promise.broken[:5]:
+                session.console.print(f"            {line}", markup=False)
+        if not aftermath.settled:
+            session.console.print("  [red]not all jobs ended[/]")
+        if broken or keep:
+            session.console.print(f"Database, log and marks are in {folder}.", markup=False)
+    raise click.exceptions.Exit(FAILED if broken else 0)
