@@ -173,10 +173,10 @@ MUTANTS = [
     ),
     Mutant(
         "runner: a stopped warden is waited for",
-        "penstock/runner/supervisor.py",
-        "ProcessSupervisor.force",
-        "            run.warden.force()\n",
-        "            pass\n",
+        "penstock/runner/runner.py",
+        "Runner._carry_out",
+        "                        run.warden.force()\n",
+        "                        pass\n",
         ("tests/runner/test_ending.py::test_a_warden_that_is_stopped_does_not_save_its_tree",),
     ),
     Mutant(
@@ -206,7 +206,7 @@ MUTANTS = [
     Mutant(
         "runner: what a function leaves running stays",
         "penstock/runner/warm_workers.py",
-        "WarmWorkers._heard",
+        "WarmWorkers._take",
         'if frame.get("left") or (not worker.calls and worker.left_behind()):',
         "if False:",
         ("tests/runner/test_running.py::test_what_a_function_leaves_running_is_ended_with_its_worker",),
@@ -247,7 +247,7 @@ MUTANTS = [
         "runner: a lost tree gives its units back",
         "penstock/runner/runner.py",
         "Runner._give_up",
-        "            self._lost[run] = quarantine_units(self._service, run)\n",
+        "            self._lost[run] = self._quarantine(run)\n",
         "",
         ("tests/runner/test_lost.py::test_a_tree_that_survives_sigkill_keeps_its_units_until_it_is_gone",),
     ),

@@ -11,8 +11,8 @@ from itertools import count, islice
 from pathlib import Path
 
 from penstock.core.errors import StoreFailed
+from penstock.runner.channels import IoLoop
 from penstock.runner.control_socket import ControlSocket
-from penstock.runner.io_loop import IoLoop
 from tests.waiting import until
 
 

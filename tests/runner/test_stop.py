@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from threading import current_thread
+
 import pytest
 
 from penstock.core.jobs.states import DispatchPhase
-from penstock.runner import runner as runner_module
+from penstock.runner.runner import AFTER_STOP
 from penstock.runner.warden import boot_time
 from tests.waiting import until
 
@@ -21,13 +23,16 @@ def busy(tmp_path, monkeypatch):
     plant = Plant(tmp_path / "data")
     jobs = [plant.submit("shell", {"script": IGNORES_EVERYTHING}) for _ in range(3)]
     until(lambda: all(plant.last(job) and plant.output(job)["stdout"] for job in jobs))
-    write = runner_module.write_notes
+    commit = plant.store.commit
 
-    def late(service, notes):
-        until(lambda: boot_time() >= plant.runner._give_up_at)
-        write(service, notes)
+    def late(*operations, **how):
+        """The runner's first write after the stop was asked for returns when the time of the stop is over."""
+        if current_thread().name == "penstock-runner" and plant.stops_at:
+            until(lambda: boot_time() >= plant.stops_at + AFTER_STOP)
+        return commit(*operations, **how)
 
-    monkeypatch.setattr(runner_module, "write_notes", late)
+    plant.stops_at = 0.0
+    monkeypatch.setattr(plant.store, "commit", late)
     yield plant, jobs
     plant.stop()
     until(lambda: not plant.ours(), what="the end of all processes")
@@ -35,6 +40,7 @@ def busy(tmp_path, monkeypatch):
 
 def test_a_runner_that_is_late_gives_every_dispatch_its_end(busy):
     plant, jobs = busy
+    plant.stops_at = boot_time() + 0.2
     plant.runner.stop(0.2)
     plant.runner._thread.join()  # where the machine is so busy that the stop did not wait for it
 

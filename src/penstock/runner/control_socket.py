@@ -25,9 +25,8 @@ from penstock.core.errors import Refused, Unavailable
 from penstock.core.jobs.tracker import Tracker
 from penstock.core.jobs.types import Money, money_of
 from penstock.core.text import parsed, storable, storable_json, type_name
-from penstock.runner.attempts import ActiveDispatch
-from penstock.runner.frames import Frame
-from penstock.runner.io_loop import IoLoop
+from penstock.runner.channels import Frame, IoLoop
+from penstock.runner.links import ActiveDispatch
 from penstock.scheduler.job_service import Answer, JobService
 
 log = logging.getLogger("penstock.runner")
@@ -67,7 +66,7 @@ class RunRequests:
             case "checkpoint":
                 return self._checkpoint(run, call.get("checkpoint"))
             case "progress":
-                run.progress, run.untold = _fraction(call.get("progress")), True
+                run.progress, run.unsent_progress = _fraction(call.get("progress")), True
                 if message := call.get("message"):
                     self._write_note(run, f"{run.progress * 100:.0f} %: {message}")
             case "spend":
@@ -104,7 +103,7 @@ class RunRequests:
 
     def _beat(self, run: ActiveDispatch, **what: Any) -> None:
         answer = self._job_service.heartbeat(run.dispatch_id, progress=run.progress, **what)
-        run.untold = False
+        run.unsent_progress = False
         self._told(run, answer)
 
 

@@ -1,85 +1,78 @@
-"""Two numbers that a warm worker and its warden share, so that nobody has to be asked which call printed what.
-
-The worker writes which call it runs; the warden writes how often it has begun and ended reading, so an odd number means that it reads now. A worker
-goes on to the next call only when its pipes are empty and nobody reads: whatever is in a pipe was printed by the call that the page names.
-
-The runner's ends of the sockets to its processes: the launcher, the wardens, the warm workers.
+"""
+A dispatch that runs here, and the runner's ends of the sockets to its processes: the launcher, the wardens, the
+warm workers.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from fcntl import ioctl
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from struct import Struct
-from termios import FIONREAD
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, cast
 
-from penstock.runner.frames import TICKET, BadFrame, Channel, Frame
+from penstock.core.jobs.job import Dispatch, Job
+from penstock.core.jobs.types import DispatchId, Money
+from penstock.runner.channels import TICKET, Channel, Frame, IoLoop, make_page
+from penstock.runner.payload import FunctionPayload, Work
 from penstock.runner.process_tree import RUNNER_MARK, children, look, send
-
-if TYPE_CHECKING:
-    from penstock.runner.attempts import ActiveDispatch
-    from penstock.runner.payload import FunctionPayload
-    from penstock.scheduler.permissions import SystemUser
+from penstock.scheduler.permissions import SystemUser
+from penstock.work.outcome import Outcome
 
 
-_SIZE: Final = mmap.PAGESIZE
-_COUNT: Final = Struct("i")
+@dataclass(slots=True, eq=False)
+class ActiveDispatch:
+    """One attempt at a job, while this runner is responsible for it."""
 
-
-def page_file() -> int:
-    """A descriptor to hand to both."""
-    fd = os.memfd_create("penstock-page", os.MFD_CLOEXEC)
-    os.ftruncate(fd, _SIZE)
-    return fd
-
-
-class CallMarker:
-    """`fd`: of a page to share; without one it is shared with nobody, for what runs alone."""
-
-    def __init__(self, fd: int = -1) -> None:
-        self._numbers = memoryview(mmap.mmap(fd, _SIZE)).cast("Q")
+    job: Job
+    dispatch: Dispatch  # as the store last returned it
+    work: Work
+    checkpoint: str | None
+    #: Its warden kills it at this moment (`boot_time`) unless the runner names a later one before.
+    until: float = 0.0
+    #: With it a command can call the control socket while it runs. A function calls through its worker.
+    token: str = ""
+    warden: WardenLink | None = None
+    worker: WorkerLink | None = None
+    call: int = 0  # its number among the calls of its worker
+    waits_since: float = 0.0  # for a worker
+    #: What it reported, while some of its processes live or some of its output is not written.
+    outcome: Outcome | None = None
+    yielded: bool = False
+    noted: bool = False  # it logged something, which its warden writes asynchronously
+    spent: Money = 0
+    progress: float | None = None
+    unsent_progress: bool = False  # no heartbeat has carried it yet
 
     @property
-    def running(self) -> int:
-        """The call that runs or ran last; 0: there was none yet."""
-        return self._numbers[0]
+    def dispatch_id(self) -> DispatchId:
+        return self.dispatch.dispatch_id
 
-    @running.setter
-    def running(self, call: int) -> None:
-        self._numbers[0] = call
+    @property
+    def pid(self) -> int | None:
+        """The command, or the worker that has the function; None: neither has begun."""
+        return (self.warden.root or None) if self.warden is not None else None
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        self._numbers[1] += 1
-        try:
-            yield
-        finally:
-            self._numbers[1] += 1
+    def order(self, op: str, **more: Any) -> None:
+        """To its warden, if it has one yet."""
+        if self.warden is not None:
+            self.warden.order(op, **more)
 
-    def all_read(self, pipes: tuple[int, ...]) -> bool:
-        """Looked at twice: who read in between has taken something out that may not be written down yet."""
-        reads = self._numbers[1]
-        return reads % 2 == 0 and not any(map(_waiting, pipes)) and self._numbers[1] == reads
-
-
-def _waiting(pipe: int) -> int:
-    """Bytes in a pipe, which either end can tell."""
-    return int(_COUNT.unpack(ioctl(pipe, FIONREAD, bytes(_COUNT.size)))[0])
+    @property
+    def folder(self) -> list[str]:
+        """Where its output is, below the folder of all runs."""
+        return [self.job.job_id, str(self.dispatch.fence)]
 
 
 def python_code(path: tuple[str, ...], module: str, call: str) -> str:
     """
-    A program that finds this package where we found it, whatever is installed for that Python. Only while it is imported: what else lies beside it must
-    not come before the job's own modules.
+    A program that finds this package where this process found it, whatever is installed for that Python. Our folder
+    comes first only during the import: the modules beside this package must not hide the job's own.
     """
     home = str(Path(__file__).resolve().parents[2])
     return (
@@ -132,26 +125,10 @@ class LauncherLink:
             self._process.returncode = 0  # it is reaped by init, when we are gone
 
 
-class _Spoken:
-    """What the watch asks of whomever the runner talks to: see its `Mouth`."""
-
-    _channel: Channel
-
-    def fileno(self) -> int:
-        return self._channel.fileno()
-
-    @property
-    def unsent(self) -> bool:
-        return self._channel.unsent
-
-    def push(self) -> None:
-        self._channel.push()
-
-
-class WardenLink(_Spoken):
+class WardenLink(Channel):
     """One warden. `mark`: what its tree carries in the environment."""
 
-    def __init__(self, mark: str, launcher: LauncherLink, worker: Sequence[int] = ()) -> None:
+    def __init__(self, mark: str, launcher: LauncherLink, loop: IoLoop, worker: Sequence[int] = ()) -> None:
         """`worker`: descriptors for a warm worker below it; they are closed here whatever happens."""
         try:
             ours, theirs = socket.socketpair()
@@ -159,32 +136,27 @@ class WardenLink(_Spoken):
             for fd in worker:
                 os.close(fd)
             raise
+        super().__init__(ours, loop)
         self.pid = 0
         self.idle_since = 0.0
         self.watch_over(mark)
-        self._channel = Channel(ours)
         launcher.launch([theirs.detach(), *worker])
 
     def watch_over(self, mark: str) -> None:
-        """The next command, if there was one before."""
+        """Begin with a new tree. A warden without a worker runs one command after the other."""
         self.mark = mark
         self.root = 0
-        self.written: list[int] = []  # calls whose output is all on disk, as was asked
-        self.report: Frame | None = None  # its last word on this tree
+        self.written: list[int] = []  # calls whose output is on disk
+        self.report: Frame | None = None  # how its tree ended
         self.refused: Frame | None = None
 
-    def tell(self, op: str, **more: Any) -> None:
-        self._channel.send({"op": op, **more})
+    def order(self, op: str, **more: Any) -> None:
+        self.send({"op": op, **more})
 
-    def hear(self) -> bool:
-        """False: it will say no more; `report` says how its tree ended, or is None if it was killed itself."""
-        try:
-            frames = self._channel.receive()
-        except BadFrame:
-            frames = None
-        if frames is None:
-            return False
-        for frame in frames:
+    def update(self) -> bool:
+        """Take the warden's messages. False: it is gone, and without a `report` it was killed."""
+        frames = self.receive()
+        for frame in frames or ():
             match frame["op"]:
                 case "started":
                     self.pid, self.root = frame["warden"], frame["pid"]
@@ -194,26 +166,20 @@ class WardenLink(_Spoken):
                     self.refused = frame
                 case "gone":
                     self.report = frame
-        return True
-
-    def kill(self, why: str) -> None:
-        self.tell("kill", why=why)
+        return frames is not None
 
     def force(self) -> None:
-        """A warden that does not do its duty. What is below it falls to the launcher, which ends it."""
+        """Kill a warden that does not do its duty. The launcher inherits what is below it, and ends that."""
         if self.pid and (process := look(self.pid)):
             send(process, signal.SIGKILL)
 
-    def close(self) -> None:
-        self._channel.close()
 
+class WorkerLink(Channel):
+    """A warm worker: the channel to it, the calls that it has, and the warden above it."""
 
-class WorkerLink(_Spoken):
-    """A warm worker: the conversation with it, the calls that it has in hand, and the warden above it."""
-
-    def __init__(self, mark: str, launcher: LauncherLink) -> None:
+    def __init__(self, mark: str, launcher: LauncherLink, loop: IoLoop) -> None:
         with ExitStack() as undo:  # out of descriptors halfway, it must leave none behind
-            talk, theirs = map(undo.enter_context, socket.socketpair())
+            ours, theirs = map(undo.enter_context, socket.socketpair())
             self._tickets_out, self._tickets = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             undo.callback(os.close, self._tickets_out)
             undo.callback(os.close, self._tickets)
@@ -222,23 +188,23 @@ class WorkerLink(_Spoken):
                 given.callback(os.close, fds[0])
                 fds.append(os.dup(self._tickets_out))
                 given.callback(os.close, fds[1])
-                fds.append(page_file())
+                fds.append(make_page())
                 given.pop_all()
-            self.warden = WardenLink(mark, launcher, fds)
+            self.warden = WardenLink(mark, launcher, loop, fds)
             theirs.close()
             undo.pop_all()
-        self._channel = Channel(talk)
-        self.user: SystemUser | None = None  # as whom it runs; None: as we do
+        super().__init__(ours, loop)
+        self.user: SystemUser | None = None  # the one it runs as; None: the daemon's own
         #: By number, in their order: the first may run, the others have not begun.
         self.calls: dict[int, ActiveDispatch] = {}
-        #: They have ended; what they leave is being ended or written.
+        #: They have ended, but some of their processes live, or their output is not written.
         self.closing: dict[int, ActiveDispatch] = {}
         self.begun = 0  # the number of the last call
         self.last = False  # it gets no further calls
-        self.heard_at = 0.0  # when it last had something to say or to do
+        self.active_at = 0.0  # when it last got a call or sent a frame
 
     def hand_over(self, runs: list[ActiveDispatch]) -> None:
-        """Tickets before calls: a call without one would seem to be taken back."""
+        """Tickets go before calls: a call without a ticket counts as taken back."""
         first = min((*self.calls, *self.closing, self.begun + 1))
         given = dict(enumerate(runs, self.begun + 1))
         self.begun += len(runs)
@@ -246,16 +212,16 @@ class WorkerLink(_Spoken):
             run.call, run.worker, run.warden = call, self, self.warden
         self.calls |= given
         os.write(self._tickets, b"".join(call.to_bytes(TICKET, "little") for call in given))
-        self.warden.tell(
+        self.warden.order(
             "begin",
             first=first,
             calls=[[call, *run.folder] for call, run in given.items()],
             until=min(run.until for run in self.calls.values()),
         )
-        self._channel.send(*(_call(run) for run in runs))
+        self.send(*(_call(run) for run in runs))
 
     def take_back(self) -> list[ActiveDispatch]:
-        """Every call that it has not begun. What it reads of them later has no ticket any more."""
+        """Every call that it has not begun. The worker skips their frames, which have no ticket any more."""
         try:
             tickets = os.read(self._tickets_out, 65_536)
         except BlockingIOError:
@@ -263,35 +229,13 @@ class WorkerLink(_Spoken):
         calls = [int.from_bytes(tickets[at : at + TICKET], "little") for at in range(0, len(tickets), TICKET)]
         return [self.calls.pop(call) for call in calls if call in self.calls]
 
-    def tell(self, frame: Frame) -> None:
-        self._channel.send(frame)
-
-    def hear(self, heard: Callable[[Frame], None]) -> bool:
-        """False: it is broken or gone. What it says is checked by whoever hears it: it runs somebody's function."""
-        try:
-            frames = self._channel.receive()
-        except BadFrame:
-            return False
-        for frame in frames or ():
-            heard(frame)
-        return frames is not None
-
-    def hear_out(self, heard: Callable[[Frame], None]) -> None:
-        """What a dead worker had said."""
-        try:
-            while frames := self._channel.receive():
-                for frame in frames:
-                    heard(frame)
-        except BadFrame:
-            return
-
-    def left_behind(self) -> bool:
+    def left_processes(self) -> bool:
         """Whether its function left processes running: beside it, below the warden, or below itself."""
         return children(self.warden.pid) != [self.warden.root] or bool(children(self.warden.root))
 
     def close(self) -> None:
         if self.fileno() >= 0:
-            self._channel.close()
+            super().close()
             os.close(self._tickets)
             os.close(self._tickets_out)
 

@@ -4,36 +4,22 @@ The output of an attempt is one stream of records (which pipe, when, the bytes),
 file keeps the head. When it is full, two further ones take turns: the older is deleted when the newer is full, so the tail is
 always there. A reader keeps an offset into the stream and learns how much of it is no longer there.
 
-Outputs and working folders go when their jobs are forgotten by the store.
-
-In a thread of its own, for a job may have left a million files behind and the runner's thread has heartbeats to send. It passes over all folders,
-the oldest first: once soon after the start, then whenever the store has pruned jobs. A pass is cut into small steps with pauses between them, so that
-a hundred thousand folders take a small share of one core, and a stop waits for none of it.
+The launcher imports this module in a Python that has the standard library alone.
 """
 
-#: By the number in the record. `log`: what the job told us to note, not what it printed.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from threading import Event, Thread
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from penstock.core.jobs.types import JobId
-
-# The launcher imports this module in a Python that has the standard library alone.
-if TYPE_CHECKING:
-    from penstock.stores.api import Store
-
-
+#: By the number in the record. `log`: what the job reported through `log`, not what it printed.
 STREAMS: Final = ("stdout", "stderr", "log")
 _HEADER: Final = Struct("<BxxxIq")
 _NAME: Final = re.compile(r"\d{16}")
@@ -205,68 +191,3 @@ class Output:
                     yield Piece(STREAMS[stream], at, data, offset)
         except FileNotFoundError:
             return  # deleted since we looked: the next look tells how much was skipped
-
-
-log = logging.getLogger("penstock.runner")
-
-#: From the start to the first step, and between two steps of a pass at least.
-_PAUSE_SEC: Final = 1.0
-#: A pause is so many times as long as the step before it.
-_PAUSE_SHARE: Final = 30
-#: How often the trail is asked whether jobs were pruned.
-_LOOK_SEC: Final = 30.0
-_BATCH: Final = 500
-
-
-class OutputCleaner:
-    def __init__(self, store: Store, runs: Path, batch: int = _BATCH) -> None:
-        self._store, self._runs, self._batch = store, runs, batch
-        #: Folders that this pass has not looked at, the oldest last: a job's id begins with the moment when it was submitted.
-        self._names: list[str] = []
-        #: The newest event when the last pass began; None: a pass is due.
-        self._passed_at: int | None = None
-        self._over = Event()
-        self._thread = Thread(target=self._loop, name="penstock-tidy", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """It may be at a large folder: the next start removes what is left."""
-        self._over.set()
-        self._thread.join(0.1)
-
-    def step(self) -> float:
-        """Look at the next folders, if a pass is under way or due. Returns the seconds until the next step."""
-        began = time.monotonic()
-        if not self._names and not self._begin_pass():
-            return _LOOK_SEC
-        batch = self._names[-self._batch :]
-        del self._names[-self._batch :]
-        self._remove_unknown(batch)
-        return max(_PAUSE_SEC, _PAUSE_SHARE * (time.monotonic() - began)) if self._names else _LOOK_SEC
-
-    def _begin_pass(self) -> bool:
-        from penstock.core.jobs.job import EventKind  # noqa: PLC0415  # the launcher could not import it
-
-        newest = self._store.newest()
-        if self._passed_at is not None and not self._store.events_of({EventKind.PRUNED}, self._passed_at, 1):
-            return False
-        names = [name for name in os.listdir(self._runs) if not name.startswith(".")]  # noqa: PTH208  # names alone, perhaps very many
-        self._names, self._passed_at = sorted(names, reverse=True), newest
-        return True
-
-    def _remove_unknown(self, names: Sequence[str]) -> None:
-        known = {job.job_id for job in self._store.jobs([JobId(name) for name in names])}
-        for name in names:
-            if name not in known and not self._over.is_set():
-                shutil.rmtree(self._runs / name, ignore_errors=True)
-
-    def _loop(self) -> None:
-        pause = _PAUSE_SEC
-        while not self._over.wait(pause):
-            try:
-                pause = self.step()
-            except Exception:  # the store is away for a while: another pass comes
-                log.exception("old outputs could not be removed; it is tried again")
-                self._passed_at, pause = None, _LOOK_SEC

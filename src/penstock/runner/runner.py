@@ -18,25 +18,25 @@ from threading import Thread
 from typing import Final, Self
 
 from penstock.core.errors import NotFound, Refused, Unavailable
-from penstock.core.jobs.changes import Note, Renewal, stop
+from penstock.core.jobs.changes import Note, Renewal, remark, stop
 from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.ordering import AdmissionView, RoundResult
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.tracker import Effect, Step, Tracker
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, seconds
 from penstock.core.text import error_text
-from penstock.runner.attempts import ActiveDispatch, quarantine_units, write_notes
+from penstock.runner.channels import Frame, IoLoop
 from penstock.runner.control_socket import ControlSocket, RunRequests
-from penstock.runner.frames import Frame
-from penstock.runner.io_loop import IoLoop
-from penstock.runner.leftovers import WORKER, Leftovers
-from penstock.runner.output import Output, OutputCleaner
+from penstock.runner.leftovers import WORKER, Leftovers, OutputCleaner
+from penstock.runner.links import ActiveDispatch
+from penstock.runner.output import Output
 from penstock.runner.payload import FUNCTION, JOB_TYPES, CommandPayload, RunnerOptions, read
 from penstock.runner.supervisor import ProcessSupervisor
 from penstock.runner.warden import boot_time
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import Answer, EndReport, GrantedJob
 from penstock.scheduler.service import SchedulerService
-from penstock.stores.api import Apply, Renew, committed, committed_apart
+from penstock.stores.api import Admit, Apply, Renew, committed, committed_apart
 from penstock.work.outcome import Outcome
 
 log = logging.getLogger("penstock.runner")
@@ -332,7 +332,7 @@ class Runner:
 
     def _answer(self, run: ActiveDispatch, call: Frame) -> Frame:
         answer = self._calls.answer(run, call)
-        if run.untold:
+        if run.unsent_progress:
             self._beat_at = min(self._beat_at, boot_time() + _TOLD_WITHIN)
         return answer
 
@@ -369,7 +369,7 @@ class Runner:
         beats += [Renewal(dispatch_id=held, expires_at=until) for held in self._lost.values()]
         standings = committed_apart(self._store, Renew, beats)
         for run, standing in zip(runs, standings, strict=False):
-            run.untold = False
+            run.unsent_progress = False
             if isinstance(standing, Exception):
                 log.error("the lease of %s cannot be renewed: %s", run.dispatch_id, error_text(standing))
                 run.progress = None  # all that a beat tells; the next one comes without it
@@ -394,11 +394,12 @@ class Runner:
                 case Step.YIELD | Step.CANCEL:
                     self._supervisor.ask_to_stop(run, canceled=reason not in _YIELDING)
                 case Step.TERM:
-                    self._supervisor.term(run)
+                    run.order("term")
                 case Step.KILL:
-                    self._supervisor.kill(run, str(reason))
+                    run.order("kill", why=str(reason))
                 case Step.FORCE:
-                    self._supervisor.force(run)
+                    if run.warden is not None:
+                        run.warden.force()
                 case Step.LOST:
                     self._give_up(run)
             if step is not Step.LOST:
@@ -409,8 +410,24 @@ class Runner:
         self._notes.append((run, Note(EventKind.SIGNALED, str(Step.LOST), {})))
         if self._give_up_at is None:
             log.error("%s survives SIGKILL; its units stay taken until it is gone", run.dispatch_id)
-            self._lost[run] = quarantine_units(self._service, run)
+            self._lost[run] = self._quarantine(run)
         self._settle(run, Outcome(EndReason.WORKER_CRASHED, error="its processes survived SIGKILL"))
+
+    def _quarantine(self, run: ActiveDispatch) -> DispatchId:
+        """
+        Take the units of a tree that does not die once more, by a lease without a job, before its own lease ends: so
+        the scheduler cannot give them to another job in between.
+        """
+        admission_class, rules = run.dispatch.admission_class, self._rules
+
+        def take(view: AdmissionView) -> RoundResult:
+            view.ledger.take(admission_class, view.now, rules.ordering.sharing)
+            return RoundResult(loan=admission_class)
+
+        [grant] = committed(self._store, Admit(rules.host, take, rules.terms("quarantine")))
+        ids = {"dispatch_id": run.dispatch_id, "held_by": grant.dispatch.dispatch_id}
+        self._notes.append((run, Note(EventKind.ALERT, "lost", ids)))
+        return grant.dispatch.dispatch_id
 
     def _run_over(self, run: ActiveDispatch, outcome: Outcome) -> None:
         if held := self._lost.pop(run, None):
@@ -435,7 +452,8 @@ class Runner:
         """Kept until they are written; what comes meanwhile is for the next time."""
         notes = list(self._notes)
         self._note_at = boot_time() + _AFTER_FAILURE
-        write_notes(self._service, notes)
+        now = self._store.now()
+        committed(self._store, Apply([remark(run.job, note, now) for run, note in notes]))
         del self._notes[: len(notes)]
         self._note_at = 0.0
 

@@ -18,11 +18,9 @@ from typing import Any
 
 from penstock.core.jobs.tracker import end_of_exit
 from penstock.core.jobs.types import EndReason
-from penstock.runner.attempts import ActiveDispatch
-from penstock.runner.frames import Frame
-from penstock.runner.io_loop import IoLoop
+from penstock.runner.channels import Frame, IoLoop
 from penstock.runner.leftovers import Leftovers
-from penstock.runner.links import LauncherLink, WardenLink, WorkerLink, python_code
+from penstock.runner.links import ActiveDispatch, LauncherLink, WardenLink, WorkerLink, python_code
 from penstock.runner.payload import CommandPayload, RunnerOptions
 from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, marked, send
 from penstock.runner.warm_workers import WarmWorkers
@@ -124,7 +122,7 @@ class ProcessSupervisor:
 
     def _free_warden(self, mark: str) -> WardenLink:
         if not self._spare:
-            return self._heard(WardenLink(mark, self._launching))
+            return self._heard(WardenLink(mark, self._launching, self._watch))
         warden = self._spare.pop()
         warden.watch_over(mark)
         return warden
@@ -147,7 +145,7 @@ class ProcessSupervisor:
 
     def _hire(self, limits: Mapping[str, int], user: SystemUser | None) -> WorkerLink:
         settings, mark = self._settings, f"worker-{token_hex(8)}"
-        worker = WorkerLink(mark, self._launching)
+        worker = WorkerLink(mark, self._launching, self._watch)
         self._order(
             self._heard(worker.warden),
             argv=[settings.python, "-c", python_code(settings.path, "penstock.runner.worker", "")],
@@ -164,14 +162,13 @@ class ProcessSupervisor:
 
     def _order(self, warden: WardenLink, **order: Any) -> None:
         output_limits = self._settings.output
-        warden.tell(
+        warden.order(
             "run",
             runs=self._runs,
             output_limits=[output_limits.head, output_limits.tail],
             stragglers=self._settings.stragglers_sec,
             **order,
         )
-        self._watch.mind(warden)
 
     # telling
 
@@ -183,35 +180,21 @@ class ProcessSupervisor:
         if self.functions.take_back(run):
             self._over(run, RELEASED)
         elif run.worker is not None:
-            run.worker.tell({"op": "stop", "dispatch": run.dispatch_id, "canceled": canceled})
-            self._watch.mind(run.worker)
-
-    def term(self, run: ActiveDispatch) -> None:
-        if run.warden is not None:
-            run.warden.tell("term")
-
-    def kill(self, run: ActiveDispatch, why: str) -> None:
-        if run.warden is not None:
-            run.warden.kill(why)
-
-    def force(self, run: ActiveDispatch) -> None:
-        if run.warden is not None:
-            run.warden.force()
+            run.worker.send({"op": "stop", "dispatch": run.dispatch_id, "canceled": canceled})
 
     def renew(self, run: ActiveDispatch, until: float) -> None:
         run.until = until
-        if run.warden is not None and (run.worker is None or run.call == next(iter(run.worker.calls), 0)):
-            run.warden.tell("until", until=until)
+        if run.worker is None or run.call == next(iter(run.worker.calls), 0):
+            run.order("until", until=until)
 
     def note(self, run: ActiveDispatch, text: str) -> None:
         run.noted = True
-        if run.warden is not None:
-            run.warden.tell("note", call=run.call, text=text)
+        run.order("note", call=run.call, text=text)
 
     # hearing
 
     def _warden_said(self, warden: WardenLink) -> None:
-        open_ = warden.hear()
+        alive = warden.update()
         if warden.written:
             self.functions.written(warden)
         if warden.report is not None and warden in self._commands:
@@ -222,7 +205,7 @@ class ProcessSupervisor:
         elif warden.report is not None:
             self._forget(warden)
             self._gone(warden)
-        elif not open_:
+        elif not alive:
             self._forget(warden)
             self._fallen_warden(warden)
 

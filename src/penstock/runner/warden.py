@@ -20,8 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-from penstock.runner.frames import BadFrame, Channel, Frame
-from penstock.runner.links import CallMarker
+from penstock.runner.channels import CallMarker, Channel, Frame
 from penstock.runner.output import OutputLimits, OutputRecorder, fresh_folder, open_folder
 from penstock.runner.process_tree import (
     become_subreaper,
@@ -115,10 +114,7 @@ class Warden:
     # hearing
 
     def _hear(self) -> None:
-        try:
-            frames = self._control.receive()
-        except BadFrame:
-            frames = None
+        frames = self._control.receive()
         if frames is None:
             self._orphaned = True
             self._poll.unregister(self._control)

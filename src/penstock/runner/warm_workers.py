@@ -17,10 +17,8 @@ from typing import Any, Final
 
 from penstock.core.jobs.types import EndReason
 from penstock.core.text import parsed, safe_str, storable_json
-from penstock.runner.attempts import ActiveDispatch
-from penstock.runner.frames import Frame
-from penstock.runner.io_loop import IoLoop
-from penstock.runner.links import WardenLink, WorkerLink
+from penstock.runner.channels import Frame, IoLoop
+from penstock.runner.links import ActiveDispatch, WardenLink, WorkerLink
 from penstock.runner.payload import FunctionPayload, RunnerOptions
 from penstock.scheduler.permissions import SystemUser
 from penstock.work.outcome import DONE, MAX_RESULT, RELEASED, STOPPED, Outcome
@@ -79,7 +77,7 @@ class WarmWorkers:
             return -self.ahead
         late = time.monotonic() - _STUCK_SEC
         brisk = self._settings.workers - sum(
-            bool(w.calls) and w.heard_at < late for w in self._workers.values()
+            bool(w.calls) and w.active_at < late for w in self._workers.values()
         )
         return min(_MOST_AHEAD, int(brisk * self._settings.ahead_sec / self._mean_of_all)) - self.ahead
 
@@ -136,10 +134,9 @@ class WarmWorkers:
             if self._user(self._waiting[0]) != worker.user:
                 break
             runs.append(self._waiting.popleft())
-        worker.heard_at = time.monotonic()
+        worker.active_at = time.monotonic()
         worker.hand_over(runs)
         worker.last = worker.last or worker.begun >= self._settings.jobs_per_worker
-        self._watch.mind(worker)
 
     def _load(self, worker: WorkerLink) -> float:
         return sum(map(self._expected, worker.calls.values()))
@@ -170,14 +167,14 @@ class WarmWorkers:
         now = time.monotonic()
         deep = [worker for worker in self._workers.values() if len(worker.calls) > 1]
         for worker in deep:
-            if now - worker.heard_at >= _STUCK_SEC:
+            if now - worker.active_at >= _STUCK_SEC:
                 self._return(worker)
         while self._waiting and now - self._waiting[0].waits_since >= _STALE_SEC:
             self._over(self._waiting.popleft(), RELEASED)
         self.feed()
         extra = self._extra()
         for worker in extra:
-            if now - worker.heard_at >= self._settings.idle_sec:
+            if now - worker.active_at >= self._settings.idle_sec:
                 self._retire(worker)
         if deep:
             return _STUCK_SEC
@@ -190,41 +187,43 @@ class WarmWorkers:
         if len(self._workers) <= self._settings.warm:
             return []
         idle = [worker for worker in self._workers.values() if not worker.calls and not worker.last]
-        idle.sort(key=lambda worker: worker.heard_at)
+        idle.sort(key=lambda worker: worker.active_at)
         return idle[: max(0, len(idle) - self._settings.warm)]
 
     # hearing
 
     def _said(self, worker: WorkerLink) -> None:
-        if not worker.hear(partial(self._heard, worker)):
+        frames = worker.receive()
+        for frame in frames or ():
+            self._take(worker, frame)
+        if frames is None:
             self._retire(worker)
-            worker.warden.kill("the worker broke off the conversation")
+            worker.warden.order("kill", why="the worker broke off the conversation")
         elif not worker.calls:
             self._idle(worker)
         self.feed()
 
-    def _heard(self, worker: WorkerLink, frame: Frame) -> None:
-        worker.heard_at = time.monotonic()
+    def _take(self, worker: WorkerLink, frame: Frame) -> None:
+        worker.active_at = time.monotonic()
         call = next(iter(worker.calls), None)
         if call is None or frame.get("call") != call:
             # A thread that its function left behind: it waits for an answer, and gets one.
-            worker.tell({"op": "answer", "error": "this run is over"})
+            worker.send({"op": "answer", "error": "this run is over"})
             return
         run = worker.calls[call]
         outcome = _outcome(frame)
         if outcome is None:
-            worker.tell(self._asked(run, frame) | {"op": "answer"})
-            self._watch.mind(worker)
+            worker.send(self._asked(run, frame) | {"op": "answer"})
             return
         del worker.calls[call]
         run.outcome = outcome
         self._learn(run, frame.get("sec"))
-        if frame.get("left") or (not worker.calls and worker.left_behind()):
+        if frame.get("left") or (not worker.calls and worker.left_processes()):
             worker.closing[call] = run
             self._end_with(worker)
         elif run.noted:
             worker.closing[call] = run
-            worker.warden.tell("over", call=call)
+            worker.warden.order("over", call=call)
         else:
             self._over(run, outcome)
 
@@ -232,14 +231,14 @@ class WarmWorkers:
         """It goes, with what its function left running. What it has not begun is for others."""
         self._return(worker)
         worker.last = True
-        worker.warden.tell("term")
-        worker.warden.kill("its function left processes running")
+        worker.warden.order("term")
+        worker.warden.order("kill", why="its function left processes running")
 
     def _idle(self, worker: WorkerLink) -> None:
         if worker.last and not worker.closing:
             self._retire(worker)
         else:
-            worker.warden.tell("until", until=None)
+            worker.warden.order("until", until=None)
 
     def _retire(self, worker: WorkerLink) -> None:
         """It ends by itself when nobody talks to it any more."""
@@ -276,8 +275,9 @@ class WarmWorkers:
         worker = self._workers.pop(warden, None)
         if worker is None:
             return []
-        if worker.fileno() >= 0:
-            worker.hear_out(partial(self._heard, worker))
+        while worker.fileno() >= 0 and (frames := worker.receive()):
+            for frame in frames:
+                self._take(worker, frame)
         self._retire(worker)
         return [*worker.closing.values(), *worker.calls.values()]
 

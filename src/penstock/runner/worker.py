@@ -24,8 +24,7 @@ from typing import Any
 from penstock.core.errors import Refused
 from penstock.core.jobs.types import Money
 from penstock.core.text import storable
-from penstock.runner.frames import TICKET, BadFrame, Frame, Inbox, pack
-from penstock.runner.links import CallMarker
+from penstock.runner.channels import TICKET, BadFrame, CallMarker, Frame, FrameReader, pack
 from penstock.work.context import CurrentJob, JobFacts, takes_context
 from penstock.work.outcome import call_with, run
 
@@ -62,7 +61,7 @@ class Tickets:
 
 class FunctionWorker:
     def __init__(self, sock: socket.socket, tickets: Tickets, page: CallMarker) -> None:
-        self._sock, self._inbox = sock, Inbox()
+        self._sock, self._frames = sock, FrameReader()
         self._tickets, self._page = tickets, page
         self._pipes = (os.dup(1), os.dup(2))  # a function may close its own
         self._family = os.open(f"/proc/{os.getppid()}/task/{os.getppid()}/children", os.O_RDONLY)
@@ -164,7 +163,7 @@ class FunctionWorker:
         data = self._sock.recv(262_144, flags)
         if not data:
             raise EOFError
-        for frame in self._inbox.feed(data):
+        for frame in self._frames.feed(data):
             match frame["op"]:
                 case "call":
                     self._calls.append(frame)
