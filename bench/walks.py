@@ -188,7 +188,7 @@ def command() -> Iterator[Operation]:
 
 def _service(where: Path, address: str | None, down: ExitStack):
     from penstock.core.jobs.load import Capacity
-    from penstock.scheduler.clock import SteadyClock
+    from penstock.scheduler.driver import SteadyClock
     from penstock.scheduler.rules import SchedulerRules
     from penstock.scheduler.service import SchedulerService
     from penstock.stores.opening import open_store

@@ -19,7 +19,7 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.types import AddonId
 from penstock.runner import Functions, Leftovers, Runner, RunnerOptions
-from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.sqlite.store import SqliteStore

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import AddonId
-from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.driver import SteadyClock
 from penstock.stores.api import Depth, SetAddon, Submit, committed
 from penstock.stores.sqlite.store import SqliteStore
 

@@ -21,7 +21,7 @@ from tests.waiting import until
 
 apsw = pytest.importorskip("apsw")
 
-from penstock.scheduler.clock import SteadyClock  # noqa: E402 - after importorskip
+from penstock.scheduler.driver import SteadyClock  # noqa: E402 - after importorskip
 from penstock.stores.api import Query  # noqa: E402
 from penstock.stores.sqlite.store import SqliteStore  # noqa: E402
 

@@ -17,7 +17,7 @@ import penstock
 from penstock.core.jobs import changes
 from penstock.core.jobs.types import HOUR, SECOND, EndReason
 from penstock.library.heartbeats import Heartbeats
-from penstock.scheduler.service import Driver
+from penstock.scheduler.driver import Driver
 from penstock.stores.api import Apply, Shift, committed
 
 

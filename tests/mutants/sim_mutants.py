@@ -351,7 +351,7 @@ MUTANTS = [
     ),
     Mutant(
         "sim: who waited when the clock was set back waits as long as that",
-        "penstock/scheduler/clock.py",
+        "penstock/scheduler/driver.py",
         "comes_later",
         "    return now < moment <= now + pause\n",
         "    return now < moment\n",

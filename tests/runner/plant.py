@@ -15,7 +15,7 @@ from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import SECOND
 from penstock.runner import Functions, Leftovers, Runner, RunnerOptions
 from penstock.runner.process_tree import RUNNER_MARK, marked
-from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.sqlite.store import SqliteStore

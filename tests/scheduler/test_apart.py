@@ -13,8 +13,8 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason
-from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.job_service import EndReport
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService

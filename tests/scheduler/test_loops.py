@@ -152,7 +152,7 @@ def test_the_trail_is_read_to_its_end_and_on_from_there(kit):
 
 
 def test_a_wall_clock_that_was_set_moves_no_lease(kit):
-    from penstock.scheduler.clock import SteadyClock
+    from penstock.scheduler.driver import SteadyClock
     from penstock.scheduler.maintenance import Maintenance
 
     wall, steady = [kit.now], [0]
@@ -172,7 +172,7 @@ def test_a_wall_clock_that_was_set_moves_no_lease(kit):
 
 
 def test_a_small_drift_of_the_clock_is_left_alone():
-    from penstock.scheduler.clock import SteadyClock
+    from penstock.scheduler.driver import SteadyClock
 
     wall = [1_000 * SECOND]
     clock = SteadyClock(lambda: wall[0], lambda: 0)
@@ -181,8 +181,8 @@ def test_a_small_drift_of_the_clock_is_left_alone():
     assert clock.jump() == 0
 
 
-def test_the_driver_steps_at_once_when_somebody_rings_and_survives_a_part_that_fails():
-    from penstock.scheduler.service import Driver
+def test_the_driver_steps_at_once_when_it_is_woken_and_survives_a_part_that_fails():
+    from penstock.scheduler.driver import Driver
 
     first, second = Event(), Event()
 
@@ -197,15 +197,15 @@ def test_the_driver_steps_at_once_when_somebody_rings_and_survives_a_part_that_f
     driver = Driver(lambda: 0, [Part()], after_failure=HOUR)
     driver.start()
     assert first.wait(30)
-    driver.ring()
+    driver.wake()
 
     assert second.wait(30)
     driver.stop()
 
 
 def test_all_parts_of_a_round_are_told_the_same_moment():
-    """So that those who ask for the same pause are due together, and one wake serves them all."""
-    from penstock.scheduler.service import Driver
+    """So that parts that ask for the same pause are due together, and one wake-up serves them all."""
+    from penstock.scheduler.driver import Driver, TimedPart
 
     clock, told = count(), []
 
@@ -214,7 +214,45 @@ def test_all_parts_of_a_round_are_told_the_same_moment():
             told.append(now)
             return now + HOUR
 
-    wish = Driver(lambda: next(clock), [Part(), Part(), Part()]).round()
+    wish = Driver(lambda: next(clock), [Part(), Part()], [TimedPart(Part())]).step()
 
     assert len(set(told)) == 1
     assert wish == told[0] + HOUR
+
+
+class Timetable:
+    """Upkeep that wants to be called once a minute, and records when it was."""
+
+    def __init__(self):
+        self.calls = []
+
+    def step(self, now):
+        self.calls.append(now)
+        return now + MINUTE
+
+
+@pytest.mark.parametrize(("pause", "calls"), [(None, [0, MINUTE]), (SECOND, [0, SECOND, 2 * SECOND])])
+def test_a_wake_up_brings_upkeep_forward_only_where_it_concerns_it(pause, calls):
+    from penstock.scheduler.driver import Driver, TimedPart
+
+    clock, timetable = [0], Timetable()
+    driver = Driver(lambda: clock[0], [], [TimedPart(timetable, pause)])
+    driver.step()
+    due = driver.step(woken=True)
+    for now in (due, due + SECOND):
+        clock[0] = now
+        driver.step(woken=True)
+
+    assert timetable.calls == calls
+
+
+def test_upkeep_goes_on_when_the_clock_is_set_back():
+    from penstock.scheduler.driver import Driver, TimedPart
+
+    clock, timetable = [HOUR], Timetable()
+    driver = Driver(lambda: clock[0], [], [TimedPart(timetable)])
+    driver.step()
+    clock[0] = SECOND
+
+    assert driver.step() == SECOND + MINUTE
+    assert timetable.calls == [HOUR, SECOND]

@@ -12,7 +12,7 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.ordering import Aging, Ordering
 from penstock.core.jobs.types import MINUTE, SECOND
-from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import DrainHost, committed
@@ -90,14 +90,14 @@ class Ticks:
         return now + 3_600 * SECOND
 
 
-def test_a_kick_looks_at_once():
+def test_a_wake_up_brings_a_round_at_once():
     ticks = Ticks()
     service = SchedulerService(
         MemoryStore(SteadyClock()), replace(RULES, tick=3_600 * SECOND), more=[ticks]
     ).start()
     assert ticks.heard.wait(60)
     ticks.heard.clear()
-    service.kick()
+    service.wake()
     came = ticks.heard.wait(60)
     service.stop()
 
@@ -130,9 +130,9 @@ def test_a_start_that_fails_leaves_the_right_to_dispatch_to_others(reopened):
 
 
 def rounds(service, clock, seconds):
-    """How often its driver is woken in that time, if nobody rings."""
+    """How often its driver wakes in that time, if no commit wakes it."""
     until, count = clock.now + seconds * SECOND, 0
-    while (wish := service.driver.round()) < until:
+    while (wish := service.driver.step()) < until:
         clock.now, count = wish, count + 1
     return count
 
@@ -155,7 +155,7 @@ def test_rings_at_odd_moments_leave_no_more_wakes_behind(idle):
     service, clock = idle
     for part_of_second in (0.3, 0.7, 0.45):
         clock.now += int(part_of_second * SECOND)
-        service.driver.round()
+        service.driver.step(woken=True)
     rounds(service, clock, 4)
 
     assert rounds(service, clock, 60) <= 32
@@ -163,9 +163,10 @@ def test_rings_at_odd_moments_leave_no_more_wakes_behind(idle):
 
 def test_a_drain_is_heard_within_a_second_though_it_was_looked_for_just_before(idle):
     service, clock = idle
-    service.driver.round()
+    service.driver.step()
     clock.now += SECOND // 10
     committed(service.store, DrainHost(service.rules.host, draining=True))
+    service.driver.step(woken=True)
     rounds(service, clock, 1.2)
 
     assert service.machine.drained

@@ -26,7 +26,7 @@ def times():
 
 @pytest.mark.parametrize("by", [-3600, 3600])
 def test_the_keeper_goes_on_when_the_clock_is_set(times, by):
-    from penstock.scheduler.clock import SteadyClock
+    from penstock.scheduler.driver import SteadyClock
     from penstock.scheduler.maintenance import Maintenance
     from penstock.scheduler.rules import SchedulerRules
     from penstock.stores.memory.store import MemoryStore
@@ -52,7 +52,7 @@ def test_the_keeper_goes_on_when_the_clock_is_set(times, by):
     [(-1, False), (0, False), (1, True), (10, True), (11, False), (3600, False)],
 )
 def test_a_moment_that_is_too_far_away_is_from_before_the_clock_was_set_back(ahead, later):
-    from penstock.scheduler.clock import comes_later
+    from penstock.scheduler.driver import comes_later
 
     assert comes_later(T0 + ahead, T0, 10) is later
 
@@ -78,7 +78,7 @@ def failing(kit):
 
 @pytest.mark.parametrize("by", [-3 * 3600, 3 * 3600])
 def test_a_retry_is_due_when_it_was_if_the_clock_is_set_while_the_scheduler_runs(kit, times, by):
-    from penstock.scheduler.clock import SteadyClock
+    from penstock.scheduler.driver import SteadyClock
     from penstock.scheduler.maintenance import Maintenance
 
     job_id = failing(kit)

@@ -7,7 +7,7 @@ import json
 import socket
 
 from penstock.core.jobs.load import Capacity
-from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.server.listener import Config, serve

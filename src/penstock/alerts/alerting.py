@@ -26,8 +26,8 @@ from penstock.core.jobs.alerts import Alert, Repeats, SentAlert
 from penstock.core.jobs.changes import Change, alert_note
 from penstock.core.jobs.job import Event, EventKind, Job
 from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, AddonId, JobId, Moment, Span
+from penstock.scheduler.driver import Driver
 from penstock.scheduler.permissions import private_directory, replace_file
-from penstock.scheduler.service import Driver
 from penstock.stores.api import Apply, Store, committed
 
 log = logging.getLogger("penstock.alerts")
@@ -89,7 +89,7 @@ class Alerting:
         self._reading = Driver(store.now, [self._reader], name="penstock-alerts")
 
     def start(self) -> Self:
-        self._store.on_change(self._reading.ring)
+        self._store.on_change(self._reading.wake)
         for driver in (*self._rounds, self._reading):
             driver.start()
         return self
@@ -134,7 +134,7 @@ class Alerting:
 
     def _notify(self) -> None:
         for driver in self._rounds:
-            driver.ring()
+            driver.wake()
 
     def _gave_up(self, target: Target, message: Message, why: str) -> None:
         """

@@ -32,8 +32,8 @@ from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import AddonId, seconds
 from penstock.runner import Functions, Leftovers, Runner, RunnerOptions
 from penstock.runner.runner import AFTER_STOP
-from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.dispatcher import FOR_EVER, WorkerKinds
+from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.hosts import Introduction
 from penstock.scheduler.permissions import account, private_directory, replace_file
 from penstock.scheduler.service import SchedulerService

@@ -39,7 +39,7 @@ from penstock.core.jobs.types import (
     money_of,
     priority_of,
 )
-from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.rules import LOCAL, SchedulerRules
 from penstock.stores.api import Depth, Store
 from penstock.stores.opening import is_address, open_store

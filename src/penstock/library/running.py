@@ -12,7 +12,7 @@ from penstock.library.attempt import JobAttempt, grace_sec, remote_call
 from penstock.library.function import JobFunction
 from penstock.library.heartbeats import Heartbeats
 from penstock.library.job_runner import JobRunner
-from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.maintenance import workers_named
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
@@ -70,9 +70,9 @@ class BackgroundWork:
             survivors=workers_named(WORKER),
             pids=lambda: [os.getpid()],
             reserves=False,
-            heard=self.job_runner.heard if store.shared else None,
+            on_commit=self.job_runner.heard if store.shared else None,
         )
-        self.job_runner.join(self.service.job_service, self.service.driver.ring)
+        self.job_runner.join(self.service.job_service, self.service.wake)
         self._beats = Heartbeats(store, self.job_runner, rules.lease_for)
 
     def start(self) -> None:
@@ -84,7 +84,7 @@ class BackgroundWork:
             self.service.dispatcher.idle_worker = self.job_runner
 
     def ring(self) -> None:
-        self.service.driver.ring()
+        self.service.wake()
 
     def stop(self, timeout: float) -> None:
         """Bounded, whatever the functions do; and done to its end, whatever interrupts the waiting."""

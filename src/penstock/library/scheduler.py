@@ -51,7 +51,7 @@ from penstock.library.options import (
 )
 from penstock.library.result_waiter import ResultWaiter
 from penstock.library.running import BackgroundWork, RunningWork
-from penstock.scheduler.clock import SteadyClock
+from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService

@@ -17,7 +17,6 @@ from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.spending import Spending, over, spending_alerts
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import HOUR, AddonId, EndReason, JobId, Moment, Money
-from penstock.scheduler.clock import comes_later
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Apply, Standing, Store, committed
 
@@ -29,7 +28,6 @@ class BudgetEnforcer:
 
     def __init__(self, store: Store, rules: SchedulerRules) -> None:
         self._store, self._rules = store, rules
-        self._due: Moment = 0
 
     def tell(self, standing: Standing) -> Sequence[Note]:
         """What the owner must hear of, on account of this heartbeat."""
@@ -59,15 +57,12 @@ class BudgetEnforcer:
         budgets = self._rules.limits.budgets
         if not budgets:
             return now + HOUR
-        if comes_later(self._due, now, self._rules.tick):
-            return self._due
-        self._due = now + self._rules.tick
         spent = self._store.ledger(self._rules.host).spent
         for addon_id in budgets:
             window = self._over_budget(addon_id, spent.get(addon_id, {}), now)
             if window is not None:
                 self._close(addon_id, window)
-        return self._due
+        return now + self._rules.tick
 
     def _over_budget(self, addon_id: AddonId, spent: Mapping[str, Money], now: Moment) -> str | None:
         """The window whose limit is reached."""

@@ -22,7 +22,7 @@ from penstock.core.errors import BadIntent
 from penstock.core.jobs.admission import Conditions
 from penstock.core.jobs.load import TOLD, Host, Quiet, QuietState, Reading, busy, is_fresh, observe
 from penstock.core.jobs.types import HOUR, SECOND, AddonId, Moment, Span
-from penstock.scheduler.clock import comes_later
+from penstock.scheduler.driver import comes_later
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import LOST_FOR, RegisterHost, RemoveHost, Store, committed
 
@@ -130,9 +130,6 @@ def _installed() -> str:
 
 VERSION: Final = _installed()
 
-#: How long a drain that somebody asked for elsewhere may go unheard.
-_LOOK: Final[Span] = 1 * SECOND
-
 
 class Introduction(NamedTuple):
     """What a host says of itself. `instance`: the same for a restart in the same place; none: one that never comes again."""
@@ -151,7 +148,7 @@ class HostRegistration:
         instance = (told.instance or secrets.token_hex(8)) if store.shared else "only"
         self._told = told._replace(instance=instance)
         self._started_at: Moment = 0
-        self._beat_at, self._look_at = 0, 0
+        self._beat_at: Moment = 0
         self._lasts = rules.lease_for if store.shared else LOST_FOR
 
     def join(self) -> None:
@@ -165,14 +162,11 @@ class HostRegistration:
         self._greet(self._store.now())
 
     def step(self, now: Moment) -> Moment:
-        if not comes_later(self._beat_at, now, self._lasts // 3):
-            self._greet(now)
-        elif not comes_later(self._look_at, now, _LOOK):
-            self._look_at = now + _LOOK
+        if comes_later(self._beat_at, now, self._lasts // 3):
             host = self._rules.host
             self._machine.drained = any(h.draining for h in self._store.hosts() if h.host == host)
         else:
-            return self._look_at  # somebody rang, and it may have been for us
+            self._greet(now)
         return self._beat_at
 
     def prove(self) -> None:
@@ -205,4 +199,3 @@ class HostRegistration:
         )
         self._machine.drained = known.draining
         self._beat_at = now + self._lasts // 3
-        self._look_at = now + _LOOK

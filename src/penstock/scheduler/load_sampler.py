@@ -31,43 +31,31 @@ from penstock.scheduler.hosts import HostLoad
 
 #: The machine's load is an average over a minute, so our own load must be one too before it is subtracted.
 _LOAD_SEC: Final = 60.0
+#: Between the first two samples: until the first reading the machine counts as busy, and nothing starts.
+_FIRST: Final[Span] = 500 * MILLISECOND
 
 
 class LoadSampler:
     """
-    A part of the scheduler. It is asked whenever anything happens and measures at its own pace. A measurement that fails reports nothing:
-    the readings grow stale, and the machine counts as busy.
+    Measures at its own pace. A measurement that fails reports nothing: the readings grow stale, and the machine
+    counts as busy.
     """
 
-    def __init__(
-        self,
-        machine: HostLoad,
-        probe: Callable[[], Sample] | None = None,
-        *,
-        every: Span = 2 * SECOND,
-        first_after: Span = 500 * MILLISECOND,
-    ) -> None:
-        self._machine, self._probe = machine, probe or LoadProbe()
-        self._every, self._first_after = every, first_after
+    def __init__(self, machine: HostLoad, probe: Callable[[], Sample], every: Span = 2 * SECOND) -> None:
+        self._machine, self._probe, self._every = machine, probe, every
         self._before: Sample | None = None
         self._own_load = 0.0
-        self._due: Moment = 0
 
     def step(self, now: Moment) -> Moment:
-        # Not due, and not because the clock was set back: nobody may wait an hour for the next reading on that account.
-        if now < self._due <= now + self._every:
-            return self._due
-        self._due = now + self._every
         after, before = self._probe(), self._before
         self._before = after
         if before is None:
-            self._due = now + self._first_after
-            return self._due
+            return now + _FIRST
         others = _others(before, after)
         self._own_load = _averaged(self._own_load, others.own_load, others.elapsed)
         for name, value in figures(after, others, self._own_load).items():
             self._machine.report(Reading(name, value, now))
-        return self._due
+        return now + self._every
 
 
 @dataclass(frozen=True, slots=True)

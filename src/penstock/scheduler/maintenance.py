@@ -33,15 +33,12 @@ from penstock.core.jobs.changes import Change, Note
 from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.states import DispatchPhase
-from penstock.core.jobs.types import MILLISECOND, DispatchId, EndReason, JobId, Moment, Span
-from penstock.scheduler.clock import TOLERANCE, SteadyClock, comes_later
+from penstock.core.jobs.types import DispatchId, EndReason, JobId, Moment, Span
+from penstock.scheduler.driver import TOLERANCE, SteadyClock, comes_later
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Apply, Due, Overdue, Prune, Reorder, Shift, Store, committed
 
 log = logging.getLogger("penstock.maintenance")
-
-#: Every commit rings, and what is looked for here comes by the second.
-_LOOK: Final[Span] = 100 * MILLISECOND
 
 
 class Maintenance:
@@ -59,15 +56,9 @@ class Maintenance:
         self._store, self._rules, self._clock, self._batch = store, rules, clock, batch
         self._shifts = shifts
         self._prune_at: Moment = 0
-        #: Where time is moved by hand nothing else happens until it is.
-        self._pause = _LOOK if store.shared or clock is not None else 0
-        self._look_at: Moment = 0
 
     def step(self, now: Moment) -> Moment:
-        if comes_later(self._look_at, now, self._pause):
-            return self._look_at
         now += self._mind_the_clock()
-        self._look_at = now + self._pause
         while len(overdue := self._store.overdue(self._batch)) > 0:
             decided = [change for item in overdue if (change := self._decide(item, now)) is not None]
             settled = committed(self._store, Apply(decided))

@@ -12,7 +12,6 @@ from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.preemption import Act, Cycle, InFlight, Want, advance, begin, choose, wanted
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import EndReason, Moment
-from penstock.scheduler.clock import comes_later
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.job_service import JobService, YieldRequests
 from penstock.scheduler.rules import SchedulerRules
@@ -34,23 +33,16 @@ class Preempter:
     ) -> None:
         self._store, self._rules, self._dispatcher, self._job_service = store, rules, dispatcher, job_service
         self._preemption, self._yields = rules.preemption, yields
-        self._cycle: Cycle | None = None
-        self._due: Moment = 0
+        self.cycle: Cycle | None = None
 
     def step(self, now: Moment) -> Moment:
-        """
-        Once a tick, however often it is called: what it looks for has been in the way for longer than that. Only who has been asked to make room has a
-        moment that counts; else it comes along with the tick of the others, and nobody is woken for it alone.
-        """
-        if comes_later(self._due, now, self._rules.tick):
-            return self._due if self._cycle is not None else now + self._rules.tick
-        if self._cycle is not None:
-            self._go_on(self._cycle, now)
+        """Once a tick: a job that needs room has waited for longer than that. A cycle has a moment of its own."""
+        if self.cycle is not None:
+            self._go_on(self.cycle, now)
         elif self._preemption.threshold is not None:
             self._look(now)
         tick = now + self._rules.tick
-        self._due = tick if self._cycle is None else min(tick, self._cycle.due)
-        return self._due
+        return tick if self.cycle is None else min(tick, self.cycle.due)
 
     def _look(self, now: Moment) -> None:
         # Where nothing runs nobody can make room, and the lines need not be gone through.
@@ -77,8 +69,8 @@ class Preempter:
         if found is not None:
             want, victim = found
             log.info("%s should make room for %s", victim.job_id, want.job_id)
-            self._cycle = begin(victim.dispatch_id, want.job_id, now, self._preemption)
-            self._request(self._cycle, now)
+            self.cycle = begin(victim.dispatch_id, want.job_id, now, self._preemption)
+            self._request(self.cycle, now)
 
     def _running(self) -> list[InFlight]:
         store, host = self._store, self._rules.host
@@ -101,17 +93,17 @@ class Preempter:
 
     def _go_on(self, cycle: Cycle, now: Moment) -> None:
         victim, wanted_by = self._store.dispatch(cycle.victim), self._store.job(cycle.wanted_by)
-        self._cycle, act = advance(
+        self.cycle, act = advance(
             cycle,
             victim_runs=victim is not None and victim.phase is DispatchPhase.LEASED,
             still_wanted=wanted_by is not None and wanted_by.state is JobState.QUEUED,
             now=now,
             preemption=self._preemption,
         )
-        if self._cycle is None:
+        if self.cycle is None:
             self._yields.withdraw(cycle.victim)
         elif act is Act.ASK:
-            self._request(self._cycle, now)
+            self._request(self.cycle, now)
         if act is Act.FORCE:
             try:
                 self._job_service.stop(cycle.victim, EndReason.PREEMPTION_TIMEOUT)

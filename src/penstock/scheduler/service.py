@@ -1,9 +1,9 @@
 """
-The parts of one scheduler, put together once, for the library, the daemon and the test kit; and the driver, the only thread that waits.
+The parts of one scheduler, put together once, for the library, the daemon and the test kit.
 
-The driver calls each part when the part asked for it, and all of them when it is woken. A wake-up only sets an event, so a
-thousand of them during a step cost one more step. A part that raises is logged and called again later: the store has rolled
-back, and the next step decides on what is true.
+Jobs start with each wake-up (the round, the library's workers, submits that wait for room). Upkeep is done when
+it is due: most of it by the clock alone; maintenance and the host's registration also soon after a commit,
+which may have brought a lease that ends early or an operator's drain.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from threading import Event, Lock, Thread
-from typing import Protocol, Self
+from threading import Lock
+from typing import Final, Self
 
 from penstock.core.errors import Unavailable
-from penstock.core.jobs.types import SECOND, Moment, Span, seconds
+from penstock.core.jobs.types import MILLISECOND, SECOND, Span
 from penstock.scheduler.budgets import BudgetEnforcer
-from penstock.scheduler.clock import SteadyClock
 from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers, WorkerKinds
+from penstock.scheduler.driver import Driver, Part, SteadyClock, TimedPart
 from penstock.scheduler.hosts import HostLoad, HostRegistration, Introduction
 from penstock.scheduler.job_service import JobService, YieldRequests
 from penstock.scheduler.load_sampler import LoadProbe, LoadSampler, Pids
@@ -26,84 +26,27 @@ from penstock.scheduler.maintenance import Maintenance, Survivors, put_in_order,
 from penstock.scheduler.preemption import Preempter
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist
-from penstock.stores.api import Clock, Store
+from penstock.stores.api import Store
 
 log = logging.getLogger("penstock.driver")
 
-
-class Part(Protocol):
-    def step(self, now: Moment) -> Moment:
-        """Do what is due; return when to be called again."""
-        ...
-
-
-class Driver:
-    def __init__(
-        self,
-        clock: Clock,
-        parts: Sequence[Part],
-        *,
-        after_failure: Span = 5 * SECOND,
-        name: str = "penstock-driver",
-    ) -> None:
-        self._clock, self._parts, self._after_failure = clock, parts, after_failure
-        self._wakeup, self._stopping = Event(), Event()
-        self._thread = Thread(target=self._loop, name=name, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def ring(self) -> None:
-        """Something changed. From any thread; never blocks."""
-        self._wakeup.set()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._wakeup.set()
-        if self._thread.is_alive():  # a Ctrl-C may have come before its start
-            self._thread.join()
-
-    def _loop(self) -> None:
-        while not self._stopping.is_set():
-            self._wakeup.clear()  # before the steps: a ring during them must bring another round
-            wait = self.round() - self._clock()
-            if wait > 0:
-                self._wakeup.wait(seconds(wait))
-
-    def round(self) -> Moment:
-        """
-        Every part once; when the first of them wants to be asked again. All are told the same moment: those who asked for the same pause
-        then come due together, and an idle scheduler is woken once for all of them.
-        """
-        now = self._clock()
-        return min(self._step(part, now) for part in self._parts)
-
-    def _step(self, part: Part, now: Moment) -> Moment:
-        try:
-            return part.step(now)
-        except (Unavailable, OSError) as error:  # a full disk, a database that is away: said in one line
-            log.error(  # noqa: TRY400  # as above
-                "%s failed: %s; it is asked again in %s s",
-                type(part).__name__,
-                error,
-                seconds(self._after_failure),
-            )
-            return now + self._after_failure
-        except Exception:  # one part's mistake must not stop the other parts
-            log.exception(
-                "%s failed; it is asked again in %s s", type(part).__name__, seconds(self._after_failure)
-            )
-            return now + self._after_failure
+#: How late maintenance sees a commit that makes something due early. What it looks for comes by the second.
+_MAINTENANCE: Final[Span] = 100 * MILLISECOND
+#: How late a host sees that an operator drained it.
+_REGISTRATION: Final[Span] = 1 * SECOND
 
 
 class SchedulerService:
     """
-    `job_service` serves from the beginning, in any number of processes. `start` takes the right to dispatch (DispatcherHeld says who
-    has it), deals with what a scheduler before it left in flight, and begins to tick. `survivors` ends what our own runner
-    left running: `recovery` says what becomes of whose runs. `pids`: the roots of what our runner has running now, whose load
-    is not somebody else's. `reserves`: False where a part of this process fetches all that is run: a round that starts nothing would
-    only cost, and a job that nobody here can run waits in line instead of holding units. `preempts`: a run is asked to make room for a job that counts for
-    clearly more, which only those should do whose runs can be made to end. `heard`: is told of every commit instead of the driver, and rings it itself.
+    `job_service` serves from the beginning, in any number of processes. `start` takes the right to dispatch
+    (DispatcherHeld names the process that has it), recovers what the last scheduler left in flight, and starts the
+    driver.
+
+    `survivors` ends what the runner of this host left running. `pids`: the roots of what the runner has running
+    now, whose load is our own. `reserves`: False where a part of this process claims all jobs that it runs: a
+    round that starts nothing would only cost, and a job that no worker here can run waits in the queue instead of
+    holding units. `preempts`: runs are asked to yield to jobs of clearly higher priority; only where the scheduler
+    can make runs end. `on_commit` is called after every commit instead of `wake`, and wakes the driver itself.
     """
 
     def __init__(
@@ -118,7 +61,7 @@ class SchedulerService:
         reserves: bool = True,
         preempts: bool = False,
         introduction: Introduction | None = None,
-        heard: Callable[[], None] | None = None,
+        on_commit: Callable[[], None] | None = None,
     ) -> None:
         self.store, self.rules = store, rules
         self._survivors = survivors
@@ -126,7 +69,7 @@ class SchedulerService:
         self.fetchers = PullingWorkers()
         self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
         self.waitlist = SubmitWaitlist(
-            store, self.dispatcher.commit_submits, rules.depth, self._somebody_waits
+            store, self.dispatcher.commit_submits, rules.depth, self._serve_waitlist
         )
         self.yields = YieldRequests()
         self.job_service = JobService(
@@ -134,25 +77,25 @@ class SchedulerService:
         )
         self.maintenance = Maintenance(store, rules, clock, shifts=self.dispatcher.reserved.shift)
         self.registration = HostRegistration(store, rules, self.machine, introduction)
-        # Signals before the dispatcher: a machine that grew quiet admits in the same round of the driver.
-        parts: list[Part] = [
-            self.registration,
-            *more,
-            self.waitlist,
-            self.maintenance,
-            BudgetEnforcer(store, rules),
-        ]
+        self.preempter = Preempter(store, rules, self.dispatcher, self.job_service, self.yields)
+        parts: list[Part] = [*more, self.waitlist]
         if reserves:
             parts.append(self.dispatcher)
         else:
             self.fetchers.came(WorkerKinds(own=True), FOR_EVER)
-        if preempts:
-            parts.append(Preempter(store, rules, self.dispatcher, self.job_service, self.yields))
+        upkeep = [
+            TimedPart(self.registration, pause=_REGISTRATION),
+            TimedPart(self.maintenance, pause=_MAINTENANCE),
+            TimedPart(BudgetEnforcer(store, rules)),
+        ]
         if rules.capacity.fixed is None:
-            parts.insert(0, LoadSampler(self.machine, LoadProbe(pids), every=rules.sense_every))
-        self.driver = Driver(store.now, parts)
-        self._heard = heard or self.driver.ring
-        self._usher: Driver | None = None
+            upkeep.append(TimedPart(LoadSampler(self.machine, LoadProbe(pids), rules.sense_every)))
+        if preempts:
+            upkeep.append(TimedPart(self.preempter))
+        self.driver = Driver(store.now, parts, upkeep)
+        self.wake = self.driver.wake
+        self._on_commit = on_commit or self.wake
+        self._waitlist_driver: Driver | None = None
         self._started, self._lock = False, Lock()
 
     def start(self, holder: str = "") -> Self:
@@ -163,16 +106,19 @@ class SchedulerService:
             put_in_order(self.store, self.rules.ordering.aging)
             recover(self.store, self.rules, self._survivors, holder)
             self.dispatcher.begin()
-        except BaseException:  # nobody will stop what did not start, Ctrl-C included: others may dispatch
+        except BaseException:  # `stop` will not be called, also after a Ctrl-C: let other processes dispatch
             self.store.release_dispatch()
             raise
-        self._started = True  # before the driver begins: `stop` ends it, also after a Ctrl-C in these lines
-        self.store.on_change(self._heard)
+        self._started = True  # before the driver starts: `stop` ends it, also after a Ctrl-C in these lines
+        self.store.on_change(self._on_commit)
         self.driver.start()
         return self
 
     def stop(self) -> None:
-        """No further tick, and no right to dispatch. What runs goes on under its leases; the store is closed by who opened it."""
+        """
+        Give up the right to dispatch and start nothing more. Runs go on under their leases; the caller that
+        opened the store closes it.
+        """
         if self._started:
             self._started = False
             self.driver.stop()
@@ -180,35 +126,33 @@ class SchedulerService:
             self._leave()
         self.waitlist.close()
         with self._lock:
-            usher, self._usher = self._usher, None
-        if usher is not None:
-            usher.stop()
+            driver, self._waitlist_driver = self._waitlist_driver, None
+        if driver is not None:
+            driver.stop()
 
     def _leave(self) -> None:
-        """A store that is away learns it from our silence."""
         try:
             self.registration.leave()
             self.store.release_dispatch()
-        except Unavailable as error:
-            log.warning("left without saying so: %s", error)
-
-    def kick(self) -> None:
-        """Look now for what may start."""
-        self.driver.ring()
+        except Unavailable as error:  # the registration runs out by itself
+            log.warning("could not remove this host's registration: %s", error)
 
     def drain(self, on: bool = True) -> None:
-        """Nothing more starts on this host; what runs goes on. For a host that is to be stopped, so it ends with the process."""
+        """
+        Start nothing more on this host; runs go on. For a host that is about to stop: the process forgets it when
+        it ends.
+        """
         self.machine.draining = on
-        self.driver.ring()
+        self.wake()
 
-    def _somebody_waits(self) -> None:
-        """For room. A house that dispatches lets them in as it ticks; in any other process a driver of their own does."""
+    def _serve_waitlist(self) -> None:
+        """A submit waits for room. A process that does not dispatch starts a driver for such submits alone."""
         if self._started:
-            self.driver.ring()
+            self.wake()
             return
         with self._lock:
-            if self._usher is None:
-                self._usher = Driver(self.store.now, [self.waitlist])
-                self.store.on_change(self._usher.ring)
-                self._usher.start()
-            self._usher.ring()
+            if self._waitlist_driver is None:
+                self._waitlist_driver = Driver(self.store.now, [self.waitlist])
+                self.store.on_change(self._waitlist_driver.wake)
+                self._waitlist_driver.start()
+            self._waitlist_driver.wake()

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from penstock.core.jobs.job import Event, EventKind
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, HostId, Moment, Span, seconds
-from penstock.scheduler.clock import comes_later
+from penstock.scheduler.driver import comes_later
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import feed
 from penstock.stores.api import Store

@@ -92,7 +92,7 @@ def signals(call: Request[None, wire.LoadSignals]) -> wire.Ok:
     source = call.addon(body.addon_id)
     bound = call.principal.addon_id is not None
     call.app_state.job_service.hear(AddonId(str(source)), body.readings, body.ttl_sec, bound=bound)
-    call.app_state.service.driver.ring()
+    call.app_state.service.wake()
     return wire.Ok()
 
 
@@ -138,7 +138,7 @@ def _set_paused(call: Request[None, wire.Scoped], *, paused: bool) -> wire.Ok:
 
 def kick(call: Request[None, None]) -> wire.Ok:
     """A round now. Nobody needs it; people like to be sure."""
-    call.app_state.service.driver.ring()
+    call.app_state.service.wake()
     return wire.Ok()
 
 

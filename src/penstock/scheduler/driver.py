@@ -1,0 +1,161 @@
+"""
+The driver: the one thread of a scheduler that waits, and the clock that it goes by.
+
+A wake-up only sets an event, so a thousand wake-ups during a step cost one more step. A wake-up concerns the
+parts that start jobs: the driver calls them with each one, and when they are due. Upkeep is called when it is
+due by the clock; a wake-up brings that forward only for upkeep that says so, and by no more than it says.
+
+A part that raises is logged and called again later: the store has rolled back, and the next step decides on
+what is true then.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from threading import Event, Thread
+from typing import Final, Protocol
+
+from penstock.core.errors import Unavailable
+from penstock.core.jobs.types import SECOND, Moment, Span, seconds
+from penstock.stores.api import Clock
+
+log = logging.getLogger("penstock.driver")
+
+#: So much earlier upkeep may be called, along with other upkeep.
+_EARLY: Final[Span] = 1 * SECOND
+#: What clocks differ by without having been set.
+TOLERANCE: Final[Span] = 2 * SECOND
+
+
+class Part(Protocol):
+    def step(self, now: Moment) -> Moment:
+        """Do what is due; return when to be called again."""
+        ...
+
+
+class TimedPart:
+    """
+    A part with a timetable of its own. `pause`: a wake-up concerns it too, but it is called at most once in that
+    span; None: only its own moment counts.
+    """
+
+    def __init__(self, part: Part, pause: Span | None = None) -> None:
+        self.part, self.pause = part, pause
+        self.due: Moment = 0
+        self._called_at: Moment = 0
+
+    def wake(self) -> None:
+        if self.pause is not None:
+            self.due = min(self.due, self._called_at + self.pause)
+
+    def is_due(self, now: Moment, *, soon: bool = False) -> bool:
+        """`soon`: upkeep that goes by its own moment alone counts as due in the second half of its span."""
+        span = self.due - self._called_at
+        early = min(_EARLY, span // 2) if soon and self.pause is None else 0
+        return not comes_later(self.due, now + early, span)
+
+    def called(self, now: Moment, due: Moment) -> None:
+        self._called_at, self.due = now, due if self.pause is None else max(due, now + self.pause)
+
+
+class Driver:
+    def __init__(
+        self,
+        clock: Clock,
+        parts: Sequence[Part],
+        upkeep: Sequence[TimedPart] = (),
+        *,
+        after_failure: Span = 5 * SECOND,
+        name: str = "penstock-driver",
+    ) -> None:
+        self._clock, self._parts, self._upkeep, self._after_failure = clock, parts, upkeep, after_failure
+        self._wakeup, self._stopping = Event(), Event()
+        self._thread = Thread(target=self._loop, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something changed. From any thread; never blocks."""
+        self._wakeup.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._wakeup.set()
+        if self._thread.is_alive():  # a Ctrl-C may have come before its start
+            self._thread.join()
+
+    def _loop(self) -> None:
+        woken = False
+        while not self._stopping.is_set():
+            self._wakeup.clear()  # before the steps: a wake-up during them must bring another pass
+            wait = self.step(woken=woken) - self._clock()
+            woken = self._wakeup.wait(seconds(max(0, wait)))
+
+    def step(self, *, woken: bool = False) -> Moment:
+        """
+        Call the upkeep that is due, then every part; return when the first of them is due again. Upkeep goes
+        first: a machine that grew quiet admits jobs in the same pass. All get the same moment, and upkeep that is
+        nearly due comes along with upkeep that is due: so an idle scheduler wakes once a tick for all of them.
+        """
+        now = self._clock()
+        if woken:
+            for upkeep in self._upkeep:
+                upkeep.wake()
+        soon = any(upkeep.is_due(now) for upkeep in self._upkeep if upkeep.pause is None)
+        for upkeep in self._upkeep:
+            if upkeep.is_due(now, soon=soon):
+                upkeep.called(now, self._call(upkeep.part, now))
+        return min([*(one.due for one in self._upkeep), *(self._call(part, now) for part in self._parts)])
+
+    def _call(self, part: Part, now: Moment) -> Moment:
+        again, name = seconds(self._after_failure), type(part).__name__
+        try:
+            return part.step(now)
+        except (Unavailable, OSError) as error:  # a full disk, a database that is away: one line is enough
+            log.error("%s failed: %s; called again in %s s", name, error, again)  # noqa: TRY400  # as above
+        except Exception:  # one part's mistake must not stop the other parts
+            log.exception("%s failed; called again in %s s", name, again)
+        return now + self._after_failure
+
+
+def comes_later(moment: Moment, now: Moment, pause: Span) -> bool:
+    """
+    Whether a moment is not due yet. A moment further away than the pause that it was made of is older than a
+    clock that was set back, and counts as due.
+    """
+    return now < moment <= now + pause
+
+
+def _wall() -> Moment:
+    return time.time_ns() // 1_000
+
+
+def _steady() -> Span:
+    # Counts through a suspended machine, on which a lease goes on expiring as it does for every other host.
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000
+
+
+class SteadyClock:
+    """
+    A clock that moves no lease: the wall clock of the moment it was made, carried on by the monotonic clock. When
+    the wall clock has been set since, `jump` says by how much, and `accept` takes it over: maintenance then moves
+    every lease and every delay by the same amount, so none grows or shrinks.
+    """
+
+    def __init__(self, wall: Callable[[], Moment] = _wall, steady: Callable[[], Span] = _steady) -> None:
+        self._wall, self._steady = wall, steady
+        self._base = wall() - steady()
+
+    def __call__(self) -> Moment:
+        return self._base + self._steady()
+
+    def jump(self) -> Span:
+        """How far the wall clock has been set away from this one; 0 for the drift that every clock has."""
+        by = self._wall() - self()
+        return by if abs(by) > TOLERANCE else 0
+
+    def accept(self, by: Span) -> None:
+        self._base += by
