@@ -6,12 +6,11 @@ from threading import Thread
 
 import pytest
 
-from penstock.client import leases as holds_module
 from penstock.client import reporter as reporter_module
 from penstock.client.handlers import JobHandler
-from penstock.client.leases import ActiveLease, LeaseTimer
 from penstock.client.reporter import Reporter
 from penstock.client.transport import from_answer
+from penstock.client.worker import AT_RISK
 from penstock.core.errors import (
     BadIntent,
     IllegalMove,
@@ -26,6 +25,7 @@ from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason
 from penstock.wire import Ended, ProblemDetails
 from penstock.work.context import CurrentJob, JobContext, JobFacts
+from penstock.work.leases import FunctionLease, LeaseKeeper
 from penstock.work.outcome import DONE, RELEASED, STOPPED, Outcome
 from penstock.work.outcome import run as run_function
 
@@ -46,7 +46,9 @@ class Scheduler:
         if self.deaf:
             self.deaf -= 1
             return False
-        self.spent.append((len(self.batches), lease.take_news().spent))
+        request = lease.request()
+        lease.was_sent(request)
+        self.spent.append((len(self.batches), request.spent))
         return True
 
     def complete_many(self, outcomes):
@@ -63,14 +65,14 @@ class Scheduler:
 @pytest.fixture
 def scheduler(monkeypatch):
     scheduler = Scheduler()
-    monkeypatch.setattr(holds_module, "monotonic", lambda: scheduler.now)
     monkeypatch.setattr(reporter_module, "PAUSE", 0.001)
     return scheduler
 
 
-def hold_of(scheduler, lease_id, payload="null"):
+def lease_of(scheduler, lease_id, payload="null"):
     facts = JobFacts(lease_id, "thumb", lease_id, 1, payload=payload)
-    return ActiveLease(facts, LeaseTimer(scheduler.now, TTL), lambda _: None, None)
+    keeper = LeaseKeeper(None, on_stop=None, on_yield=None, at_risk=AT_RISK, clock=lambda: scheduler.now)
+    return FunctionLease(facts, None, keeper, scheduler.now, TTL)
 
 
 def done(result):
@@ -81,7 +83,10 @@ def report(scheduler, *pairs):
     """All of them, told by a reporter to its end; what it had to say of each."""
     told = []
     reporter = Reporter(
-        scheduler, lambda lease, ending: told.append((lease.lease_id, ending)), scheduler.tell, lambda: None
+        scheduler,
+        lambda lease, ending: told.append((lease.dispatch_id, ending)),
+        scheduler.tell,
+        lambda: None,
     )
     for lease, ending in pairs:
         reporter.put(lease, ending)
@@ -94,7 +99,7 @@ def report(scheduler, *pairs):
 
 
 def test_many_ends_are_one_request(scheduler):
-    pairs = [(hold_of(scheduler, f"j{n}"), done("1")) for n in range(200)]
+    pairs = [(lease_of(scheduler, f"j{n}"), done("1")) for n in range(200)]
 
     told = report(scheduler, *pairs)
 
@@ -103,7 +108,7 @@ def test_many_ends_are_one_request(scheduler):
 
 
 def test_large_results_do_not_share_a_request(scheduler):
-    pairs = [(hold_of(scheduler, f"j{n}"), done("1" * 400_000)) for n in range(4)]
+    pairs = [(lease_of(scheduler, f"j{n}"), done("1" * 400_000)) for n in range(4)]
 
     report(scheduler, *pairs)
 
@@ -113,14 +118,14 @@ def test_large_results_do_not_share_a_request(scheduler):
 def test_an_end_is_told_until_it_is_answered(scheduler):
     scheduler.answers = [LOST, Unavailable("busy"), LOST]
 
-    told = report(scheduler, (hold_of(scheduler, "a"), done("1")))
+    told = report(scheduler, (lease_of(scheduler, "a"), done("1")))
 
     assert 4 == len(scheduler.batches)
     assert [("a", done("1"))] == told
 
 
 def test_an_end_is_given_up_when_the_lease_is_over(scheduler):
-    lease = hold_of(scheduler, "a")
+    lease = lease_of(scheduler, "a")
     scheduler.now += 1.1 * TTL
 
     told = report(scheduler, (lease, done("1")))
@@ -130,7 +135,7 @@ def test_an_end_is_given_up_when_the_lease_is_over(scheduler):
 
 
 def test_a_run_that_let_go_of_its_lease_is_not_reported_as_done(scheduler):
-    lease = hold_of(scheduler, "a")
+    lease = lease_of(scheduler, "a")
     scheduler.now += 0.7 * TTL
 
     report(scheduler, (lease, done("1")))
@@ -140,8 +145,8 @@ def test_a_run_that_let_go_of_its_lease_is_not_reported_as_done(scheduler):
 
 
 def test_a_run_that_was_canceled_tells_what_it_did_for_the_first_reason_wins_over_there(scheduler):
-    lease = hold_of(scheduler, "a")
-    lease.end("canceled", told=True)
+    lease = lease_of(scheduler, "a")
+    lease.stop = EndReason.CANCELED
 
     report(scheduler, (lease, done("1")))
 
@@ -150,7 +155,7 @@ def test_a_run_that_was_canceled_tells_what_it_did_for_the_first_reason_wins_ove
 
 def test_a_stale_end_takes_nobody_along(scheduler):
     scheduler.answers = [{"a": problem("stale_dispatch", 409)}]
-    pairs = [(hold_of(scheduler, name), done("1")) for name in "ab"]
+    pairs = [(lease_of(scheduler, name), done("1")) for name in "ab"]
 
     told = report(scheduler, *pairs)
 
@@ -159,7 +164,7 @@ def test_a_stale_end_takes_nobody_along(scheduler):
 
 def test_a_result_that_is_not_accepted_fails_its_job_and_no_other(scheduler):
     scheduler.answers = [Refused("too large"), Refused("too large"), {}, {}]
-    pairs = [(hold_of(scheduler, name), done("1")) for name in "ab"]
+    pairs = [(lease_of(scheduler, name), done("1")) for name in "ab"]
 
     report(scheduler, *pairs)
 
@@ -170,18 +175,18 @@ def test_a_result_that_is_not_accepted_fails_its_job_and_no_other(scheduler):
 
 
 def test_what_was_spent_last_is_told_before_the_end(scheduler):
-    lease = hold_of(scheduler, "a")
+    lease = lease_of(scheduler, "a")
     JobContext(lease.facts, lease).spend(0.5)
     scheduler.deaf = 2
 
     told = report(scheduler, (lease, done("1")))
 
-    assert [(0, 0.5)] == scheduler.spent
+    assert [(0, 500_000)] == scheduler.spent
     assert [("a", done("1"))] == told
 
 
 def test_what_never_began_is_given_back(scheduler):
-    assert [("a", RELEASED)] == report(scheduler, (hold_of(scheduler, "a"), RELEASED))
+    assert [("a", RELEASED)] == report(scheduler, (lease_of(scheduler, "a"), RELEASED))
     assert ["a"] == scheduler.released
 
 
@@ -189,7 +194,7 @@ def test_what_never_began_is_given_back(scheduler):
 
 
 def run(scheduler, function, payload="null"):
-    lease = hold_of(scheduler, "a", payload)
+    lease = lease_of(scheduler, "a", payload)
     return run_function(JobHandler(function).invoke, CurrentJob(lease.facts, lease))
 
 
@@ -261,10 +266,10 @@ def test_unavailable_is_its_own_kind_of_failure(scheduler):
 
 def test_leaving_by_check_gives_the_lease_back(scheduler):
     def patient(job):
-        lease.ask_to_yield()
+        lease.yielding = True
         job.check()
 
-    lease = hold_of(scheduler, "a")
+    lease = lease_of(scheduler, "a")
 
     assert STOPPED == run_function(JobHandler(patient).invoke, CurrentJob(lease.facts, lease))
     assert [("a", STOPPED)] == report(scheduler, (lease, STOPPED))

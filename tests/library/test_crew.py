@@ -42,7 +42,7 @@ def job_runner(told):
 def test_the_first_run_says_how_long_they_take_and_the_next_ones_only_correct_it(job_runner):
     first, second = running(job_runner, "first"), running(job_runner, "second")
     job_runner._mean_sec, job_runner._guessed = 1.0, True
-    second.began -= 16
+    second.began_at -= 16
     job_runner._finish(first, DONE)
     assert job_runner._mean_sec < 0.5
     job_runner._finish(second, DONE)
@@ -51,7 +51,7 @@ def test_the_first_run_says_how_long_they_take_and_the_next_ones_only_correct_it
 
 
 def running(job_runner, name):
-    attempt = SimpleNamespace(facts=SimpleNamespace(dispatch_id=name), claimed_at=10**9)
+    attempt = SimpleNamespace(dispatch_id=name, claimed_at=10**9)
     job_runner._waiting[name] = attempt
     job_runner._begin(attempt)
     return attempt

@@ -9,7 +9,6 @@ A worker process can be ended and cannot starve the heartbeats. It reports progr
 to the scheduler by a client of its own.
 """
 
-#: Of the lease: from the stop to the end of the process. With it the process is gone before the lease is.
 from __future__ import annotations
 
 import inspect
@@ -18,12 +17,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from penstock.client.client import Client
-from penstock.client.leases import ActiveLease
 from penstock.core.jobs.types import DispatchId, Moment, Money
 from penstock.wire import ClaimedJob
 from penstock.work.context import CurrentJob, JobFacts, takes_context
 from penstock.work.executors import RemoteCall, RemoteOutcome, run_in_process
 from penstock.work.json_codec import plain
+from penstock.work.leases import FunctionLease
 from penstock.work.outcome import call_with
 
 Handler: TypeAlias = Callable[..., Any]
@@ -69,11 +68,12 @@ class JobHandler:
                 return call_with(self.function, (*context, value), {})
 
 
+#: Fraction of the lease from the stop to the end of the process. With it the process is gone before the lease is over.
 _GRACE: Final = 0.1
 
 
-def grace_sec(lease: ActiveLease) -> float:
-    return max(0.1, lease.timer.ttl * _GRACE)
+def grace_sec(lease: FunctionLease) -> float:
+    return max(0.1, lease.ttl * _GRACE)
 
 
 class RemoteCalls:
@@ -82,7 +82,7 @@ class RemoteCalls:
     def __init__(self, client: Client) -> None:
         self._url, self._token = client.url, client.token
 
-    def __call__(self, lease: ActiveLease, yield_file: str) -> RemoteCall:
+    def __call__(self, lease: FunctionLease, yield_file: str) -> RemoteCall:
         return RemoteCall(_run, (lease.function, lease.facts, yield_file, self._url, self._token))
 
 

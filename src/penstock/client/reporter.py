@@ -12,12 +12,12 @@ from typing import Final, NamedTuple, Protocol
 
 from msgspec import Raw
 
-from penstock.client.leases import ActiveLease
 from penstock.client.transport import error_of
 from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable, Unreachable
 from penstock.core.jobs.types import EndReason
 from penstock.core.text import safe_str, storable
 from penstock.wire import Ended, Failure, OutcomeReport
+from penstock.work.leases import FunctionLease
 from penstock.work.outcome import RELEASED, Outcome
 
 log = logging.getLogger("penstock.worker")
@@ -36,7 +36,7 @@ class ReportCalls(Protocol):
 
 
 class OutcomeToSend(NamedTuple):
-    lease: ActiveLease
+    lease: FunctionLease
     outcome: Outcome
 
     @property
@@ -54,8 +54,8 @@ class Reporter:
     def __init__(
         self,
         client: ReportCalls,
-        reported: Callable[[ActiveLease, Outcome | None], None],
-        tell_news: Callable[[ActiveLease], bool],
+        reported: Callable[[FunctionLease, Outcome | None], None],
+        tell_news: Callable[[FunctionLease], bool],
         rested: Callable[[], None],
     ) -> None:
         self._client, self._reported, self._tell_news, self._rested = client, reported, tell_news, rested
@@ -68,7 +68,7 @@ class Reporter:
     def idle(self) -> bool:
         return not self._out and not self._sending
 
-    def put(self, lease: ActiveLease, outcome: Outcome) -> None:
+    def put(self, lease: FunctionLease, outcome: Outcome) -> None:
         with self._changed:
             self._out.append(OutcomeToSend(lease, outcome))
             self._changed.notify()
@@ -109,8 +109,8 @@ class Reporter:
                 )
                 self._reported(lease, None)
                 continue
-            if lease.lost and not report.released:
-                log.warning("job %s: %s, so its outcome does not count", lease.facts.job_id, lease.stop)
+            if lease.canceled and lease.lost and not report.released:
+                log.warning("job %s: its outcome does not count (%s)", lease.facts.job_id, lease.stop)
                 outcome = RELEASED
             batch.append(OutcomeToSend(lease, outcome))
             size += len(outcome.result or "") + 200
@@ -123,7 +123,7 @@ class Reporter:
         try:
             for lease, _ in batch:
                 # What a run spent belongs to it, and after its end nobody takes it any more.
-                if lease.owes_news and not self._tell_news(lease):
+                if lease.owes_report and not self._tell_news(lease):
                     raise Unreachable("what a run spent could not be told", sent=True)
             if told:
                 self._settle(told)
@@ -177,7 +177,7 @@ class Reporter:
 
     def _release(self, report: OutcomeToSend) -> None:
         try:
-            self._client.release(report.lease.lease_id)
+            self._client.release(report.lease.dispatch_id)
         except Refused as error:
             log.info("job %s: its lease had ended already: %s", report.lease.facts.job_id, error)
         self._reported(*report)
@@ -189,7 +189,7 @@ def _is_internal(error: Exception) -> bool:
 
 
 def _outcome(report: OutcomeToSend) -> OutcomeReport:
-    lease_id, outcome = report.lease.lease_id, report.outcome
+    lease_id, outcome = report.lease.dispatch_id, report.outcome
     if outcome.end is EndReason.COMPLETED:
         return OutcomeReport(lease_id=lease_id, state="DONE", result=Raw((outcome.result or "null").encode()))
     return OutcomeReport(

@@ -26,12 +26,20 @@ from typing import Final, TypedDict, TypeVar
 
 from penstock.client.client import Client
 from penstock.client.handlers import Handler, JobHandler, RemoteCalls, facts_of, grace_sec
-from penstock.client.leases import ActiveLease, ActiveLeases, Heartbeater, LeaseTimer, monotonic
 from penstock.client.reporter import Reporter
 from penstock.client.signals import heard
 from penstock.core.errors import Unavailable
+from penstock.core.jobs.types import EndReason
 from penstock.wire import ClaimAnswer, Ended, OutcomeReport
 from penstock.work.executors import JobExecutor, ProcessExecutor, ThreadExecutor
+from penstock.work.leases import (
+    RENEW_AT,
+    FunctionLease,
+    KeeperThread,
+    LeaseKeeper,
+    RenewalReply,
+    RenewalRequest,
+)
 from penstock.work.outcome import RELEASED, Outcome
 
 log = logging.getLogger("penstock.worker")
@@ -41,6 +49,10 @@ F = TypeVar("F", bound=Handler)
 POLL_SEC: Final = 20.0
 #: How long an executor may take to close when its functions have ended.
 _CLOSING_SEC: Final = 2.0
+#: Fraction of a lease after which, without a renewal, functions must stop: they are gone when the lease is over.
+AT_RISK: Final = 0.66
+#: Fraction of a lease that one renewal may take. Two can be lost before the lease is at risk.
+_PATIENCE: Final = 0.15
 
 
 class Worker:
@@ -156,27 +168,26 @@ class _WorkerLoop:
     ) -> None:
         self._worker, self._client, self._handlers = worker, worker.client, handlers
         self._room, self._prefetch = concurrency + prefetch, prefetch
-        self._leases = ActiveLeases()
+        self._ttl_sec = 0.0  # of the leases that were claimed last
         self._busy = 0  # claimed, and not yet through its function
         self._asked = 0  # asked for, and not yet answered
         self._stopping = worker.stopping
         self._changed = Condition()
         self._abandoned = False
         self.ran = 0
-        self._heartbeater = Heartbeater(self._client, self._leases, monotonic)
-        self._heartbeater_stop = threading.Event()
-        self._reporter = Reporter(self, self._reported, self._heartbeater.confirm, self._look_up)
-        self._executor: JobExecutor[ActiveLease] = (
+        self._executor: JobExecutor[FunctionLease] = (
             ProcessExecutor(concurrency, self._begin, self._finish, RemoteCalls(self._client), grace_sec)
             if processes
             else ThreadExecutor(concurrency, self._begin, self._finish)
         )
-        self._keepers = [self._thread("heartbeats", self._beat), self._thread("reporter", self._reporter.run)]
-        for thread in self._keepers:
-            thread.start()
-
-    def _thread(self, name: str, target: Callable[[], None]) -> Thread:
-        return Thread(target=target, name=f"penstock-{name}", daemon=True)
+        self._leases: LeaseKeeper[FunctionLease] = LeaseKeeper(
+            self._renew, on_stop=self._executor.end, on_yield=self._executor.ask_to_yield, at_risk=AT_RISK
+        )
+        self._reporter = Reporter(self, self._reported, self._leases.renew, self._look_up)
+        self._reporter_thread = Thread(target=self._reporter.run, name="penstock-reporter", daemon=True)
+        self._reporter_thread.start()
+        self._keeper_thread = KeeperThread(self._leases, self._hang_up_again)
+        self._keeper_thread.start()
 
     # The main thread claims
 
@@ -216,7 +227,7 @@ class _WorkerLoop:
 
     def _claim(self, wait_sec: float) -> int:
         with self._asking() as limit:
-            sent_at = monotonic()
+            sent_at = self._leases.clock()
             claimed = self._worker.fetcher.claim(**self._wanted(limit), wait_sec=wait_sec)
             self._take(claimed, sent_at)
         return len(claimed.jobs)
@@ -242,21 +253,17 @@ class _WorkerLoop:
         }
 
     def _take(self, claimed: ClaimAnswer, sent_at: float) -> None:
-        leases: list[ActiveLease] = []
-        for job in claimed.jobs:
-            lease = ActiveLease(
-                facts_of(job),
-                LeaseTimer(sent_at, claimed.ttl_sec),
-                self._heartbeater.beat_now,
-                self._handlers[job.job_type],
-            )
-            if monotonic() >= lease.timer.beat_at:
-                # The answer waited for a job, or for us: how long the lease has run we cannot know, so it is renewed first.
-                self._heartbeater.confirm(lease)
-            if self._stopping.is_set():
-                lease.ask_to_yield()
-            self._leases.add(lease)
-            leases.append(lease)
+        self._ttl_sec = claimed.ttl_sec
+        leases = [
+            FunctionLease(facts_of(job), self._handlers[job.job_type], self._leases, sent_at, claimed.ttl_sec)
+            for job in claimed.jobs
+        ]
+        for lease in leases:
+            if self._leases.clock() >= sent_at + claimed.ttl_sec * RENEW_AT:
+                # The answer waited for a job, or for us: how long the lease has run is not known, so it is renewed first.
+                self._leases.renew(lease)
+            lease.yielding = self._stopping.is_set()
+            self._leases.live[lease.dispatch_id] = lease
         with self._changed:
             self._busy += len(leases)
         self._executor.start(leases)
@@ -264,57 +271,50 @@ class _WorkerLoop:
     def _all_told(self) -> bool:
         """Nothing to claim, and nothing of ours that could still come back to the queue."""
         with self._changed:
-            while len(self._leases) and not self._stopping.is_set():
+            while self._leases.live and not self._stopping.is_set():
                 self._changed.wait(0.2)
                 if self._busy < self._room:
                     break
-            return not len(self._leases)
+            return not self._leases.live
 
     # Executors run functions, and call these from their threads
 
-    def _begin(self, lease: ActiveLease) -> bool:
+    def _begin(self, lease: FunctionLease) -> bool:
         if lease.canceled or lease.yielding:
             self._finish(lease, RELEASED)
             return False
         with self._changed:
             self.ran += 1
+        lease.began_at = self._leases.clock()
         return True
 
-    def _finish(self, lease: ActiveLease, outcome: Outcome) -> None:
+    def _finish(self, lease: FunctionLease, outcome: Outcome) -> None:
         with self._changed:
             self._busy -= 1
         self._reporter.put(lease, outcome)
 
-    # Heartbeats and reports come from threads that run no code of the user
+    # Renewals and reports come from threads that run no code of the user
 
-    def _beat(self) -> None:
-        while not self._heartbeater_stop.is_set():
-            try:
-                next_at = self._heartbeater.step(monotonic())
-            except Exception:  # without heartbeats every lease here runs out
-                log.exception("a heartbeat failed; the next one is tried")
-                next_at = monotonic() + 0.5
-            self._stop_functions()
-            if self._stopping.is_set():
-                # The main thread may have been about to ask for jobs when `stop` hung up.
-                self._worker.fetcher.hang_up()
-            # Looked at often enough that news are told within a second, whatever the lease.
-            self._heartbeater_stop.wait(min(0.5, max(0.01, next_at - monotonic())))
+    def _renew(self, requests: Sequence[RenewalRequest]) -> list[RenewalReply | Exception]:
+        [request] = requests
+        answer = self._client.heartbeat(
+            request.dispatch_id,
+            progress=request.progress,
+            spent=None if request.spent is None else request.spent / 1_000_000,
+            checkpoint=None if request.checkpoint is None else request.checkpoint.encode(),
+            pid=request.pid,
+            timeout=max(0.2, self._ttl_sec * _PATIENCE),
+        )
+        stop = (answer.stop or EndReason.CANCELED) if answer.cancel else None
+        return [RenewalReply(answer.ttl_sec, stop, answer.yield_)]
 
-    def _stop_functions(self) -> None:
-        """Those in worker processes and on the event loop; a function in a thread asks its lease."""
-        for lease in self._leases:
-            if lease.ended_by is None:
-                continue
-            if lease.canceled:
-                if not lease.end_sent:
-                    lease.end_sent = True
-                    self._executor.end(lease)
-            elif lease.yielding:
-                self._executor.ask_to_yield(lease)
+    def _hang_up_again(self) -> None:
+        """The main thread may have been about to ask for jobs when `stop` hung up."""
+        if self._stopping.is_set():
+            self._worker.fetcher.hang_up()
 
-    def _reported(self, lease: ActiveLease, _outcome: Outcome | None) -> None:
-        self._leases.remove(lease)
+    def _reported(self, lease: FunctionLease, _outcome: Outcome | None) -> None:
+        self._leases.live.pop(lease.dispatch_id, None)
 
     def _look_up(self) -> None:
         with self._changed:
@@ -325,7 +325,7 @@ class _WorkerLoop:
         with self._asking() as limit:
             if limit < 1 or self._stopping.is_set():
                 return self._client.complete_many(outcomes)
-            sent_at = monotonic()
+            sent_at = self._leases.clock()
             answer = self._client.exchange(outcomes, **self._wanted(limit))
             self._take(answer, sent_at)
         return answer.outcomes
@@ -337,10 +337,13 @@ class _WorkerLoop:
 
     def wind_down(self) -> None:
         """What has not begun is given back; what runs is asked to yield."""
-        for lease in self._leases:
-            lease.ask_to_yield()
-        self._stop_functions()
+        for lease in self._held():
+            lease.yielding = True
+            self._executor.ask_to_yield(lease)
         self._look_up()
+
+    def _held(self) -> list[FunctionLease]:
+        return list(self._leases.live.values())
 
     def abandon(self) -> None:
         self._abandoned = True
@@ -349,21 +352,20 @@ class _WorkerLoop:
         self.wind_down()
         self._wait_until(self._is_idle, within)
         if not self._is_idle():
-            for lease in self._leases:
-                if lease.ended_by is not None:
-                    lease.end("this worker leaves")
-            self._stop_functions()
-            if any(lease.ended_by is not None for lease in self._leases):
+            forced = [lease for lease in self._held() if lease.ended_by is not None]
+            for lease in forced:
+                lease.lose(EndReason.GRACEFUL_SHUTDOWN)
+                self._executor.end(lease)
+            if forced:
                 self._wait_until(self._is_idle, 10.0)
-        stuck = [lease for lease in self._leases if lease.stop is None]
+        stuck = [lease for lease in self._held() if lease.stop is None]
         if stuck and not self._is_idle():
             # A thread cannot be ended. Giving its lease back would let the job run twice at once, so the lease expires.
             names = ", ".join(lease.facts.job_id[-8:] for lease in stuck)
             log.warning("still running and left to the expiry of their leases: %s", names)
         self._reporter.close()
-        self._wait_until(lambda: not self._keepers[1].is_alive(), 5.0)
-        self._heartbeater_stop.set()
-        self._keepers[0].join(2.0)
+        self._wait_until(lambda: not self._reporter_thread.is_alive(), 5.0)
+        self._keeper_thread.stop(2.0)
         self._executor.close(wait=0.0 if self._abandoned else _CLOSING_SEC)
 
     def _is_idle(self) -> bool:

@@ -1,141 +1,79 @@
 """
-One dispatch that this process holds, from claim to settlement, and the call of its function here or in a
-worker process.
-
-The heartbeat's thread writes the flags and the function's thread reads them: one word each, so no lock is
-needed.
+One attempt of this process, from claim to report, and the call of its function in a worker process.
 
 A worker process imports the module of the function, gets the arguments as the JSON that the queue holds, and
 opens the store itself to report progress, spending and checkpoints.
 """
 
-#: How long a function that must stop has to see it before its process is ended.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.core.errors import JobStopped, NotFound, StaleDispatch
+from penstock.core.errors import JobStopped
 from penstock.core.jobs.job import Dispatch, Job
-from penstock.core.jobs.types import EndReason, Moment, Money
+from penstock.core.jobs.types import Moment, Money, seconds
 from penstock.library.function import place_of
-from penstock.scheduler.job_service import Answer, GrantedJob
+from penstock.scheduler.job_service import GrantedJob, JobService
 from penstock.scheduler.rules import SchedulerRules
 from penstock.work.context import JobFacts
 from penstock.work.executors import RemoteCall, RemoteOutcome, run_in_process
+from penstock.work.leases import FunctionLease, LeaseKeeper, RenewalReply, RenewalRequest, Send
 
 if TYPE_CHECKING:
     from penstock.library.function import JobFunction
     from penstock.library.scheduler import Scheduler
 
 
-log = logging.getLogger("penstock.library")
-
-
-class AttemptReports(Protocol):
-    """What an attempt needs of the job service."""
-
-    def heartbeat(
-        self,
-        dispatch_id: Any,
-        *,
-        progress: float | None = None,
-        spent: Money | None = None,
-        checkpoint: str | None = None,
-        pid: int | None = None,
-    ) -> Answer: ...
-
-
-class JobAttempt:
-    """The channel of a function that runs in this process."""
-
-    __slots__ = (
-        "_job_service",
-        "_now",
-        "began",
-        "claimed_at",
-        "ended_by",
-        "expires_at",
-        "facts",
-        "fresh_progress",
-        "function",
-        "given_up",
-        "lost",
-        "pid_told",
-        "spent",
-        "stop",
-        "yielding",
-    )  # fmt: skip
+class JobAttempt(FunctionLease):
+    """The lease and the channel of a function that this process runs. The store is near: nothing waits for a heartbeat."""
 
     def __init__(
         self,
         claimed: GrantedJob,
         function: JobFunction[..., Any, Any],
-        job_service: AttemptReports,
-        now: Callable[[], Moment],
+        keeper: LeaseKeeper[JobAttempt],
+        sent_at: float,
     ) -> None:
-        self.facts: JobFacts = facts_of(*claimed)
-        self.function = function
-        self._job_service, self._now = job_service, now
-        self.expires_at: Moment = claimed.dispatch.expires_at
-        self.claimed_at: Moment = claimed.dispatch.admitted_at
-        self.began: float = 0.0  # on the monotonic clock; 0: it waits for a thread
-        self.stop: EndReason | None = None
-        self.lost = False
-        self.given_up = False  # another attempt has its place
-        self.yielding = False
-        self.fresh_progress: float | None = None
-        self.spent: Money | None = None
-        self.ended_by: Any = None  # how the hands can end it: their own business
-        self.pid_told = False  # by a heartbeat
+        """`sent_at`: on the keeper's clock, when the dispatch was admitted."""
+        dispatch = claimed.dispatch
+        ttl = seconds(dispatch.expires_at - dispatch.admitted_at)
+        super().__init__(facts_of(*claimed), function, keeper, sent_at, ttl)
+        self.function: JobFunction[..., Any, Any] = function
+        self.claimed_at: Moment = dispatch.admitted_at
 
-    @property
-    def canceled(self) -> bool:
-        # A lease that could not be renewed ends by the clock alone: without the store no heartbeat can tell.
-        return self.stop is not None or self.lost or self._now() >= self.expires_at
-
-    def progress(self, fraction: float) -> None:
-        self.fresh_progress = fraction
-
-    def spend(self, total: Money, amount: Money) -> None:  # noqa: ARG002  # of the protocol
-        self.spent = total
-        self.beat()
-
-    def log_handler(self) -> None:
-        return None
+    def spend(self, total: Money, amount: Money) -> None:
+        super().spend(total, amount)
+        self.report()
 
     def save_checkpoint(self, text: str) -> None:
-        if not self.beat(text):
+        self.latest_checkpoint = text
+        if not self.report():
             raise JobStopped("the lease is lost: this checkpoint was not saved", job_id=self.facts.job_id)
 
-    def beat(self, checkpoint: str | None = None) -> bool:
-        """Renews the lease and reports what is new. False: the lease is lost."""
-        progress, self.fresh_progress = self.fresh_progress, None
-        try:
-            answer = self._job_service.heartbeat(
-                self.facts.dispatch_id,
-                progress=progress,
-                spent=self.spent,
-                checkpoint=checkpoint,
-                pid=self.pid,
-            )
-        except (StaleDispatch, NotFound):
-            self.lost = True
-            return False
-        self.pid_told = True
-        self.expires_at = answer.expires_at
-        self.stop = answer.stop
-        return True
+    def report(self) -> bool:
+        """Renews the lease and reports what is new. False: the lease is lost. Unavailable: nothing was written."""
+        for _, error in self._keeper.send_now([self]):
+            raise error
+        return not self.lost
 
-    @property
-    def pid(self) -> int | None:
-        """Of the process that runs the function: this one, or the worker that has its call."""
-        return self.ended_by.pid if hasattr(self.ended_by, "pid") else os.getpid()
+
+def renewals(job_service: JobService, now: Callable[[], Moment]) -> Send:
+    """How a lease keeper renews leases of this process: by commits of its own store."""
+
+    def send(requests: Sequence[RenewalRequest]) -> list[RenewalReply | Exception]:
+        replies: list[RenewalReply | Exception] = []
+        for request in requests:
+            answer = job_service.heartbeat(**request._asdict())
+            ttl = seconds(answer.expires_at - now())
+            replies.append(RenewalReply(ttl, answer.stop, answer.should_yield))
+        return replies
+
+    return send
 
 
 def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None) -> JobFacts:
@@ -154,6 +92,7 @@ def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None) -> JobFacts:
     )
 
 
+#: How long a function that must stop has to see it before its process is ended.
 GRACE_SEC: Final = 5.0
 
 

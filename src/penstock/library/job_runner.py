@@ -19,13 +19,14 @@ from typing import Any, Final
 from penstock.core.errors import Refused
 from penstock.core.jobs.batching import AHEAD, EXPENSIVE, SOON, Batching, BatchPlan
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, Span
-from penstock.library.attempt import JobAttempt
+from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, Span, seconds
+from penstock.library.attempt import JobAttempt, renewals
 from penstock.library.function import JobFunction
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport, GrantedJob, JobService
 from penstock.stores.api import Grant
 from penstock.work.executors import JobExecutor
+from penstock.work.leases import LeaseKeeper
 from penstock.work.outcome import STOPPED, Outcome
 
 log = logging.getLogger("penstock.library")
@@ -65,7 +66,6 @@ class JobRunner:
         self._known = WorkerKinds(job_types=frozenset())
         #: Claimed, and not begun. Whoever pops one has it: the thread that runs it, or the one that gives it back.
         self._waiting: dict[DispatchId, JobAttempt] = {}
-        self.running: dict[DispatchId, JobAttempt] = {}
         self._over: deque[tuple[JobAttempt, Outcome]] = deque()
         self._mean_sec = AHEAD / SECOND  # of a function, lately; a guess until the first has ended
         self._guessed = True
@@ -90,6 +90,10 @@ class JobRunner:
     def join(self, job_service: JobService, ring: Callable[[], None]) -> None:
         """The job service is made with its parts, of which this is one: so it comes after."""
         self._job_service, self._ring = job_service, ring
+        self.leases: LeaseKeeper[JobAttempt] = LeaseKeeper(
+            renewals(job_service, self._now), on_stop=self._stop, on_yield=self.executors.ask_to_yield
+        )
+        self.running = self.leases.live
 
     # what the driver asks
 
@@ -168,7 +172,7 @@ class JobRunner:
                     self._take(ready)
                 plan = self._plan(self._now(), brought=len(brought))
                 over = list(itertools.islice(self._over, plan.report))
-                reports = [EndReport(a.facts.dispatch_id, *outcome) for a, outcome in over]
+                reports = [EndReport(a.dispatch_id, *outcome) for a, outcome in over]
                 room = plan.claim
                 if not room or self._closing or not self._functions:
                     self._settled(over, self._job_service.end_many(reports) if over else [])
@@ -189,8 +193,14 @@ class JobRunner:
         return started
 
     def _attempts(self, claimed: list[GrantedJob]) -> list[JobAttempt]:
+        offset = self.leases.clock() - seconds(self._now())  # from the store's clock to the keeper's
         return [
-            JobAttempt(each, self._functions[each.job.intent.job_type], self._job_service, self._now)
+            JobAttempt(
+                each,
+                self._functions[each.job.intent.job_type],
+                self.leases,
+                offset + seconds(each.dispatch.admitted_at),
+            )
             for each in claimed
         ]
 
@@ -206,7 +216,7 @@ class JobRunner:
 
     def _take(self, attempts: list[JobAttempt], *, here: bool = False) -> None:
         """`here`: the calling thread is one of the executor's, and takes one without being woken."""
-        self._waiting.update({attempt.facts.dispatch_id: attempt for attempt in attempts})
+        self._waiting.update({attempt.dispatch_id: attempt for attempt in attempts})
         self._took_at = self._now() if attempts else self._took_at
         self.executors.start(attempts, at_once=not self._brief, awake=int(here))
 
@@ -230,7 +240,7 @@ class JobRunner:
         while over := list(itertools.islice(self._over, self._plan(self._now()).report)):
             self._settled(
                 over,
-                self._job_service.end_many([EndReport(a.facts.dispatch_id, *outcome) for a, outcome in over]),
+                self._job_service.end_many([EndReport(a.dispatch_id, *outcome) for a, outcome in over]),
             )
 
     def _plan(self, now: Moment, *, brought: int = 0, taken_at: Moment = 0) -> BatchPlan:
@@ -250,7 +260,7 @@ class JobRunner:
     ) -> None:
         for (attempt, _), answer in zip(over, answers, strict=True):
             self._over.popleft()
-            self.running.pop(attempt.facts.dispatch_id, None)
+            self.running.pop(attempt.dispatch_id, None)
             if isinstance(answer, Refused) and not attempt.lost:
                 log.warning(
                     "what %s came to is refused: %s; job %s",
@@ -276,28 +286,29 @@ class JobRunner:
             self._give_back([a for a in list(self._waiting.values()) if a.claimed_at < since])
 
     def _give_back(self, attempts: list[JobAttempt]) -> None:
-        mine = [a for a in attempts if self._waiting.pop(a.facts.dispatch_id, None) is not None]
+        mine = [a for a in attempts if self._waiting.pop(a.dispatch_id, None) is not None]
         if mine:
-            self._job_service.end_many([EndReport(a.facts.dispatch_id, EndReason.RELEASED) for a in mine])
+            self._job_service.end_many([EndReport(a.dispatch_id, EndReason.RELEASED) for a in mine])
 
     # what the hands tell, from their own threads
 
     def _begin(self, attempt: JobAttempt) -> bool:
-        if self._waiting.pop(attempt.facts.dispatch_id, None) is None:
+        if self._waiting.pop(attempt.dispatch_id, None) is None:
             return False
-        attempt.began = time.monotonic()
-        self.running[attempt.facts.dispatch_id] = attempt
+        attempt.began_at = self.leases.clock()
+        self.running[attempt.dispatch_id] = attempt
         return True
 
-    def give_up(self, attempt: JobAttempt) -> None:
-        """Its lease is over. What it does now counts for nothing, and its units are somebody else's."""
-        attempt.given_up = True
-        self.running.pop(attempt.facts.dispatch_id, None)
+    def _stop(self, attempt: JobAttempt) -> None:
+        """For the lease keeper. The outcome of a lost attempt does not count, and another may run in its place."""
         self.executors.end(attempt)
-        self.executors.give_up(attempt)
+        if attempt.lost and self.running.pop(attempt.dispatch_id, None) is not None:
+            log.warning("%s of job %s has lost its lease", attempt.function.name, attempt.facts.job_id)
+            attempt.given_up = True
+            self.executors.give_up(attempt)
 
     def _finish(self, attempt: JobAttempt, outcome: Outcome) -> None:
-        ran = time.monotonic() - attempt.began
+        ran = self.leases.clock() - attempt.began_at
         self._mean_sec += (ran - self._mean_sec) / (1 if self._guessed else 16)
         self._guessed = False
         if outcome is STOPPED or outcome == STOPPED:
@@ -339,9 +350,7 @@ class JobRunner:
         self.settle()
         left = list(self.running.values())
         if left:
-            self._job_service.end_many(
-                [EndReport(a.facts.dispatch_id, EndReason.GRACEFUL_SHUTDOWN) for a in left]
-            )
+            self._job_service.end_many([EndReport(a.dispatch_id, EndReason.GRACEFUL_SHUTDOWN) for a in left])
         for attempt in left:
             log.warning(
                 "%s did not stop in time; job %s is back in the queue",

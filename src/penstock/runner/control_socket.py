@@ -66,9 +66,9 @@ class RunRequests:
             case "checkpoint":
                 return self._checkpoint(run, call.get("checkpoint"))
             case "progress":
-                run.progress, run.unsent_progress = _fraction(call.get("progress")), True
+                run.latest_progress = _fraction(call.get("progress"))
                 if message := call.get("message"):
-                    self._write_note(run, f"{run.progress * 100:.0f} %: {message}")
+                    self._write_note(run, f"{run.latest_progress * 100:.0f} %: {message}")
             case "spend":
                 run.spent += _amount(call.get("amount"))
                 self._beat(run, spent=run.spent)
@@ -102,8 +102,7 @@ class RunRequests:
         return {}
 
     def _beat(self, run: ActiveDispatch, **what: Any) -> None:
-        answer = self._job_service.heartbeat(run.dispatch_id, progress=run.progress, **what)
-        run.unsent_progress = False
+        answer = self._job_service.heartbeat(run.dispatch_id, progress=run.latest_progress, **what)
         self._told(run, answer)
 
 

@@ -17,22 +17,25 @@ from pathlib import Path
 from typing import Any, cast
 
 from penstock.core.jobs.job import Dispatch, Job
-from penstock.core.jobs.types import DispatchId, Money
+from penstock.core.jobs.types import Money, seconds
 from penstock.runner.channels import TICKET, Channel, Frame, IoLoop, make_page
 from penstock.runner.payload import FunctionPayload, Work
 from penstock.runner.process_tree import RUNNER_MARK, children, look, send
 from penstock.scheduler.permissions import SystemUser
+from penstock.work.leases import ActiveLease
 from penstock.work.outcome import Outcome
 
 
-@dataclass(slots=True, eq=False)
-class ActiveDispatch:
+@dataclass(eq=False)
+class ActiveDispatch(ActiveLease):
     """One attempt at a job, while this runner is responsible for it."""
 
     job: Job
     dispatch: Dispatch  # as the store last returned it
     work: Work
     checkpoint: str | None
+    #: When its claim was sent (`boot_time`).
+    sent_at: float
     #: Its warden kills it at this moment (`boot_time`) unless the runner names a later one before.
     until: float = 0.0
     #: With it a command can call the control socket while it runs. A function calls through its worker.
@@ -46,12 +49,10 @@ class ActiveDispatch:
     yielded: bool = False
     noted: bool = False  # it logged something, which its warden writes asynchronously
     spent: Money = 0
-    progress: float | None = None
-    unsent_progress: bool = False  # no heartbeat has carried it yet
 
-    @property
-    def dispatch_id(self) -> DispatchId:
-        return self.dispatch.dispatch_id
+    def __post_init__(self) -> None:
+        ttl = seconds(self.dispatch.expires_at - self.dispatch.admitted_at)
+        super().__init__(self.dispatch.dispatch_id, self.sent_at, ttl)
 
     @property
     def pid(self) -> int | None:

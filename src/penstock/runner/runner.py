@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from math import inf
@@ -17,14 +17,13 @@ from secrets import token_urlsafe
 from threading import Thread
 from typing import Final, Self
 
-from penstock.core.errors import NotFound, Refused, Unavailable
+from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable
 from penstock.core.jobs.changes import Note, Renewal, remark, stop
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import AdmissionView, RoundResult
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.tracker import Effect, Step, Tracker
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, seconds
-from penstock.core.text import error_text
 from penstock.runner.channels import Frame, IoLoop
 from penstock.runner.control_socket import ControlSocket, RunRequests
 from penstock.runner.leftovers import WORKER, Leftovers, OutputCleaner
@@ -36,7 +35,8 @@ from penstock.runner.warden import boot_time
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import Answer, EndReport, GrantedJob
 from penstock.scheduler.service import SchedulerService
-from penstock.stores.api import Admit, Apply, Renew, committed, committed_apart
+from penstock.stores.api import Admit, Apply, Renew, Standing, committed, committed_apart
+from penstock.work.leases import REPORT_SEC, ActiveLease, LeaseKeeper, RenewalReply, RenewalRequest
 from penstock.work.outcome import Outcome
 
 log = logging.getLogger("penstock.runner")
@@ -51,8 +51,6 @@ _AFTER_FAILURE: Final = 1.0
 AFTER_STOP: Final = 0.8
 #: The longest that something that has ended waits for the other half of its batch.
 _SOON: Final = 0.005
-#: Progress is told at least so often, and which process runs a job, if it runs for so long.
-_TOLD_WITHIN: Final = 1.0
 #: With these reasons the job goes back to the queue from its checkpoint: its function yields. With others it is canceled.
 _YIELDING: Final = {
     None,
@@ -76,6 +74,13 @@ class Runner:
         self._folder = runs
         self._tracker = Tracker(self._settings.graces)
         self._runs: dict[DispatchId, ActiveDispatch] = {}
+        self._leases: LeaseKeeper[ActiveLease] = LeaseKeeper(
+            self._renew,
+            on_stop=self._stop_lease,
+            on_yield=lambda lease: self._ask(lease.dispatch_id),
+            together=True,
+            clock=boot_time,
+        )
         self._tokens: dict[str, ActiveDispatch] = {}
         self._ended: list[tuple[ActiveDispatch, Outcome]] = []
         self._notes: list[tuple[ActiveDispatch, Note]] = []
@@ -280,20 +285,22 @@ class Runner:
             work = read(job.intent.job_type, job.intent.payload, self._settings.functions)
         except Refused as error:
             self._end(
-                ActiveDispatch(job, dispatch, CommandPayload(argv=()), None),
+                ActiveDispatch(job, dispatch, CommandPayload(argv=()), None, self._turned_at),
                 Outcome(EndReason.JOB_ERROR, error=str(error)),
             )
             return
-        run = ActiveDispatch(job, dispatch, work, checkpoint)
+        run = ActiveDispatch(job, dispatch, work, checkpoint, self._turned_at)
         if dispatch.fence > 1 and any(
             one.job.job_id == job.job_id for one in (*self._lost, *self._runs.values())
         ):
             why = "processes of its last attempt survive on this host"
             self._end(run, Outcome(EndReason.START_TIMEOUT, error=why))
             return
-        self._runs[run.dispatch_id] = run
-        run.until = boot_time() + self._unheard
-        self._beat_at = min(self._beat_at, boot_time() + _TOLD_WITHIN)  # which tells its pid
+        self._runs[run.dispatch_id] = self._leases.live[run.dispatch_id] = run
+        run.began_at = boot_time()
+        run.until = run.began_at + self._unheard
+        # Within REPORT_SEC its process is known.
+        self._beat_at = min(self._beat_at, self._leases.due_at(run), run.began_at + REPORT_SEC)
         if isinstance(work, CommandPayload):
             self._tracker.register(run.dispatch_id, listens=work.listens)
             run.token = token_urlsafe(32)
@@ -332,8 +339,7 @@ class Runner:
 
     def _answer(self, run: ActiveDispatch, call: Frame) -> Frame:
         answer = self._calls.answer(run, call)
-        if run.unsent_progress:
-            self._beat_at = min(self._beat_at, boot_time() + _TOLD_WITHIN)
+        self._beat_at = min(self._beat_at, self._leases.due_at(run))
         return answer
 
     def _told(self, run: ActiveDispatch, answer: Answer) -> None:
@@ -351,37 +357,45 @@ class Runner:
         self._rung, self._news = False, True
         self._look_at = boot_time() + _BREATH
         self._turn_at = min(self._turn_at, self._look_at)
-        for dispatch in self._store.live(phases=[DispatchPhase.ENDING]) if self._runs else ():
-            run = self._runs.get(dispatch.dispatch_id)
-            if run is not None and dispatch.reason is not None:
-                self._stop_run(run, dispatch.reason)
+        if self._runs:
+            stops = self._store.live(phases=[DispatchPhase.ENDING])
+            self._leases.note_stops({dispatch.dispatch_id: dispatch.reason for dispatch in stops})
 
     def _beat(self) -> None:
-        sent = boot_time()
-        self._beat_at = sent + seconds(self._rules.lease_for) / 3
-        now = self._store.now()
+        self._beat_at = boot_time() + _AFTER_FAILURE
+        self._beat_at = self._leases.step()
+
+    def _renew(self, requests: Sequence[RenewalRequest]) -> list[RenewalReply | Exception]:
+        """All leases in one commit. The warden of each run learns how long it may go on."""
+        sent, now = boot_time(), self._store.now()
         until = now + self._rules.lease_for
-        runs = list(self._runs.values())
-        beats = [
-            Renewal(dispatch_id=run.dispatch_id, expires_at=until, progress=run.progress, pid=run.pid)
-            for run in runs
+        renewals = [
+            Renewal(dispatch_id=each.dispatch_id, expires_at=until, progress=each.progress, pid=each.pid)
+            for each in requests
         ]
-        beats += [Renewal(dispatch_id=held, expires_at=until) for held in self._lost.values()]
-        standings = committed_apart(self._store, Renew, beats)
-        for run, standing in zip(runs, standings, strict=False):
-            run.unsent_progress = False
-            if isinstance(standing, Exception):
-                log.error("the lease of %s cannot be renewed: %s", run.dispatch_id, error_text(standing))
-                run.progress = None  # all that a beat tells; the next one comes without it
-                continue
-            if standing is None:
-                # It has been given up, and may run elsewhere any moment: nothing is gained by being polite.
-                self._stop_run(run, EndReason.LEASE_EXPIRED, at_once=True)
-                continue
-            if standing.phase is DispatchPhase.ENDING and standing.reason is not None:
-                self._stop_run(run, standing.reason)
-            left = seconds(standing.expires_at - now)
-            self._supervisor.renew(run, sent + min(left, self._unheard))
+        standings = committed_apart(self._store, Renew, renewals)
+        return [
+            each if isinstance(each, Exception) else self._renewed(request.dispatch_id, each, sent, now)
+            for request, each in zip(requests, standings, strict=True)
+        ]
+
+    def _renewed(
+        self, dispatch_id: DispatchId, standing: Standing | None, sent: float, now: Moment
+    ) -> RenewalReply | Exception:
+        if standing is None:
+            return StaleDispatch("this lease has expired, ended or been replaced", dispatch_id=dispatch_id)
+        ttl = seconds(standing.expires_at - now)
+        if run := self._runs.get(dispatch_id):
+            self._supervisor.renew(run, sent + min(ttl, self._unheard))
+        return RenewalReply(ttl, standing.reason if standing.phase is DispatchPhase.ENDING else None)
+
+    def _stop_lease(self, lease: ActiveLease) -> None:
+        run = self._runs.get(lease.dispatch_id)
+        if run is not None and lease.lost:
+            # The job may run elsewhere any moment: the ladder begins at its end.
+            self._stop_run(run, EndReason.LEASE_EXPIRED, at_once=True)
+        elif run is not None and lease.stop is not None:
+            self._stop_run(run, lease.stop)
 
     # ending
 
@@ -410,7 +424,9 @@ class Runner:
         self._notes.append((run, Note(EventKind.SIGNALED, str(Step.LOST), {})))
         if self._give_up_at is None:
             log.error("%s survives SIGKILL; its units stay taken until it is gone", run.dispatch_id)
-            self._lost[run] = self._quarantine(run)
+            held = self._lost[run] = self._quarantine(run)
+            lease = ActiveLease(held, boot_time(), seconds(self._rules.lease_for))
+            self._leases.live[held] = lease
         self._settle(run, Outcome(EndReason.WORKER_CRASHED, error="its processes survived SIGKILL"))
 
     def _quarantine(self, run: ActiveDispatch) -> DispatchId:
@@ -431,6 +447,7 @@ class Runner:
 
     def _run_over(self, run: ActiveDispatch, outcome: Outcome) -> None:
         if held := self._lost.pop(run, None):
+            del self._leases.live[held]
             self._service.job_service.release(held)
         else:
             self._settle(run, outcome)
@@ -438,7 +455,7 @@ class Runner:
     def _settle(self, run: ActiveDispatch, outcome: Outcome) -> None:
         how = self._tracker.settle(run.dispatch_id, outcome.end)
         if how is not None:
-            del self._runs[run.dispatch_id]
+            del self._runs[run.dispatch_id], self._leases.live[run.dispatch_id]
             self._tokens.pop(run.token, None)
             self._end(run, outcome._replace(end=how))
 

@@ -21,7 +21,7 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, Moment, seconds
-from penstock.library.attempt import JobAttempt
+from penstock.library.attempt import JobAttempt, renewals
 from penstock.library.function import JobFunction
 from penstock.library.handle import JobHandle
 from penstock.library.options import MEMORY, LibrarySettings, Seconds, span_sec
@@ -34,6 +34,7 @@ from penstock.stores.api import Query, Receipt, Store
 from penstock.stores.memory.store import MemoryStore
 from penstock.work.context import CurrentJob
 from penstock.work.json_codec import plain
+from penstock.work.leases import LeaseKeeper
 from penstock.work.outcome import Invocation, Outcome, run
 
 _MOST_SHOWN = 20
@@ -213,7 +214,10 @@ class VirtualScheduler(Scheduler):
             if runs > _MOST_RUNS:
                 raise RuntimeError(f"{_MOST_RUNS} runs and no end: does a job enqueue itself?")
             attempt = _Attempt(
-                claimed[0], self._functions[claimed[0].job.intent.job_type], service.job_service, self.clock
+                claimed[0],
+                self._functions[claimed[0].job.intent.job_type],
+                self._leases,
+                seconds(self.clock()),
             )
             self._run(attempt)
 
@@ -240,7 +244,7 @@ class VirtualScheduler(Scheduler):
             beat = self.clock() + self.rules.lease_for // 3
             self.clock.step_to(min(until, beat, max(self.clock() + 1, beat if due is None else due)))
             for attempt in self._running_now:
-                attempt.beat()
+                attempt.report()
             self._shared_service.maintenance.step(self.clock())
 
     # enqueueing
@@ -270,6 +274,12 @@ class VirtualScheduler(Scheduler):
     def _shared_service(self) -> SchedulerService:
         if self._service is None:
             self._service = SchedulerService(self._store, self.rules, reserves=False)
+            self._leases: LeaseKeeper[JobAttempt] = LeaseKeeper(
+                renewals(self._service.job_service, self.clock),
+                on_stop=lambda _: None,
+                on_yield=lambda _: None,
+                clock=lambda: seconds(self.clock()),
+            )
             self.clock.on_passing(self._pass)
         return self._service
 
@@ -306,17 +316,15 @@ class _Still:
 
 
 class _Attempt(JobAttempt):
-    """Looks for itself whether it was told to stop, where a thread beside it would have told it."""
-
-    __slots__ = ()
+    """Asks by itself whether it must stop: no thread renews its lease."""
 
     @property
     def canceled(self) -> bool:
-        return not self.beat() or self.stop is not None
+        return not self.report() or self.stop is not None
 
     def progress(self, fraction: float) -> None:
-        self.fresh_progress = fraction
-        self.beat()
+        super().progress(fraction)
+        self.report()
 
 
 class _Recording(JobFunction[..., Any, Any]):

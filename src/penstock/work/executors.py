@@ -64,6 +64,8 @@ class ExecutorAttempt(JobChannel, Protocol):
     given_up: bool
     #: By which the executor can end it: a task or a call of a pool.
     ended_by: Any
+    #: The executor has ended it.
+    end_sent: bool
 
 
 A = TypeVar("A", bound=ExecutorAttempt)
@@ -90,7 +92,7 @@ class JobExecutor(Protocol[A_contra]):
         ...
 
     def end(self, attempt: A_contra) -> None:
-        """The attempt must stop: ends it by force where that is possible."""
+        """The attempt must stop: ends it by force where that is possible. Called again until the attempt has ended."""
         ...
 
     def give_up(self, attempt: A_contra) -> None:
@@ -146,7 +148,8 @@ class ThreadExecutor(Generic[A]):
 
     def end(self, attempt: A) -> None:
         task = attempt.ended_by
-        if isinstance(task, asyncio.Task) and self._loop is not None:
+        if isinstance(task, asyncio.Task) and self._loop is not None and not attempt.end_sent:
+            attempt.end_sent = True
             self._loop.call_soon_threadsafe(task.cancel)
 
     def give_up(self, attempt: A) -> None:
@@ -324,7 +327,8 @@ class ProcessExecutor(Generic[A]):
         pass
 
     def end(self, attempt: A) -> None:
-        if attempt.ended_by is not None:
+        if attempt.ended_by is not None and not attempt.end_sent:
+            attempt.end_sent = True
             attempt.ended_by.cancel("the job was told to stop")
 
     def give_up(self, attempt: A) -> None:

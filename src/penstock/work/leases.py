@@ -1,0 +1,336 @@
+"""
+The lease keeper: renews the leases of running jobs, and learns which of them must end. The library, the SDK worker and
+the runner use the same one; each hands in how a renewal is sent (a commit or a request) and what happens on a stop.
+
+A process believes in a lease by its own clock alone, counted from the moment when it SENT the last renewal that was
+answered: the scheduler counts from the arrival, which was later. So a process that keeps to this has stopped before
+the scheduler can grant the job to another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event, Thread
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from penstock.core.errors import JobStopped, NotFound, StaleDispatch, Unavailable
+from penstock.core.jobs.types import DispatchId, EndReason, Money
+from penstock.core.text import error_text
+from penstock.work.context import JobFacts
+from penstock.work.executors import InvokedFunction
+
+log = logging.getLogger("penstock.work")
+
+#: Fraction of a lease after which it is renewed. One lost renewal does no harm.
+RENEW_AT: Final = 0.3
+#: Progress, spending and the process id reach the scheduler within this many seconds.
+REPORT_SEC: Final = 1.0
+RETRY_SEC: Final = 0.2
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def boot_clock() -> float:
+    """Counts while the machine is suspended too: its leases expire meanwhile."""
+    return time.clock_gettime(_CLOCK)
+
+
+class RenewalRequest(NamedTuple):
+    """What the scheduler has not been told yet is not None."""
+
+    dispatch_id: DispatchId
+    progress: float | None
+    #: The total of this attempt.
+    spent: Money | None
+    checkpoint: str | None
+    pid: int | None
+
+
+class RenewalReply(NamedTuple):
+    """`ttl`: seconds from the moment when the request was sent. `stop`: why the attempt must end, if it must."""
+
+    ttl: float
+    stop: EndReason | None = None
+    should_yield: bool = False
+
+
+class ActiveLease:
+    """
+    The lease of one dispatch that this process runs. One thread writes each of these words and others read them, so
+    no lock is needed.
+    """
+
+    #: On the keeper's clock; 0: the job has not begun.
+    began_at = 0.0
+    #: When a renewal was last sent, answered or not.
+    tried_at = 0.0
+    #: Why the attempt must end, if it must.
+    stop: EndReason | None = None
+    #: The scheduler refused the lease, or it could not be renewed in time: the outcome does not count.
+    lost = False
+    yielding = False
+    pid_sent: int | None = None
+    #: The latest values, and those that the scheduler has.
+    latest_progress: float | None = None
+    latest_spent: Money | None = None
+    latest_checkpoint: str | None = None
+    _sent: tuple[float | None, Money | None, str | None] = (None, None, None)
+
+    def __init__(self, dispatch_id: DispatchId, sent_at: float, ttl: float) -> None:
+        self.dispatch_id, self.sent_at, self.ttl = dispatch_id, sent_at, ttl
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs the job."""
+        return None
+
+    @property
+    def has_unsent(self) -> bool:
+        latest = (self.latest_progress, self.latest_spent, self.latest_checkpoint)
+        return self._sent != latest or self.pid not in (None, self.pid_sent)
+
+    @property
+    def owes_report(self) -> bool:
+        """Spending and checkpoints must reach the scheduler even if the attempt has ended; progress need not."""
+        return self.stop is None and self._sent[1:] != (self.latest_spent, self.latest_checkpoint)
+
+    def request(self) -> RenewalRequest:
+        progress, spent, checkpoint = self._sent
+        return RenewalRequest(
+            self.dispatch_id,
+            None if self.latest_progress == progress else self.latest_progress,
+            None if self.latest_spent == spent else self.latest_spent,
+            None if self.latest_checkpoint == checkpoint else self.latest_checkpoint,
+            None if self.pid == self.pid_sent else self.pid,
+        )
+
+    def was_sent(self, request: RenewalRequest) -> None:
+        progress, spent, checkpoint = self._sent
+        self._sent = (
+            progress if request.progress is None else request.progress,
+            spent if request.spent is None else request.spent,
+            checkpoint if request.checkpoint is None else request.checkpoint,
+        )
+        self.pid_sent = request.pid or self.pid_sent
+
+    def renewed(self, reply: RenewalReply, sent_at: float) -> None:
+        """Replies may overtake each other: the latest request counts."""
+        if sent_at > self.sent_at:
+            self.sent_at, self.ttl = sent_at, reply.ttl
+        self.yielding = self.yielding or reply.should_yield
+        self.stop = reply.stop or self.stop
+
+    def lose(self, reason: EndReason = EndReason.LEASE_EXPIRED) -> None:
+        self.stop, self.lost = self.stop or reason, True
+
+
+L = TypeVar("L", bound=ActiveLease)
+#: Sends one request for each of the leases. A reply may be an exception: StaleDispatch and NotFound refuse the lease.
+#: Unavailable is raised: the scheduler cannot be reached.
+Send: TypeAlias = Callable[[Sequence[RenewalRequest]], Sequence[RenewalReply | Exception]]
+
+
+class LeaseKeeper(Generic[L]):
+    """
+    `on_stop` is called with each step for every lease that must end, `on_yield` for every one that should yield, until
+    the owner removes it from `live`. `at_risk`: the fraction of a lease after which, without a renewal, the attempt must
+    end. `together`: when one lease is due, all are renewed in one request.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        *,
+        on_stop: Callable[[L], None],
+        on_yield: Callable[[L], None],
+        at_risk: float = 1.0,
+        together: bool = False,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self._send, self._on_stop, self._on_yield = send, on_stop, on_yield
+        self._at_risk, self._together, self.clock = at_risk, together, clock
+        #: The owner adds and removes leases, from any thread.
+        self.live: dict[DispatchId, L] = {}
+        self._unanswered = False
+
+    def step(self) -> float:
+        """Renews what is due. Returns when the next step should come."""
+        leases = list(self.live.values())
+        alive = [lease for lease in leases if not (self.must_stop(lease) and lease.lost)]
+        for group in self._due(alive):
+            if not self._try(group):
+                break  # the others would only wait for the same
+        now = self.clock()
+        for lease in leases:
+            if self.must_stop(lease):
+                self._on_stop(lease)
+            elif lease.yielding:
+                self._on_yield(lease)
+        next_at = min((self.due_at(lease) for lease in alive if not lease.lost), default=now + REPORT_SEC)
+        return max(next_at, now + RETRY_SEC) if self._unanswered else next_at
+
+    def _due(self, leases: list[L]) -> list[list[L]]:
+        due = [lease for lease in leases if self.due_at(lease) <= self.clock()]
+        if self._together:
+            return [leases] if due else []
+        return [[lease] for lease in due]
+
+    def due_at(self, lease: ActiveLease) -> float:
+        due = lease.sent_at + lease.ttl * RENEW_AT
+        if lease.began_at and lease.has_unsent:
+            due = min(due, max(lease.tried_at, lease.began_at) + REPORT_SEC)
+        return max(due, lease.tried_at + RETRY_SEC)
+
+    def must_stop(self, lease: ActiveLease) -> bool:
+        """Looks at the clock, and not only at replies: a function must stop even if no thread of ours could run."""
+        if lease.stop is None and self.clock() >= lease.sent_at + lease.ttl * self._at_risk:
+            lease.lose()
+        return lease.stop is not None
+
+    def is_over(self, lease: ActiveLease) -> bool:
+        """Whether the scheduler may have granted the job to another."""
+        return self.clock() >= lease.sent_at + lease.ttl
+
+    def note_stops(self, reasons: Mapping[DispatchId, EndReason | None]) -> None:
+        """The scheduler has told these dispatches to end, by another way than a reply."""
+        for dispatch_id, reason in reasons.items():
+            lease = self.live.get(dispatch_id)
+            if lease is not None and reason is not None:
+                lease.stop = reason
+                self._on_stop(lease)
+
+    def renew(self, lease: L) -> bool:
+        """Renews now. False: the scheduler did not answer; the next step sends what is new."""
+        return self._try([lease])
+
+    def _try(self, leases: list[L]) -> bool:
+        try:
+            for lease, error in self.send_now(leases):
+                log.error("lease %s cannot be renewed: %s", lease.dispatch_id, error_text(error))
+        except Unavailable as error:
+            if not self._unanswered:
+                log.warning("leases cannot be renewed now: %s", error)
+            self._unanswered = True
+            return False
+        if self._unanswered:
+            log.info("leases are renewed again")
+        self._unanswered = False
+        return True
+
+    def send_now(self, leases: list[L]) -> list[tuple[L, Exception]]:
+        """Raises Unavailable; whatever else goes wrong belongs to one lease, and is returned."""
+        sent_at = self.clock()
+        requests = [lease.request() for lease in leases]
+        for lease in leases:
+            lease.tried_at = sent_at
+        replies: Sequence[RenewalReply | Exception]
+        try:
+            replies = self._send(requests)
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001  # the other leases go on
+            replies = [error] * len(leases)
+        problems = []
+        for lease, request, reply in zip(leases, requests, replies, strict=True):
+            lease.was_sent(request)  # or refused: without it the lease can be renewed
+            if isinstance(reply, RenewalReply):
+                lease.renewed(reply, sent_at)
+            elif isinstance(reply, (StaleDispatch, NotFound)):
+                log.warning("lease %s is lost: %s", lease.dispatch_id, reply)
+                lease.lose()
+            else:
+                problems.append((lease, reply))
+        return problems
+
+
+class FunctionLease(ActiveLease):
+    """The lease of a function that an executor of this process runs. It is the channel of the function as well."""
+
+    #: For the executor: the attempt is lost, and another thread has its place.
+    given_up = False
+    #: For the executor: a task, or a call of a pool, by which it can end the function.
+    ended_by: Any = None
+    end_sent = False
+
+    def __init__(
+        self,
+        facts: JobFacts,
+        function: InvokedFunction,
+        keeper: LeaseKeeper[Any],
+        sent_at: float,
+        ttl: float,
+    ) -> None:
+        self.dispatch_id, self.sent_at, self.ttl = facts.dispatch_id, sent_at, ttl
+        self.facts, self.function, self._keeper = facts, function, keeper
+
+    @property
+    def pid(self) -> int | None:
+        return self.ended_by.pid if hasattr(self.ended_by, "pid") else os.getpid()
+
+    @property
+    def canceled(self) -> bool:
+        return self._keeper.must_stop(self)
+
+    @property
+    def over(self) -> bool:
+        return self._keeper.is_over(self)
+
+    def progress(self, fraction: float) -> None:
+        self.latest_progress = fraction
+
+    def spend(self, total: Money, amount: Money) -> None:  # noqa: ARG002  # of the protocol
+        self.latest_spent = total
+
+    def save_checkpoint(self, text: str) -> None:
+        """Sent at once. If the scheduler does not answer, the next renewal carries it: the attempt may go on."""
+        if not self.canceled:
+            self.latest_checkpoint = text
+            self._keeper.renew(self)
+        if self.lost:
+            raise JobStopped("the lease is lost: this checkpoint was not saved", job_id=self.facts.job_id)
+
+    def log_handler(self) -> None:
+        return None
+
+
+class KeeperThread:
+    """
+    Steps a keeper beside the functions: it runs no code of theirs, so a function that computes for an hour keeps its
+    lease. `before_step` comes first, at most every 0.1 s however often `wake` is called.
+    """
+
+    def __init__(
+        self, keeper: LeaseKeeper[Any], before_step: Callable[[], None], *, longest_pause: float = 0.5
+    ) -> None:
+        self._keeper, self._before_step, self._longest = keeper, before_step, longest_pause
+        self._shortest = min(0.1, longest_pause)
+        self._wakeup, self._stopping = Event(), Event()
+        self._thread = Thread(target=self._run, name="penstock-leases", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._wakeup.set()
+
+    def stop(self, timeout: float | None = None) -> None:
+        self._stopping.set()
+        self._wakeup.set()
+        if self._thread.is_alive():  # a Ctrl-C may have come before its start
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        next_at = 0.0
+        while not self._stopping.is_set():
+            self._wakeup.clear()
+            try:
+                self._before_step()
+                next_at = self._keeper.step()
+            except Unavailable as error:
+                log.warning("leases cannot be checked now: %s", error)
+            except Exception:  # without renewals every lease here expires
+                log.exception("leases could not be renewed; the next step tries again")
+            self._stopping.wait(self._shortest)
+            self._wakeup.wait(max(0.0, min(self._longest, next_at - self._keeper.clock())))
