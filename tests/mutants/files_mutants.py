@@ -119,9 +119,9 @@ MUTANTS = [
     ),
     Mutant(
         "files: health only reads",
-        "penstock/server/handlers/status.py",
-        "problems_of",
-        "        app_state.service.registration.prove()\n",
+        "penstock/server/app_state.py",
+        "AppState.problems",
+        "            self.service.registration.prove()\n",
         "",
         ("tests/crash/test_lost_files.py", "-k", "health"),
     ),

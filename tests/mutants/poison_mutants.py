@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         "poison: a body that is not UTF-8 is read",
-        "penstock/server/body.py",
+        "penstock/server/request.py",
         "Decoder.__call__",
         "        if not _is_utf8(body):\n",
         "        if False:\n",

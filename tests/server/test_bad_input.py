@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock import wire
-from penstock.server.body import MAX_BODY, MAX_DEPTH, too_deep
+from penstock.server.request import MAX_BODY, MAX_DEPTH, too_deep
 from penstock.server.routes import ROUTES
 from penstock.wire import PREFIX
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from penstock.server.body import MAX_BODY, MAX_DEPTH
+from penstock.server.request import MAX_BODY, MAX_DEPTH
 from penstock.wire import PREFIX
 
 FLOOR = 0.001

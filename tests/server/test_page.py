@@ -13,8 +13,7 @@ import pytest
 from http_kit import Client, Place
 from tests.waiting import until
 
-from penstock.server import page as page_module
-from penstock.server.tokens import TokenFile
+from penstock.server.tokens import Sessions, TokenFile
 from penstock.wire import PREFIX
 
 
@@ -148,7 +147,7 @@ def test_the_cookie_is_of_one_instance(tmp_path):
     names = set()
     for folder in ("one", "two"):
         tokens = TokenFile(tmp_path / folder, lambda: 0)
-        names.add(page_module.Sessions(tokens, secure=False, port=8_000).cookie)
+        names.add(Sessions(tokens, secure=False, url="", port=8_000).cookie)
 
     assert len(names) == 2
 
@@ -198,7 +197,7 @@ def test_a_session_is_a_token_that_can_be_seen_and_revoked(paged):
 
 
 def test_a_session_that_is_over_opens_nothing(paged, monkeypatch):
-    monkeypatch.setattr(page_module, "LASTS", timedelta(seconds=-1))
+    monkeypatch.setattr("penstock.server.tokens.SESSION_LASTS", timedelta(seconds=-1))
     _, session = opened(paged)
 
     assert bare(paged, "GET", f"{PREFIX}/stats", **session).status == 401

@@ -25,7 +25,8 @@ class StatsHarness:
         self.service = SchedulerService(
             MemoryStore(lambda: self.now), SchedulerRules(capacity=Capacity(fixed=90))
         )
-        self.stream = StatsStream(self.service, self.run, asyncio.new_event_loop())
+        self.loop = asyncio.new_event_loop()
+        self.stream = StatsStream(self.service, self.run, self.loop)
         self.advance()
 
     async def run(self, work, *arguments):
@@ -36,21 +37,21 @@ class StatsHarness:
         del self.read[:]
         for _ in range(times):
             self.now += SECOND
-            self.stream._loop.run_until_complete(self.stream._beat_once())
+            self.loop.run_until_complete(self.stream.beat_once())
 
 
 @pytest.fixture
 def harness():
     harness = StatsHarness()
     yield harness
-    harness.stream._loop.close()
+    harness.loop.close()
 
 
 def test_while_nothing_is_committed_and_nobody_watches_the_store_is_left_alone(harness):
     harness.advance(5)
 
     assert harness.read == []
-    assert len(harness.stream.pulse.history()) == 6
+    assert len(harness.stream.live.history()) == 6
 
 
 def test_what_was_committed_is_counted_in_the_next_beat(harness):
@@ -59,19 +60,21 @@ def test_what_was_committed_is_counted_in_the_next_beat(harness):
     harness.advance()
 
     assert harness.read == ["_count"]
-    assert harness.stream.pulse.history()[-1].counts == {"submitted": 1}
+    assert harness.stream.live.history()[-1].counts == {"submitted": 1}
 
 
-def test_a_commit_that_nobody_told_of_is_counted_before_long(harness):
+def test_a_commit_without_a_notice_is_counted_before_long(harness):
     harness.service.job_service.submit(SUBMIT)
-    harness.stream._news = False
-    harness.advance(11)
+    harness.stream.changed = False
+    harness.advance(10)
+    assert harness.read == []
+    harness.advance()
 
-    assert harness.stream.pulse.history()[-1].queued == 1
+    assert harness.stream.live.history()[-1].queued == 1
 
 
 def test_who_watches_gets_every_second_from_the_store(harness):
-    harness.stream._watchers = 1
+    harness.stream.watchers = 1
     harness.advance(3)
 
     assert harness.read == ["_step"] * 3

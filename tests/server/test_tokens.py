@@ -10,12 +10,11 @@ import stat
 import pytest
 from http_kit import Place
 
-from penstock.core.jobs.types import SECOND
+from penstock.core.jobs.types import SECOND, when
 from penstock.scheduler.permissions import Unsafe, private_directory, secret_key
 from penstock.server.accepting import check_exposure
 from penstock.server.problems import BadToken
 from penstock.server.tokens import FIRST_FILE, TOKENS_FILE, TokenFile, read_secret
-from penstock.server.views import when
 from penstock.wire import NewToken, Scope
 
 NOW = 1_900_000_000 * SECOND
@@ -197,7 +196,7 @@ def test_a_token_that_has_ended_makes_no_child(tokens):
 def test_a_damaged_file_lets_nobody_in_and_says_what_to_do(directory, tokens, time):
     (directory / TOKENS_FILE).write_text("{")
 
-    with pytest.raises(Unsafe, match="mend it, or remove it"):
+    with pytest.raises(Unsafe, match="fix it, or remove it"):
         TokenFile(directory, time.clock)
 
 

@@ -66,14 +66,8 @@ def later(function, *args):
 
 
 def waiters(place):
-    """How many requests wait for something now."""
-    import gc
-
-    from penstock.server.event_hub import EventHub
-
-    return sum(
-        len(t._waiters) for t in gc.get_objects() if isinstance(t, EventHub) and t._store is place.store
-    )
+    """How many requests wait for an event now."""
+    return place.server.app_state.trail.waiting
 
 
 def test_a_claim_wakes_at_once_when_a_job_is_submitted(live):
@@ -309,15 +303,7 @@ def test_a_reader_that_does_not_read_is_dropped_and_harms_nobody(tmp_path):
 
 
 def open_requests(place):
-    import gc
-
-    from penstock.server.app import Api
-
-    return sum(
-        api._open.total()
-        for api in gc.get_objects()
-        if isinstance(api, Api) and api._app_state.store is place.store
-    )
+    return place.server.app_state.open_requests.total()
 
 
 def test_one_token_cannot_have_all_the_places_to_wait(tmp_path):

@@ -202,13 +202,13 @@ class Client:
         )
 
     def complete(self, job_id: str, lease_id: str, result: Any = None) -> wire.Completed:
-        body = wire.CompleteBody(lease_id=lease_id, state="DONE", result=Raw(json_of(result).encode()))
+        body = wire.OutcomeReport(lease_id=lease_id, state="DONE", result=Raw(json_of(result).encode()))
         return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, again=True)
 
     def fail(
         self, job_id: str, lease_id: str, error: str, *, failure: wire.Failure = wire.Failure.JOB_ERROR
     ) -> wire.Completed:
-        body = wire.CompleteBody(lease_id=lease_id, state="FAILED", error=error, failure=failure)
+        body = wire.OutcomeReport(lease_id=lease_id, state="FAILED", error=error, failure=failure)
         return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, again=True)
 
     def complete_many(self, outcomes: Sequence[wire.OutcomeReport]) -> list[wire.Ended]:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from penstock.client.client import Client
-from penstock.core.jobs.types import DispatchId, Moment, Money
+from penstock.core.jobs.types import DispatchId, Money, moment_of
 from penstock.wire import ClaimedJob
 from penstock.work.context import CurrentJob, JobFacts, takes_context
 from penstock.work.executors import RemoteCall, RemoteOutcome, run_in_process
@@ -27,7 +26,6 @@ from penstock.work.outcome import call_with
 
 Handler: TypeAlias = Callable[..., Any]
 _CONTEXT_NAMES: Final = ("job", "ctx")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def facts_of(job: ClaimedJob) -> JobFacts:
@@ -41,7 +39,7 @@ def facts_of(job: ClaimedJob) -> JobFacts:
         job.attempt,
         job.addon_id,
         job.tags,
-        None if deadline is None else Moment((deadline - _EPOCH) // timedelta(microseconds=1)),
+        None if deadline is None else moment_of(deadline),
         bytes(job.payload).decode() or "null",
         None if checkpoint in ("", "null") else checkpoint,
     )

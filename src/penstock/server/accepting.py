@@ -1,5 +1,5 @@
 """
-Who may come in: which peers may connect, how many connections each may have, and which hosts and origins a request may name.
+Which peers may connect, and how many connections each may have.
 
 A client that opens connections and sends nothing must not lock the others out. So a full listener does not refuse a new connection:
 it closes one that serves no request, the oldest first, and those whose client has shown a valid token last. What is being served is
@@ -8,10 +8,6 @@ limited by token, so only clients with a token can fill a listener for good, and
 The event loop's own servers count nothing before a TLS handshake is over, and one of them cannot keep places for another. So each
 listener accepts by itself, and takes a place in the budget before TLS and before it reads a byte. The owner's Unix socket has a
 budget of its own: whatever happens on TCP, the owner gets in.
-
-A page in a browser on this machine can reach a loopback port: by a form, by a script, or by a name that it points at 127.0.0.1
-later. It cannot choose its Host, its Origin or its Sec-Fetch-Site. `check_request` compares these with what is allowed, on every
-request, before anything else reads it.
 """
 
 from __future__ import annotations
@@ -25,48 +21,12 @@ import resource
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from penstock.scheduler.permissions import Unsafe
 from penstock.server.connection import ConnectionLimits, HttpConnection, refusal
-from penstock.server.problems import Forbidden
-
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_SAME: Final = frozenset({b"same-origin", b"none"})
-
-
-@dataclass(frozen=True, slots=True)
-class Exposure:
-    """How the server may be reached. `hosts` are names without a port, as a Host header has them."""
-
-    hosts: frozenset[str] = LOOPBACK
-    #: Whole origins, `https://jobs.example.org`, besides those of the hosts themselves.
-    origins: frozenset[str] = frozenset()
-
-
-def check_request(headers: Mapping[bytes, bytes], exposure: Exposure) -> None:
-    host = _without_port(headers.get(b"host", b"").decode("latin-1")).lower()
-    if host not in exposure.hosts:
-        raise Forbidden("the Host header names a host that is not allowed here")
-    origin = headers.get(b"origin")
-    if origin is not None and not _own(origin.decode("latin-1").lower(), exposure):
-        raise Forbidden("the Origin header names a site that is not allowed here")
-    if headers.get(b"sec-fetch-site", b"none") not in _SAME:
-        raise Forbidden("requests from other sites (Sec-Fetch-Site) are not allowed")
-
-
-def _own(origin: str, exposure: Exposure) -> bool:
-    scheme, separator, rest = origin.partition("://")
-    return origin in exposure.origins or (
-        bool(separator) and scheme in {"http", "https"} and _without_port(rest) in exposure.hosts
-    )
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return name if colon and (port.isdigit() or not port) and not host.endswith("]") else host
 
 
 def check_exposure(

@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from penstock import wire
 from penstock.core.errors import StaleDispatch
-from penstock.server.accepting import Exposure, check_request
-from penstock.server.app_state import AppState, Request
-from penstock.server.body import MAX_BODY, Decoder, Receive, read_body, read_query
-from penstock.server.handlers.status import problems_of
-from penstock.server.metrics import CONTENT_TYPE, metrics
+from penstock.server.app_state import AppState
 from penstock.server.page import WebPage
 from penstock.server.problems import (
     BadToken,
     Forbidden,
+    NoRoute,
     Stopping,
     TooLarge,
     TooMany,
@@ -36,12 +34,10 @@ from penstock.server.problems import (
     WrongVerb,
     problem_of,
 )
-from penstock.server.routes import OPEN, ROUTES, OpenRoute, Route, Router, describe
+from penstock.server.request import MAX_BODY, Decoder, Header, Receive, Request, Send, read_query
+from penstock.server.routes import ALL_ROUTES, OpenRoute, Route
 from penstock.server.tokens import LOCAL, Principal, TokenWatch
-from penstock.wire import PREFIX, Scope
-
-Scoped = MutableMapping[str, Any]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+from penstock.wire import Scope
 
 _JSON: Final = (b"content-type", b"application/json")
 _PROBLEM: Final = (b"content-type", b"application/problem+json")
@@ -66,8 +62,61 @@ class RequestLimits:
     unread_sec: float = 10.0
 
 
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_SAME_SITE: Final = frozenset({b"same-origin", b"none"})
+#: Sent twice, these could mean one thing to a proxy and another to us.
+_SINGLE: Final = frozenset(
+    {b"host", b"authorization", b"origin", b"content-type", b"content-length", b"sec-fetch-site"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """How the server may be reached. `hosts` are names without a port, as a Host header has them."""
+
+    hosts: frozenset[str] = LOOPBACK
+    #: Whole origins, `https://jobs.example.org`, besides those of the hosts themselves.
+    origins: frozenset[str] = frozenset()
+
+
+def check_origin(headers: Mapping[bytes, bytes], exposure: Exposure, *, any_site: bool = False) -> None:
+    """
+    Refuse a request that another site makes in the browser of a user. `any_site`: Sec-Fetch-Site may be anything.
+
+    A page in a browser on this machine can reach a loopback port: by a form, by a script, or by a name that it points at 127.0.0.1
+    later. It cannot choose its Host, its Origin or its Sec-Fetch-Site.
+    """
+    host = _without_port(headers.get(b"host", b"").decode("latin-1")).lower()
+    if host not in exposure.hosts:
+        raise Forbidden("the Host header names a host that is not allowed here")
+    origin = headers.get(b"origin")
+    if origin is not None and not _is_own(origin.decode("latin-1").lower(), exposure):
+        raise Forbidden("the Origin header names a site that is not allowed here")
+    if not any_site and headers.get(b"sec-fetch-site", b"none") not in _SAME_SITE:
+        raise Forbidden("requests from other sites (Sec-Fetch-Site) are not allowed")
+
+
+def _is_own(origin: str, exposure: Exposure) -> bool:
+    scheme, separator, rest = origin.partition("://")
+    return origin in exposure.origins or (
+        bool(separator) and scheme in {"http", "https"} and _without_port(rest) in exposure.hosts
+    )
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and (port.isdigit() or not port) and not host.endswith("]") else host
+
+
+def _refuse_doubles(pairs: list[Header]) -> None:
+    seen = Counter(name for name, _ in pairs)
+    for name in _SINGLE:
+        if seen[name] > 1:
+            raise Forbidden(f"the header {name.decode()} must be sent once")
+
+
 class Api:
-    """`page`: what a browser gets at paths of its own. It does its own checking."""
+    """`page`: what a browser gets at paths of its own."""
 
     def __init__(
         self,
@@ -77,104 +126,56 @@ class Api:
         limits: RequestLimits = RequestLimits(),  # noqa: B008 - a frozen value
         page: WebPage | None = None,
     ) -> None:
-        self._app_state, self._exposure, self._limits = app_state, exposure, limits
-        self._page = page
+        self._app_state, self._exposure, self._limits, self._page = app_state, exposure, limits, page
         self._token_watch = TokenWatch(app_state.tokens, app_state.loop)
-        self._router = Router((*ROUTES, *self._own_routes()))
-        self._open: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()
-        self._health: tuple[float, bool] = (-1e9, True)
-        self._probe: asyncio.Future[list[str]] | None = None
         self.stopping = False
 
-    def _own_routes(self) -> Iterator[Route]:
-        yield Route(
-            verb="GET",
-            path="/healthz",
-            scope=OPEN,
-            summary="ok or degraded, and no more",
-            handler=self._healthz,
-            answer=wire.Health,
-        )
-        yield Route(
-            verb="GET",
-            path="/metrics",
-            scope=Scope.METRICS_READ,
-            summary="For Prometheus",
-            handler=metrics,
-            answer=wire.Exposition,
-            plain=CONTENT_TYPE,
-        )
-        yield Route(
-            verb="GET",
-            path=f"{PREFIX}/openapi.json",
-            scope=Scope.JOBS_READ,
-            summary="This description",
-            handler=self._openapi,
-            answer=wire.Description,
-        )
-
-    @property
-    def routes(self) -> list[Route]:
-        return list(self._router)
-
-    async def __call__(self, scope: Scoped, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return
         if scope["type"] != "http":
             raise RuntimeError("only HTTP is served here")
-        if scope.get("penstock.proxied", False) and _in_the_clear(scope["headers"]):
-            error = Forbidden("the proxy took this request in the clear; use HTTPS")
-            await _refuse(scope, send, error)
-            return
-        if self._page is not None and self._page.owns(scope["path"]):
-            try:
-                await self._page(scope, receive, send)
-            except Exception as error:  # noqa: BLE001 - every error becomes an answer
-                await _refuse(scope, send, error)
-            return
-        request: _Request | None = None
+        request: Request[Any, Any] = Request(self._app_state, scope, receive, send)
         try:
-            request = _Request(scope, receive, send)
-            await self._serve(request)
+            if scope.get("penstock.proxied", False) and _in_the_clear(scope["headers"]):
+                raise Forbidden("the proxy took this request in the clear; use HTTPS")
+            if self._page is not None and self._page.owns(scope["path"]):
+                check_origin(request.headers, self._exposure, any_site=self._page.is_opened_by(request))
+                await self._page(request)
+            else:
+                await self._serve(request)
         except Exception as error:  # noqa: BLE001 - every error becomes an answer
             if isinstance(error, StaleDispatch):
-                self._app_state.beats.pulse.tallies.fenced += 1
-            await _refuse(scope, send, error)
+                self._app_state.stats.live.tallies.fenced += 1
+            await _refuse(request, error)
         finally:
-            if request is not None:
-                request.close()
+            request.close()
 
-    async def _serve(self, request: _Request) -> None:
-        check_request(request.headers, self._exposure)
-        path, verb = request.scope["path"], request.scope["method"]
-        who = _NOBODY if path == "/healthz" else self._principal(request)
-        if who is not _NOBODY:
-            request.prove()
-        route, parameter = self._router.find(verb, path)
+    async def _serve(self, request: Request[Any, Any]) -> None:
+        scope = request.scope
+        if len(request.headers) < len(scope["headers"]):
+            _refuse_doubles(scope["headers"])
+        check_origin(request.headers, self._exposure)
+        request.principal = who = _NOBODY if scope["path"] == "/healthz" else self._principal(request)
+        if who is not _NOBODY and (proven := scope.get("penstock.proven")) is not None:
+            proven()  # the connection of a client with a token gives way after those that have shown none
+        route, request.path = _ROUTER.find(scope["method"], scope["path"])
         if not isinstance(route.scope, OpenRoute) and route.scope not in who.scopes:
             raise Forbidden(f"this needs a token with the scope {route.scope}", scope=str(route.scope))
         if self.stopping:
             raise Stopping("the scheduler is stopping")
-        _enter(self._open, who.name, self._limits.requests)
-        try:
-            call = await self._understood(request, route, parameter, who)
-            if route.waits or self._shortened(call.query) or self._shortened(call.body):
-                await self._wait_and_answer(request, route, call)
+        with _counted(self._app_state.open_requests, who.name, self._limits.requests):
+            await self._read(request, route)
+            if route.waits or self._shortened(request.query) or self._shortened(request.body):
+                request.waits = True
+                with (
+                    _counted(self._waiting, who.name, self._limits.waiting),
+                    self._token_watch.watching(who, request.end),
+                ):
+                    await self._answer(request, route)
             else:
-                await self._answer(request, route, call)
-        finally:
-            _leave(self._open, who.name)
-
-    async def _wait_and_answer(self, request: _Request, route: Route, call: Request[Any, Any]) -> None:
-        name = call.principal.name
-        _enter(self._waiting, name, self._limits.waiting)
-        try:
-            request.waits = True
-            with self._token_watch.watching(call.principal, request.end):
-                await self._answer(request, route, call)
-        finally:
-            _leave(self._waiting, name)
+                await self._answer(request, route)
 
     def _shortened(self, query: Any) -> float:
         seconds: float = getattr(query, "wait_sec", 0.0)
@@ -182,38 +183,31 @@ class Api:
             seconds = query.wait_sec = self._limits.longest_wait_sec
         return seconds
 
-    def _principal(self, request: _Request) -> Principal:
+    def _principal(self, request: Request[Any, Any]) -> Principal:
+        runs, sessions = self._app_state.runs, self._app_state.sessions
         authorization = request.headers.get(b"authorization")
         if authorization is not None:
-            if (
-                self._app_state.runs is not None
-                and (run := self._app_state.run_of(request.headers)) is not None
-            ):
-                return run
+            token = None if runs is None else request.token
+            if runs is not None and token is not None and (run := runs.dispatch_of(token)) is not None:
+                return Principal(f"run {run}", frozenset({Scope.RUN_SELF}))
             return self._app_state.tokens.principal(authorization)
         if request.scope.get("penstock.local", False):
             return LOCAL
-        if self._app_state.sessions is not None:
-            principal = self._app_state.sessions.principal(request.headers)
-            if principal is not None:
-                return principal
+        if sessions is not None and (principal := sessions.principal(request.headers)) is not None:
+            return principal
         raise BadToken("a bearer token is needed")
 
-    async def _understood(
-        self, request: _Request, route: Route, parameter: str, who: Principal
-    ) -> Request[Any, Any]:
+    async def _read(self, request: Request[Any, Any], route: Route) -> None:
         query_string = request.scope["query_string"]
-        query = None
+        request.query = request.body = None
         if route.query is not None or query_string:
-            query = read_query(query_string, route.query or wire.Nothing)
-        body = None
+            request.query = read_query(query_string, route.query or wire.Nothing)
         if route.verb != "GET":
-            body = await self._body(request, route)
-        return Request(self._app_state, who, parameter, query, body, request.headers, request.watch)
+            request.body = await self._body(request, route)
 
-    async def _body(self, request: _Request, route: Route) -> Any:
+    async def _body(self, request: Request[Any, Any], route: Route) -> Any:
         try:
-            content = await read_body(request.receive, request.headers)
+            content = await request.read_body()
         except TooLarge as error:
             raise _naming_payload(error, route) from None
         if route.decode is None or route.body is None:
@@ -223,152 +217,62 @@ class Api:
             return route.body()
         return route.decode(content, request.headers)
 
-    async def _answer(self, request: _Request, route: Route, call: Request[Any, Any]) -> None:
+    async def _answer(self, request: Request[Any, Any], route: Route) -> None:
         if route.in_pool:
-            answer = await call.run(route.handler, call)
+            answer = await request.run(route.handler, request)
         else:
-            answer = await route.handler(call)
-        if request.waits and not self._app_state.tokens.alive(call.principal):
+            answer = await route.handler(request)
+        if request.waits and not self._app_state.tokens.alive(request.principal):
             raise BadToken("the token has ended while the request waited")
         if route.streams:
-            await self._stream(request, answer, call.principal)
+            await self._stream(request, answer)
+        elif route.plain:
+            await request.answer(200, answer, ((b"content-type", route.plain), *_ALWAYS))
         else:
-            if route.plain:
-                await request.answer(200, answer, (b"content-type", route.plain))
-                return
             status = 503 if isinstance(answer, wire.Health) and answer.status != "ok" else 200
-            await request.answer(status, msgspec.json.encode(answer), _JSON)
+            await request.answer(status, msgspec.json.encode(answer), (_JSON, *_ALWAYS))
 
-    async def _stream(self, request: _Request, chunks: AsyncIterator[bytes], who: Principal) -> None:
+    async def _stream(self, request: Request[Any, Any], chunks: AsyncIterator[bytes]) -> None:
         headers = [(b"content-type", b"text/event-stream"), *_ALWAYS]
         await request.send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async for chunk in chunks:
-                if not self._app_state.tokens.alive(who):
+                if not self._app_state.tokens.alive(request.principal):
                     break
                 async with asyncio.timeout(self._limits.unread_sec):
                     await request.send({"type": "http.response.body", "body": chunk, "more_body": True})
             await request.send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
-            request.abort()
+            # Not closed in good order: what waits to be sent would wait for ever.
+            if (abort := request.scope.get("penstock.abort")) is not None:
+                abort()
         finally:
             await chunks.aclose()  # type: ignore[attr-defined]  # it is a generator, and must leave the trail
 
-    async def _healthz(self, _: Request[None, None]) -> wire.Health:
-        """Looked into once a second at most: it is open to everybody, so it must cost nothing."""
-        at, well = self._health
-        now = self._app_state.loop.time()
-        if now - at > 1.0:
-            if (
-                self._probe is None or self._probe.done()
-            ):  # one that hangs must not take a thread for each call
-                self._probe = asyncio.ensure_future(self._app_state.run(problems_of, self._app_state))
-            try:
-                async with asyncio.timeout(2.0):
-                    well = not await asyncio.shield(self._probe)
-            except TimeoutError:
-                well = False
-            self._health = (now, well)
-        return wire.Health("ok" if well else "degraded")
 
-    def _openapi(self, _: Request[None, None]) -> msgspec.Raw:
-        """Not a coroutine: the first description is made beside the loop, which has others to serve."""
-        return msgspec.Raw(self._description)
-
-    @cached_property
-    def _description(self) -> bytes:
-        """Made at the first request: making it takes longer than all the rest of a start."""
-        return msgspec.json.encode(describe(list(self._router)))
-
-
-def _enter(counter: Counter[str], name: str, limit: int) -> None:
+@contextmanager
+def _counted(counter: Counter[str], name: str, limit: int) -> Iterator[None]:
     if counter[name] >= limit:
         raise TooMany(f"this token has {limit} such requests open already", retry_after_sec=1.0)
     counter[name] += 1
-
-
-def _leave(counter: Counter[str], name: str) -> None:
-    counter[name] -= 1
-    if not counter[name]:
-        del counter[name]
+    try:
+        yield
+    finally:
+        counter[name] -= 1
+        if not counter[name]:
+            del counter[name]
 
 
 _NOBODY: Final = Principal("nobody", frozenset())
 _NOTHING: Final = Decoder(wire.Nothing)
 
 
-@dataclass(slots=True)
-class _Request:
-    scope: Scoped
-    receive: Receive
-    send: Send
-    headers: dict[bytes, bytes] = field(init=False)
-    _gone: asyncio.Future[Any] | None = None
-    #: It may take long, so its token may have ended by its end.
-    waits: bool = False
-
-    def __post_init__(self) -> None:
-        pairs = self.scope["headers"]
-        self.headers = dict(pairs)
-        if len(self.headers) < len(pairs):
-            _refuse_doubles(pairs)
-
-    def watch(self) -> asyncio.Future[Any]:
-        if self._gone is None:
-            self._gone = asyncio.ensure_future(self._until_gone())
-        return self._gone
-
-    def end(self) -> None:
-        """As if the client had gone: what waits for it stops waiting, and gives back what it has claimed."""
-        self.watch().cancel()
-
-    async def _until_gone(self) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-
-    async def answer(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-        length = (b"content-length", b"%d" % len(body))
-        await self.send(
-            {"type": "http.response.start", "status": status, "headers": [*headers, length, *_ALWAYS]}
-        )
-        await self.send({"type": "http.response.body", "body": body})
-
-    def prove(self) -> None:
-        """The client has shown a token: its connection gives way after those that have shown nothing."""
-        proven = self.scope.get("penstock.proven")
-        if proven is not None:
-            proven()
-
-    def abort(self) -> None:
-        """Not to be closed in good order: what waits to be sent would wait for ever."""
-        abort = self.scope.get("penstock.abort")
-        if abort is not None:
-            abort()
-
-    def close(self) -> None:
-        if self._gone is not None:
-            self._gone.cancel()
-
-
-def _in_the_clear(headers: list[tuple[bytes, bytes]]) -> bool:
+def _in_the_clear(headers: Iterable[Header]) -> bool:
     """What a declared proxy says of its own client. Of other peers no such header is read at all."""
     return any(name == b"x-forwarded-proto" and value.lower() != b"https" for name, value in headers)
 
 
-#: Sent twice, these could mean one thing to a proxy and another to us.
-_SINGLE: Final = frozenset(
-    {b"host", b"authorization", b"origin", b"content-type", b"content-length", b"sec-fetch-site"}
-)
-
-
-def _refuse_doubles(pairs: list[tuple[bytes, bytes]]) -> None:
-    seen = Counter(name for name, _ in pairs)
-    for name in _SINGLE:
-        if seen[name] > 1:
-            raise Forbidden(f"the header {name.decode()} must be sent once")
-
-
-async def _refuse(scope: Scoped, send: Send, error: Exception) -> None:
+async def _refuse(request: Request[Any, Any], error: Exception) -> None:
     problem = problem_of(error)
     headers = [_PROBLEM, *_ALWAYS]
     match error:
@@ -383,16 +287,55 @@ async def _refuse(scope: Scoped, send: Send, error: Exception) -> None:
             pass
     if problem.retry_after_sec is not None:
         headers.append((b"retry-after", b"%d" % math.ceil(problem.retry_after_sec)))
-    body = msgspec.json.encode(problem)
-    headers.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body if scope["method"] != "HEAD" else b""})
+    await request.answer(problem.status, msgspec.json.encode(problem), headers)
 
 
 def _naming_payload(error: TooLarge, route: Route) -> TooLarge:
     names = () if route.body is None else route.body.__struct_fields__
     for name in ("payload", "jobs", "result", "outcomes", "checkpoint"):
         if name in names:
-            problem = {"field": name, "message": "is most likely what makes the request too large"}
-            return TooLarge(f"{error}; {name} {problem['message']}", problems=[problem], limit=MAX_BODY)
+            message = "is most likely what makes the request too large"
+            problem = {"field": name, "message": message}
+            return TooLarge(f"{error}; {name} {message}", problems=[problem], limit=MAX_BODY)
     return error
+
+
+class Router:
+    """Most paths are looked up; only those with an id in them are compared."""
+
+    def __init__(self, routes: tuple[Route, ...]) -> None:
+        self._plain: dict[str, dict[str, Route]] = {}
+        self._shaped: dict[tuple[str, str], dict[str, Route]] = {}
+        self._shapes: list[tuple[str, str]] = []
+        for route in routes:
+            if route.parameter is None:
+                self._plain.setdefault(route.path, {})[route.verb] = route
+            else:
+                head, _, tail = route.path.partition(f"{{{route.parameter}}}")
+                self._shaped.setdefault((head, tail), {})[route.verb] = route
+        # The longer tail first: `{id}/cancel` is not an id.
+        self._shapes = sorted(self._shaped, key=lambda shape: -len(shape[1]))
+
+    def find(self, verb: str, path: str) -> tuple[Route, str]:
+        """The route, and the value of its path parameter."""
+        verbs, parameter = self._at(path)
+        route = verbs.get(verb)
+        if route is None:
+            allowed = sorted(verbs)
+            raise WrongVerb(f"this path knows {' and '.join(allowed)}", allowed=allowed)
+        return route, parameter
+
+    def _at(self, path: str) -> tuple[dict[str, Route], str]:
+        verbs = self._plain.get(path)
+        if verbs is not None:
+            return verbs, ""
+        for head, tail in self._shapes:
+            if path.startswith(head) and path.endswith(tail):
+                middle = path[len(head) : len(path) - len(tail)]
+                if _IDENT.fullmatch(middle):
+                    return self._shaped[head, tail], middle
+        raise NoRoute("there is nothing at this path")
+
+
+_IDENT: Final = re.compile(r"[0-9A-Za-z._-]{1,100}")
+_ROUTER: Final = Router(ALL_ROUTES)

@@ -1,5 +1,5 @@
 """
-What every handler has at hand: the scheduler, the tokens, the trail, threads for calls that block, and the request itself.
+What all requests share: the scheduler, the tokens, the trail, and threads for calls that block.
 
 A handler that is a plain function runs in a thread, because the store blocks. A handler that waits for something to happen is a
 coroutine, and hands only its single steps to the threads.
@@ -9,35 +9,120 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from penstock import wire
-from penstock.core.errors import NotFound
 from penstock.core.jobs.changes import admin_event
-from penstock.core.jobs.explain import Viewer
-from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
-from penstock.core.jobs.types import SECOND, AddonId, DispatchId, JobId, Moment
+from penstock.core.jobs.job import Event, EventKind
+from penstock.core.jobs.types import SECOND, AddonId, DispatchId, JobId, Moment, when
 from penstock.runner.output import Output
 from penstock.runner.payload import Functions
 from penstock.scheduler.service import SchedulerService
 from penstock.server.event_hub import ClaimQueue, EventHub, StatsStream
-from penstock.server.page import CODE_LASTS, Opened, Sessions
-from penstock.server.problems import OverLimit, TooMany
-from penstock.server.tokens import Principal, TokenFile
-from penstock.server.views import when
+from penstock.server.problems import TooMany
+from penstock.server.tokens import Principal, Sessions, TokenFile
 from penstock.stores.api import Apply, Store, committed
-from penstock.wire import Scope
 
 T = TypeVar("T")
 
 #: The server's own calls, on behalf of all: they take turns too, but have no limit.
 OURS: Final = ""
+
+
+class Runs(Protocol):
+    """What the server needs of the runner: the dispatch of a run's own token, its calls, and a kill."""
+
+    def kill(self, dispatch_id: DispatchId) -> None: ...
+
+    def dispatch_of(self, token: str) -> DispatchId | None: ...
+
+    def call(self, token: str, call: dict[str, Any]) -> dict[str, Any]: ...
+
+
+class AppState:
+    """`output`, `functions` and `runs` belong to the runner beside the scheduler, if there is one; `sessions` to the page."""
+
+    def __init__(
+        self,
+        service: SchedulerService,
+        tokens: TokenFile,
+        *,
+        threads: int,
+        per_owner: int,
+        loop: asyncio.AbstractEventLoop,
+        output: Callable[[DispatchId], Output] | None = None,
+        functions: Functions | None = None,
+    ) -> None:
+        self.service, self.tokens, self.loop = service, tokens, loop
+        self.store, self.job_service = service.store, service.job_service
+        self.started_at: Moment = service.store.now()
+        self.pool = FairPool(threads, per_owner, loop)
+        self.trail = EventHub(service.store, self.run, loop)
+        self.claims = ClaimQueue(service.job_service, self.trail)
+        self.owners = Owners(service.store)
+        self.stats = StatsStream(service, self.run, loop)
+        self.programs = Programs()
+        self.output, self.functions = output, functions or Functions()
+        self.runs: Runs | None = None
+        self.sessions: Sessions | None = None
+        #: Requests being served, by token.
+        self.open_requests: Counter[str] = Counter()
+        self._health: tuple[float, bool] = (-1e9, True)
+        self._probe: asyncio.Future[list[str]] | None = None
+        service.store.on_change(self.trail.notify)
+
+    def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
+        """Run a call in one of a few threads, on behalf of all clients: a store may wait for a disk or a lock, and the event loop must not."""
+        return self.pool.run(OURS, function, *args)
+
+    def record(self, kind: EventKind, reason: str, by: Principal, data: Mapping[str, Any]) -> None:
+        """Write an act of administration into the trail, with its principal. It is no addon's event: no bound token sees it. It blocks."""
+        committed(self.store, Apply([admin_event(self.store.now(), kind, reason, by.name, data)]))
+
+    async def is_healthy(self) -> bool:
+        """Checked once a second at most: every client may ask for it without a token, so it must cost nothing."""
+        at, healthy = self._health
+        now = self.loop.time()
+        if now - at > 1.0:
+            # A check that hangs must not take a thread for each request.
+            if self._probe is None or self._probe.done():
+                self._probe = asyncio.ensure_future(self.run(self.problems))
+            try:
+                async with asyncio.timeout(2.0):
+                    healthy = not await asyncio.shield(self._probe)
+            except TimeoutError:
+                healthy = False
+            self._health = (now, healthy)
+        return healthy
+
+    def problems(self) -> list[str]:
+        """What is wrong with this host now. It blocks."""
+        problems = []
+        try:
+            self.store.alarm()
+        except Exception as error:  # noqa: BLE001 - every error is a part of the answer
+            problems.append(f"the store cannot be read: {error}")
+        try:
+            trouble = self.store.trouble()
+            self.service.registration.prove()
+        except Exception as error:  # noqa: BLE001 - as above
+            trouble = str(error)
+        if trouble is not None:
+            problems.append(f"the store cannot be written: {trouble}")
+        if self.service.machine.draining:
+            problems.append("it is stopping")
+        if self.service.machine.drained:
+            problems.append("this host is drained: it starts nothing more")
+        return problems
+
+    def close(self) -> None:
+        self.trail.close()
+        self.pool.close()
 
 
 class _Waiting(NamedTuple):
@@ -109,6 +194,41 @@ class FairPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+class Owners:
+    """The addon of each event. An event does not name it, and a job never changes its addon, so a looked-up addon is kept."""
+
+    _KEPT: Final = 50_000
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._addons: OrderedDict[str, AddonId | None] = OrderedDict()
+
+    def only(self, events: Sequence[Event], addon_id: str) -> list[Event]:
+        self._learn(events)
+        return [event for event in events if self._of(event) == addon_id]
+
+    def _learn(self, events: Iterable[Event]) -> None:
+        unknown = {e.job_id for e in events if e.job_id is not None and e.job_id not in self._addons}
+        for job in self._store.jobs(list(unknown)):
+            self._addons[job.job_id] = job.intent.addon_id
+        while len(self._addons) > self._KEPT:
+            self._addons.popitem(last=False)
+
+    def of_job(self, job_id: JobId) -> AddonId | None:
+        addon_id = self._addons.get(job_id)
+        if addon_id is None and (job := self._store.job(job_id)) is not None:
+            addon_id = self._addons[job_id] = job.intent.addon_id
+        return addon_id
+
+    def _of(self, event: Event) -> str | None:
+        if event.job_id is not None:
+            return self._addons.get(event.job_id)
+        if event.dispatch_id is not None:
+            lease = self._store.dispatch(event.dispatch_id)
+            return None if lease is None else lease.addon_id
+        return event.data.get("addon_id")
+
+
 _FORGOTTEN_AFTER: Final = 30 * SECOND
 _MOST: Final = 64
 
@@ -150,194 +270,3 @@ class Programs:
             for (owner, _), (at, kept) in programs
             if at > now - _FORGOTTEN_AFTER and addon_id in (None, owner)
         ]
-
-
-Q = TypeVar("Q")
-B = TypeVar("B")
-
-
-class Runs(Protocol):
-    """What the server needs of the runner: the dispatch of a run's own token, its calls, and a kill."""
-
-    def kill(self, dispatch_id: DispatchId) -> None: ...
-
-    def dispatch_of(self, token: str) -> DispatchId | None: ...
-
-    def call(self, token: str, call: dict[str, Any]) -> dict[str, Any]: ...
-
-
-def bearer(headers: Mapping[bytes, bytes]) -> str | None:
-    scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
-    return secret.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
-
-
-class AppState:
-    def __init__(
-        self,
-        service: SchedulerService,
-        tokens: TokenFile,
-        *,
-        threads: int,
-        per_owner: int,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.service, self.tokens, self.loop = service, tokens, loop
-        self.store, self.job_service = service.store, service.job_service
-        self.started_at: Moment = service.store.now()
-        self._pool = FairPool(threads, per_owner, loop)
-        self.trail = EventHub(service.store, self.run, loop)
-        self.claims = ClaimQueue(service.job_service, self.trail)
-        self.owners = Owners(service.store)
-        #: Of the runner beside the scheduler, if there is one.
-        self.output: Callable[[DispatchId], Output] | None = None
-        self.functions = Functions()
-        self.runs: Runs | None = None
-        self.beats = StatsStream(service, self.run, loop)
-        self.programs = Programs()
-        #: Set by the server when it has a page; there is nothing to log in to otherwise.
-        self.sessions: Sessions | None = None
-        self.page_url = ""
-        service.store.on_change(self.trail.notify)
-
-    def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
-        """Run a call in one of a few threads, on behalf of all clients: a store may wait for a disk or a lock, and the event loop must not."""
-        return self._pool.run(OURS, function, *args)
-
-    def run_for(self, principal: Principal, function: Callable[..., T], *args: Any) -> Awaitable[T]:
-        """On behalf of one client, which shares the threads with the others. The tokens of an addon count as one."""
-        return self._pool.run(principal.addon_id or principal.name, function, *args)
-
-    def run_of(self, headers: Mapping[bytes, bytes]) -> Principal | None:
-        """A client that shows the token of a running dispatch is that dispatch."""
-        token = bearer(headers)
-        dispatch_id = None if self.runs is None or token is None else self.runs.dispatch_of(token)
-        return None if dispatch_id is None else Principal(f"run {dispatch_id}", frozenset({Scope.RUN_SELF}))
-
-    def record(self, kind: EventKind, reason: str, who: Principal, data: Mapping[str, Any]) -> None:
-        """An act of administration, for the trail, with its principal. It is no addon's event: no bound token sees it. It blocks."""
-        committed(self.store, Apply([admin_event(self.store.now(), kind, reason, who.name, data)]))
-
-    async def opened(self, session: Opened) -> None:
-        """A login link was opened."""
-        data = {"token_id": session.token_id}
-        await self.run(self.record, EventKind.LOGIN, "session_opened", session.who, data)
-
-    def login(self, who: Principal) -> wire.Login:
-        if self.sessions is None:
-            raise NotFound("this scheduler has no page: it was started without one")
-        now = self.store.now()
-        return wire.Login(f"{self.page_url}/#code={self.sessions.code(who, now)}", when(now + CODE_LASTS))
-
-    def close(self) -> None:
-        self.trail.close()
-        self._pool.close()
-
-
-class Owners:
-    """Whose an event is. An event does not say, and a job never changes hands, so what was looked up once is kept."""
-
-    _KEPT: Final = 50_000
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._addons: OrderedDict[str, AddonId | None] = OrderedDict()
-
-    def only(self, events: Sequence[Event], addon_id: str) -> list[Event]:
-        self._learn(events)
-        return [event for event in events if self._of(event) == addon_id]
-
-    def _learn(self, events: Iterable[Event]) -> None:
-        unknown = {e.job_id for e in events if e.job_id is not None and e.job_id not in self._addons}
-        for job in self._store.jobs(list(unknown)):
-            self._addons[job.job_id] = job.intent.addon_id
-        while len(self._addons) > self._KEPT:
-            self._addons.popitem(last=False)
-
-    def of_job(self, job_id: JobId) -> AddonId | None:
-        addon_id = self._addons.get(job_id)
-        if addon_id is None and (job := self._store.job(job_id)) is not None:
-            addon_id = self._addons[job_id] = job.intent.addon_id
-        return addon_id
-
-    def _of(self, event: Event) -> str | None:
-        if event.job_id is not None:
-            return self._addons.get(event.job_id)
-        if event.dispatch_id is not None:
-            lease = self._store.dispatch(event.dispatch_id)
-            return None if lease is None else lease.addon_id
-        return event.data.get("addon_id")
-
-
-@dataclass(slots=True)
-class Request(Generic[Q, B]):
-    """One request, understood: its path, query and body are of the types that its route declares."""
-
-    app_state: AppState
-    principal: Principal
-    path: str
-    query: Q
-    body: B
-    headers: dict[bytes, bytes]
-    #: Completes when the client has gone away or its token has ended. Made on demand: only handlers that wait need it.
-    watch: Callable[[], asyncio.Future[Any]]
-    store: Store = field(init=False)
-    #: Takes the names of other addons out of what a token may see that is bound to one. None: it may see all.
-    viewer: Viewer | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.store, self.viewer = self.app_state.store, None
-        if (addon_id := self.principal.addon_id) is not None:
-            owners = self.app_state.owners
-            self.viewer = Viewer(AddonId(addon_id), lambda job_id: owners.of_job(job_id) == addon_id)
-
-    def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
-        """Beside the event loop, in the caller's share of the threads."""
-        return self.app_state.run_for(self.principal, function, *args)
-
-    @property
-    def job_id(self) -> JobId:
-        return JobId(self.path)
-
-    async def sooner(self, waiting: Coroutine[Any, Any, object]) -> None:
-        """Until that has come, or the client has gone."""
-        task = asyncio.ensure_future(waiting)
-        try:
-            await asyncio.wait((self.watch(), task), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            task.cancel()
-
-    def addon(self, name: str | None) -> AddonId | None:
-        """The addon to search: the one that the token is bound to, else the one that the request names."""
-        bound = self.principal.addon_id
-        if bound is not None and name is not None and name != bound:
-            raise NotFound(f"there is no addon {name}", addon_id=name)
-        chosen = name if bound is None else bound
-        return None if chosen is None else AddonId(chosen)
-
-    def own_job(self, job_id: JobId) -> Job:
-        """A job that does not exist and a job of another addon get the same answer, to the letter."""
-        job = self.store.job(job_id)
-        if job is None or not self.owns(job.intent.addon_id):
-            raise NotFound(f"there is no job {job_id}", job_id=job_id)
-        return job
-
-    def own_lease(self, lease_id: str) -> Dispatch:
-        lease = self.store.dispatch(DispatchId(lease_id))
-        if lease is None or not self.owns(lease.addon_id):
-            raise NotFound(f"there is no lease {lease_id}", lease_id=lease_id)
-        return lease
-
-    def owns(self, addon_id: str) -> bool:
-        return self.principal.addon_id in (None, addon_id)
-
-    def check_limits(self, cost_units: int, priority: int, at: str = "") -> None:
-        """What the token may ask for at most."""
-        who, problems = self.principal, []
-        if who.max_cost_units is not None and cost_units > who.max_cost_units:
-            message = f"must be at most {who.max_cost_units} with this token"
-            problems.append({"field": f"{at}cost_units", "message": message})
-        if who.max_priority is not None and priority > who.max_priority:
-            message = f"must be at most {who.max_priority} with this token"
-            problems.append({"field": f"{at}priority", "message": message})
-        if problems:
-            raise OverLimit(f"{problems[0]['field']} {problems[0]['message']}", problems=problems)

@@ -1,5 +1,5 @@
 """
-What clients wait for, read once for all of them and without a thread for any: the trail, claims, and the live stats.
+What clients wait for, read once for all of them and without a thread for any: the trail, jobs to claim, and the live stats.
 
 The store calls after each commit, from its own thread. One task then reads the new events and keeps the last few thousand, so a
 hundred streams cost one read. A client that has fallen further behind reads the store by itself. While no client waits, nothing is read.
@@ -11,7 +11,7 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final, Protocol, Self, TypeVar
 
@@ -21,12 +21,11 @@ from penstock import wire
 from penstock.core.jobs.admission import EVERYTHING
 from penstock.core.jobs.job import Event, EventKind
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import seconds
+from penstock.core.jobs.types import seconds, when
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import GrantedJob, JobService
 from penstock.scheduler.service import SchedulerService
 from penstock.scheduler.stats import Frame, LiveStats, Second, percentiles
-from penstock.server.views import event_view, when
 from penstock.stores.api import Query, Store
 
 log = logging.getLogger("penstock.server")
@@ -48,13 +47,6 @@ STARTABLE: Final = frozenset(EventKind) - {
 }  # fmt: skip
 
 
-class _Waiter:
-    __slots__ = ("future", "wants")
-
-    def __init__(self, future: asyncio.Future[None], wants: Callable[[Event], bool]) -> None:
-        self.future, self.wants = future, wants
-
-
 class EventHub:
     """Lives on one event loop; only `notify` may be called from elsewhere."""
 
@@ -66,7 +58,8 @@ class EventHub:
         self._readers = 0
         self._stale = self._pending = False
         self._pump: asyncio.Task[None] | None = None
-        self._waiters: set[_Waiter] = set()
+        #: Of the clients that wait: a future for each, and the events that it wants.
+        self._waiters: dict[asyncio.Future[None], Callable[[Event], bool]] = {}
         self._entry = asyncio.Lock()
         self.closed = False
 
@@ -91,9 +84,7 @@ class EventHub:
             try:
                 while batch := await self._run(self._store.events, self.position, _PAGE):
                     self._take(batch)
-            except (
-                Exception
-            ):  # the store is in trouble; clients that wait poll anyway and get the error themselves
+            except Exception:  # clients that wait look again anyway, and get the store's error themselves
                 log.exception("the trail cannot be read")
                 return
 
@@ -104,9 +95,17 @@ class EventHub:
             )
         self._events.extend(batch)
         self.position = batch[-1].seq
-        for waiter in [w for w in self._waiters if any(map(w.wants, batch))]:
-            if not waiter.future.done():
-                waiter.future.set_result(None)
+        self._wake(waiter for waiter, wants in self._waiters.items() if any(map(wants, batch)))
+
+    def _wake(self, waiters: Iterable[asyncio.Future[None]]) -> None:
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    @property
+    def waiting(self) -> int:
+        """How many clients wait for an event now."""
+        return len(self._waiters)
 
     async def __aenter__(self) -> Self:
         """Become a reader. The first reader asks where the trail ends; the others wait for it meanwhile."""
@@ -134,36 +133,29 @@ class EventHub:
             return list(islice(self._events, start, start + limit))
         return await (run or self._run)(self._store.events, after, limit)
 
-    async def wait(self, since: int, seconds: float, wants: Callable[[Event], bool] | None = None) -> bool:
+    async def wait(self, since: int, seconds: float, wants: Callable[[Event], bool]) -> bool:
         """
-        Until such an event is read, the time is over, or the server stops; whether one was. `since`: the `position` before the
+        Wait until such an event is read, the time is over, or the server stops; whether one was. `since`: the `position` before the
         caller last looked, so that what happened while it looked is not missed. For readers.
         """
-        wants = wants or _anything
         if self.closed or seconds <= 0:
             return False
         if self._from > since or any(wants(event) for event in await self.page(since, _KEPT)):
             return True
-        waiter = _Waiter(self._loop.create_future(), wants)
-        self._waiters.add(waiter)
+        waiter = self._loop.create_future()
+        self._waiters[waiter] = wants
         try:
             async with asyncio.timeout(seconds):
-                await waiter.future
+                await waiter
         except TimeoutError:
             return False
         finally:
-            self._waiters.discard(waiter)
+            del self._waiters[waiter]
         return not self.closed
 
     def close(self) -> None:
         self.closed = True
-        for waiter in self._waiters:
-            if not waiter.future.done():
-                waiter.future.set_result(None)
-
-
-def _anything(_: Event) -> bool:
-    return True
+        self._wake(self._waiters)
 
 
 #: An empty answer holds this long while no event comes: only the passing of time can change it then.
@@ -205,9 +197,23 @@ class ClaimQueue:
         return self._locks.setdefault(kinds, asyncio.Lock())
 
 
+def event_view(event: Event) -> wire.EventInfo:
+    return wire.EventInfo(
+        event.seq,
+        when(event.at),
+        event.kind,
+        event.job_id,
+        event.n,
+        event.state,
+        event.reason,
+        event.dispatch_id,
+        dict(event.data),
+    )
+
+
 _EVERY: Final = 1.0
 #: After so many seconds without a notice the store is read anyway: a notice may have been lost.
-_UNTOLD: Final = 10
+_UNNOTIFIED: Final = 10
 
 
 class StatsStream:
@@ -219,18 +225,19 @@ class StatsStream:
 
     def __init__(self, service: SchedulerService, run: EventRun, loop: asyncio.AbstractEventLoop) -> None:
         self._service, self._run, self._loop = service, run, loop
-        self.pulse = LiveStats(service.store, service.machine, service.rules.host)
+        self.live = LiveStats(service.store, service.machine, service.rules.host)
         self.line = b""
-        self._changed, self._rested = True, 0
+        #: Whether the store has notified of a commit since it was last read.
+        self.changed, self._rested = True, 0
         service.store.on_change(self._on_commit)
         self._made = asyncio.Condition()
-        self._watchers = 0
+        self.watchers = 0
         self._task: asyncio.Task[None] | None = None
         self.closed = False
 
     def _on_commit(self) -> None:
         """From any thread, at every commit."""
-        self._changed = True
+        self.changed = True
 
     def start(self) -> None:
         self._task = self._loop.create_task(self._beat())
@@ -238,23 +245,21 @@ class StatsStream:
     async def _beat(self) -> None:
         while not self.closed:
             try:
-                await self._beat_once()
-            except (
-                Exception
-            ):  # the store is in trouble, which other parts report; the next second may succeed
+                await self.beat_once()
+            except Exception:  # other parts report a store in trouble; the next second may succeed
                 log.exception("the live stats of this second are missing")
-                self._changed = True
+                self.changed = True
             async with self._made:
                 self._made.notify_all()
             await asyncio.sleep(_EVERY)
 
-    async def _beat_once(self) -> None:
+    async def beat_once(self) -> None:
         """Count, and encode a frame only while a client watches. Without a commit since the last second the store is not read."""
-        if self._watchers:
+        if self.watchers:
             self.line = await self._run(self._step)
             return
         self.line = b""  # else the next client would begin with an old frame
-        if self._changed or self._rested >= _UNTOLD:
+        if self.changed or self._rested >= _UNNOTIFIED:
             await self._run(self._count)
         elif self._service.store.shared:
             await self._run(self._rest)  # reading the clock of a server may block
@@ -262,29 +267,27 @@ class StatsStream:
             self._rest()
 
     def _count(self) -> None:
-        self._changed, self._rested = (
-            False,
-            0,
-        )  # before it reads: a commit during the read counts for the next second
-        self.pulse.step(self._service.store.now())
+        # Before it reads: a commit during the read counts for the next second.
+        self.changed, self._rested = False, 0
+        self.live.step(self._service.store.now())
 
     def _rest(self) -> None:
         self._rested += 1
-        self.pulse.rest(self._service.store.now())
+        self.live.rest(self._service.store.now())
 
     def _step(self) -> bytes:
         self._count()
-        frame = self.pulse.frame()
+        frame = self.live.frame()
         assert frame is not None
         return b"id: %d\ndata: %b\n\n" % (frame.number, msgspec.json.encode(frame_view(self._service, frame)))
 
     async def next(self) -> bytes:
-        self._watchers += 1
+        self.watchers += 1
         try:
             async with self._made:
                 await self._made.wait()
         finally:
-            self._watchers -= 1
+            self.watchers -= 1
         return self.line
 
     async def close(self) -> None:

@@ -29,19 +29,17 @@ from penstock.runner.payload import Functions
 from penstock.scheduler.permissions import Unsafe, private_directory, secret_key
 from penstock.scheduler.service import SchedulerService
 from penstock.server.accepting import (
-    LOOPBACK,
-    Exposure,
     Peers,
     SocketListener,
     check_exposure,
     most_connections,
 )
-from penstock.server.app import Api, RequestLimits
+from penstock.server.app import LOOPBACK, Api, Exposure, RequestLimits
 from penstock.server.app_state import AppState, Runs
 from penstock.server.connection import ConnectionLimits, HttpConnection
-from penstock.server.metrics import families
-from penstock.server.page import Sessions, WebPage
-from penstock.server.tokens import FIRST_FILE, LOCAL, TokenFile
+from penstock.server.metrics import MetricsCollector
+from penstock.server.page import WebPage
+from penstock.server.tokens import FIRST_FILE, LOCAL, Sessions, TokenFile
 
 MAX_SOCKET_PATH = 107  # what the kernel has room for
 
@@ -95,7 +93,8 @@ class Server:
         self.token_file = config.token_file or config.directory / FIRST_FILE
         self.port = 0
         self.listeners: list[SocketListener] = []
-        self._app_state: AppState | None = None
+        #: Made when the server starts.
+        self.app_state: AppState | None = None
         self._ready, self._failed = Event(), list[BaseException]()
         self._loop = uvloop.new_event_loop()
         self._stop = asyncio.Event()
@@ -109,19 +108,19 @@ class Server:
 
     def set_runner(self, runs: Runs) -> None:
         """From now on a run of this runner may call the API with the token that the runner gave it."""
-        assert self._app_state is not None
-        self._app_state.runs = runs
+        assert self.app_state is not None
+        self.app_state.runs = runs
 
     def families(self) -> Iterator[Metric]:
         """The metrics of `/metrics`."""
-        assert self._app_state is not None
-        return families(self._app_state)
+        assert self.app_state is not None
+        return MetricsCollector(self.app_state).collect()
 
     def login_url(self) -> str | None:
         """A link that opens the page once, with all rights, for the user that started the daemon. None: there is no page."""
-        if self._app_state is None or self._app_state.sessions is None:
+        if self.app_state is None or self.app_state.sessions is None:
             return None
-        return self._app_state.login(LOCAL).url
+        return self.app_state.sessions.link(LOCAL, self._service.store.now()).url
 
     @property
     def socket_path(self) -> Path | None:
@@ -160,9 +159,10 @@ class Server:
             threads=config.threads,
             per_owner=config.threads_per_owner,
             loop=self._loop,
+            output=config.output,
+            functions=config.functions,
         )
-        self._app_state = app_state
-        app_state.output, app_state.functions = config.output, config.functions
+        self.app_state = app_state
         exposure = Exposure(
             LOOPBACK | {host.lower() for host in config.allowed_hosts}, frozenset(config.allowed_origins)
         )
@@ -170,30 +170,27 @@ class Server:
         with contextlib.ExitStack() as undo:
             undo.callback(app_state.close)
             sockets = [sock for sock in (self._tcp(undo), self._unix(undo)) if sock]
-            page = self._page(app_state, exposure)
+            page = self._page(app_state)
             api = Api(app_state, exposure=exposure, limits=config.limits, page=page)
             self.listeners = [self._listen(sock, api, state) for sock in sockets]
             for listener in self.listeners:
                 undo.callback(listener.close)
-            app_state.beats.start()
+            app_state.stats.start()
             self._ready.set()
             await self._stop.wait()
             api.stopping = True
             for listener in self.listeners:
                 listener.close()
             app_state.trail.close()
-            await app_state.beats.close()
+            await app_state.stats.close()
             await self._drain(state)
 
-    def _page(self, app_state: AppState, exposure: Exposure) -> WebPage | None:
+    def _page(self, app_state: AppState) -> WebPage | None:
         if self._config.page is None:
             return None
         secure = self._config.tls_cert is not None or bool(self._config.trusted_proxies)
-        app_state.sessions = Sessions(self.tokens, secure=secure, port=self.port)
-        app_state.page_url = self.url
-        return WebPage(
-            self._config.page, app_state.sessions, exposure, self._service.store.now, app_state.opened
-        )
+        app_state.sessions = Sessions(self.tokens, secure=secure, url=self.url, port=self.port)
+        return WebPage(self._config.page, app_state.sessions)
 
     def _listen(self, sock: socket.socket, api: Api, state: ServerState) -> SocketListener:
         settings = uvicorn.Config(

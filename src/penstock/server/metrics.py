@@ -20,8 +20,8 @@ from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import seconds
 from penstock.scheduler.stats import Histogram
-from penstock.server.app_state import AppState, Request
-from penstock.server.problems import Forbidden
+from penstock.server.app_state import AppState
+from penstock.server.request import Request
 from penstock.stores.api import Addon, Query
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
@@ -29,23 +29,13 @@ _NAMED_ADDONS: Final = 50
 
 
 def metrics(call: Request[None, None]) -> bytes:
-    if call.principal.addon_id is not None:
-        raise Forbidden(f"this token is bound to addon {call.principal.addon_id}, and metrics tell of all")
-    return expose(call.app_state)
-
-
-def expose(app_state: AppState) -> bytes:
+    call.check_unbound(", and metrics show all addons")
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(app_state))
+    registry.register(MetricsCollector(call.app_state))
     return generate_latest(registry)
 
 
-def families(app_state: AppState) -> Iterator[Metric]:
-    """The same metrics for an exporter."""
-    return _Collector(app_state).collect()
-
-
-class _Collector(Collector):
+class MetricsCollector(Collector):
     def __init__(self, app_state: AppState) -> None:
         self._app_state = app_state
 
@@ -108,7 +98,7 @@ class _Collector(Collector):
         yield spent
 
     def _sums(self) -> Iterator[Metric]:
-        tallies = self._app_state.beats.pulse.tallies
+        tallies = self._app_state.stats.live.tallies
         yield _counter(
             "penstock_events",
             "Events of the trail, by kind.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -85,6 +85,16 @@ class TooMany(Refused):
 
 class Stopping(Unavailable):
     code = "stopping"
+
+
+R = TypeVar("R", bound=Refused)
+
+
+def naming_fields(kind: type[R], *problems: tuple[str, str], **data: object) -> R:
+    """A refusal that lists what is wrong with each field; its message is the first of them."""
+    [(field, message), *_] = problems
+    listed = [{"field": name, "message": text} for name, text in problems]
+    return kind(f"{field} {message}", problems=listed, **data)
 
 
 #: code -> title, and what to do.

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import msgspec
 
 from penstock import wire
 from penstock.scheduler.hosts import VERSION
-from penstock.server.body import Decoder, fields_of
-from penstock.server.handlers import admin, jobs, live, status, workers
-from penstock.server.problems import NoRoute, WrongVerb
+from penstock.server.handlers import admin, jobs, live, workers
+from penstock.server.metrics import CONTENT_TYPE, metrics
+from penstock.server.request import Decoder, Request
 from penstock.wire import PREFIX, ProblemDetails, Scope
 
 
@@ -91,7 +91,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("queue/find", _READ, jobs.find, wire.Found, "Find jobs by a part of their id", query=wire.FindQuery),
     _get("queue/jobs/{job_id}", _READ, jobs.get, wire.JobInfo, "Get a job, at once or when it is settled", query=wire.WaitQuery),
     _get("queue/jobs/{job_id}/explain", _READ, jobs.explain, wire.Explained, "Explain why the job is in its state"),
-    _get("queue/jobs/{job_id}/logs", _READ, jobs.logs, wire.Logs, "Read the output of a command or function", query=wire.LogsQuery),
+    _get("queue/jobs/{job_id}/logs", _READ, live.logs, wire.Logs, "Read the output of a command or function", query=wire.LogsQuery),
     _post("queue/jobs/{job_id}/cancel", _CANCEL, jobs.cancel, wire.JobInfo, "Cancel a job; a running job is asked to stop", body=wire.Cancel, body_optional=True),
     _post("queue/jobs/{job_id}/retry", _SUBMIT, jobs.retry, wire.JobInfo, "Queue a FAILED or BLOCKED job again"),
     _post("queue/jobs/{job_id}/edit", _SUBMIT, jobs.edit, wire.JobInfo, "Change priority or times of a QUEUED job", body=wire.Edit),
@@ -99,84 +99,64 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("queue/dispatchable", _LEASE, workers.dispatchable, wire.Dispatchable, "List jobs that wait for a worker to request their lease", query=wire.DispatchableQuery),
     _post("queue/claim", _LEASE, workers.claim, wire.ClaimAnswer, "Dispatch and lease in one step", body=wire.ClaimRequest, body_optional=True),
     _post("queue/jobs/{job_id}/ack", _LEASE, workers.ack, wire.HeartbeatAnswer, "Report that the worker has started", body=wire.Ack),
-    _post("queue/jobs/{job_id}/complete", _LEASE, workers.complete, wire.Completed, "Report the outcome of a job: DONE or FAILED", body=wire.CompleteBody),
+    _post("queue/jobs/{job_id}/complete", _LEASE, workers.complete, wire.Completed, "Report the outcome of a job: DONE or FAILED", body=wire.OutcomeReport),
     _post("queue/complete/bulk", _LEASE, workers.complete_bulk, wire.SettledJob, "Report the outcomes of many jobs, each settled or refused on its own", body=wire.Outcomes),
     _post("queue/exchange", _LEASE, workers.exchange, wire.ExchangeAnswerBody, "Report outcomes and claim jobs in one commit", body=wire.ExchangeRequest),
     _post("lease/request", _LEASE, workers.lease_request, wire.LeaseGranted, "Request a lease for a job, or for work without a job", body=wire.LeaseRequest),
     _post("lease/heartbeat", _LEASE, workers.heartbeat, wire.HeartbeatAnswer, "Renew a lease; the answer says whether to stop", body=wire.Heartbeat),
     _post("lease/report", _LEASE, workers.report, wire.LoadReported, "Report progress, spending and perhaps the outcome, in one call", body=wire.LoadReport),
     _post("lease/release", _LEASE, workers.release, wire.Completed, "Release a lease; its job returns to the queue", body=wire.Release),
-    _post("run/say", Scope.RUN_SELF, jobs.say, wire.Said, "Report or ask something as a running job, with that attempt's own token", body=wire.Say),
+    _post("run/say", Scope.RUN_SELF, workers.say, wire.Said, "Report or ask something as a running job, with that attempt's own token", body=wire.Say),
     # looking
     _get("events", _READ, live.events, wire.Events, "Read the trail, page by page", query=wire.EventsQuery),
     _get("events/stream", _READ, live.stream, wire.EventInfo, "Follow the trail as server-sent events", query=wire.StreamQuery, streams=True, waits=True),
-    _get("stats", _READ, status.stats, wire.Stats, "Count jobs by state and addon"),
-    _get("leases", _READ, status.leases, wire.LeaseList, "List the leases that hold units now", query=wire.LeasesQuery),
-    _get("capacity", _READ, status.capacity, wire.CapacityInfo, "Show the usable units, and what limits them"),
-    _get("addons", _READ, status.addons, wire.Addons, "List addons: weight, paused, share, jobs"),
-    _get("hosts", _READ, status.hosts, wire.Hosts, "List hosts: alive or lost, capacity, units, labels"),
+    _get("stats", _READ, admin.stats, wire.Stats, "Count jobs by state and addon"),
+    _get("leases", _READ, admin.leases, wire.LeaseList, "List the leases that hold units now", query=wire.LeasesQuery),
+    _get("capacity", _READ, admin.capacity, wire.CapacityInfo, "Show the usable units, and what limits them"),
+    _get("addons", _READ, admin.addons, wire.Addons, "List addons: weight, paused, share, jobs"),
+    _get("hosts", _READ, admin.hosts, wire.Hosts, "List hosts: alive or lost, capacity, units, labels"),
     _get("pulse", _READ, live.pulse, wire.StatsFrame, "Follow the live stats of the page as server-sent events, one frame a second", streams=True, waits=True),
     _get("pulse/history", _READ, live.history, wire.History, "Get the live stats of the last quarter of an hour, one value a second"),
     _get("programs", _READ, live.programs, wire.ProgramList, "List the pools and graphs of attached programs"),
-    _get("health", _READ, status.health, wire.HostInfo, "Show the health of this host, and what is wrong"),
+    _get("health", _READ, admin.health, wire.HostInfo, "Show the health of this host, and what is wrong"),
     # running it
-    _post("signals", Scope.SIGNALS_REPORT, status.signals, wire.Ok, "Report an application's own load signals", body=wire.LoadSignals),
+    _post("signals", Scope.SIGNALS_REPORT, admin.signals, wire.Ok, "Report an application's own load signals", body=wire.LoadSignals),
     _post("programs/attach", Scope.SIGNALS_REPORT, live.attach, wire.Ok, "Show a program's pools and graphs here", body=wire.Attach),
     _post("login", _TOKENS, admin.login, wire.Login, "Make a link that opens the page once"),
-    _post("addons/edit", _CONFIG, status.addon_edit, wire.AddonInfo, "Set an addon's weight, pause or resume it", body=wire.AddonEdit),
-    _post("pause", _CONFIG, status.pause, wire.Ok, "Pause an addon, or everything: no further job starts", body=wire.Scoped, body_optional=True),
-    _post("resume", _CONFIG, status.resume, wire.Ok, "Resume an addon, or everything", body=wire.Scoped, body_optional=True),
-    _post("hosts/drain", _CONFIG, status.drain, wire.Ok, "Drain a host: no further job starts there, running jobs continue", body=wire.HostNamed),
-    _post("hosts/undrain", _CONFIG, status.undrain, wire.Ok, "Undrain a host: jobs start there again", body=wire.HostNamed),
-    _post("kick", _CONFIG, status.kick, wire.Ok, "Run a round now instead of at the next tick"),
+    _post("addons/edit", _CONFIG, admin.addon_edit, wire.AddonInfo, "Set an addon's weight, pause or resume it", body=wire.AddonEdit),
+    _post("pause", _CONFIG, admin.pause, wire.Ok, "Pause an addon, or everything: no further job starts", body=wire.Scoped, body_optional=True),
+    _post("resume", _CONFIG, admin.resume, wire.Ok, "Resume an addon, or everything", body=wire.Scoped, body_optional=True),
+    _post("hosts/drain", _CONFIG, admin.drain, wire.Ok, "Drain a host: no further job starts there, running jobs continue", body=wire.HostNamed),
+    _post("hosts/undrain", _CONFIG, admin.undrain, wire.Ok, "Undrain a host: jobs start there again", body=wire.HostNamed),
+    _post("kick", _CONFIG, admin.kick, wire.Ok, "Run a round now instead of at the next tick"),
     _get("tokens", _TOKENS, admin.token_list, wire.Tokens, "List the tokens, without their secrets"),
     _post("tokens/create", _TOKENS, admin.token_make, wire.TokenMade, "Make a token; only this answer shows its secret", body=wire.NewToken),
     _post("tokens/{token_id}/revoke", _TOKENS, admin.token_revoke, wire.Ok, "Revoke a token at once"),
 )  # fmt: skip
 
 
-class Router:
-    """Most paths are looked up; only those with an id in them are compared."""
-
-    def __init__(self, routes: tuple[Route, ...]) -> None:
-        self._plain: dict[str, dict[str, Route]] = {}
-        self._shaped: dict[tuple[str, str], dict[str, Route]] = {}
-        self._shapes: list[tuple[str, str]] = []
-        for route in routes:
-            if route.parameter is None:
-                self._plain.setdefault(route.path, {})[route.verb] = route
-            else:
-                head, _, tail = route.path.partition(f"{{{route.parameter}}}")
-                self._shaped.setdefault((head, tail), {})[route.verb] = route
-        # The longer tail first: `{id}/cancel` is not an id.
-        self._shapes = sorted(self._shaped, key=lambda shape: -len(shape[1]))
-
-    def find(self, verb: str, path: str) -> tuple[Route, str]:
-        """The route, and the value of its path parameter."""
-        verbs, parameter = self._at(path)
-        route = verbs.get(verb)
-        if route is None:
-            allowed = sorted(verbs)
-            raise WrongVerb(f"this path knows {' and '.join(allowed)}", allowed=allowed)
-        return route, parameter
-
-    def _at(self, path: str) -> tuple[dict[str, Route], str]:
-        verbs = self._plain.get(path)
-        if verbs is not None:
-            return verbs, ""
-        for head, tail in self._shapes:
-            if path.startswith(head) and path.endswith(tail):
-                middle = path[len(head) : len(path) - len(tail)]
-                if _IDENT.fullmatch(middle):
-                    return self._shaped[head, tail], middle
-        raise NoRoute("there is nothing at this path")
-
-    def __iter__(self) -> Iterator[Route]:
-        for verbs in (*self._plain.values(), *self._shaped.values()):
-            yield from verbs.values()
+async def healthz(request: Request[None, None]) -> wire.Health:
+    return wire.Health("ok" if await request.app_state.is_healthy() else "degraded")
 
 
-_IDENT: Final = re.compile(r"[0-9A-Za-z._-]{1,100}")
+def openapi(_: Request[None, None]) -> msgspec.Raw:
+    """Not a coroutine: the first description is made beside the loop, which has others to serve."""
+    return msgspec.Raw(_description())
+
+
+@cache
+def _description() -> bytes:
+    """Made at the first request: making it takes longer than all the rest of a start."""
+    return msgspec.json.encode(describe(ALL_ROUTES))
+
+
+#: With those that are for monitors and tools.
+ALL_ROUTES: Final[tuple[Route, ...]] = (
+    *ROUTES,
+    Route(verb="GET", path="/healthz", scope=OPEN, summary="ok or degraded, and no more", handler=healthz, answer=wire.Health),
+    Route(verb="GET", path="/metrics", scope=Scope.METRICS_READ, summary="For Prometheus", handler=metrics, answer=wire.Exposition, plain=CONTENT_TYPE),
+    _get("openapi.json", _READ, openapi, wire.Description, "This description"),
+)  # fmt: skip
 
 
 _REF: Final = "#/components/schemas/{name}"
@@ -274,6 +254,6 @@ def _query_parameters(route: Route) -> Iterable[dict[str, Any]]:
         return
     (_,), schemas = msgspec.json.schema_components([route.query], ref_template=_REF)
     properties = schemas[route.query.__name__]["properties"]
-    for one in fields_of(route.query):
+    for one in msgspec.structs.fields(route.query):
         name = one.encode_name
         yield {"name": name, "in": "query", "required": one.required, "schema": properties[name]}

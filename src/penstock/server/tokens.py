@@ -1,8 +1,8 @@
 """
-Bearer tokens: who may do what, and the end of requests that wait with a token that has ended.
+Bearer tokens and sessions of the page: what each client may do, and the end of requests that wait with a token that has ended.
 
 A token is 256 random bits, so only its plain SHA-256 is kept. Tokens live in a file beside the database, not in a table: the stores
-need no table for them, a backup of the jobs carries no hashes of secrets, and an operator who is locked out can mend a text file. The
+need no table for them, a backup of the jobs carries no hashes of secrets, and an operator who is locked out can edit a text file. The
 file is replaced as a whole, so a reader sees the old one or the new one; every process notices a change within half a second.
 
 A token made with another token is that token's child: it expires no later, and it ends when its parent is revoked, expires or is
@@ -15,21 +15,21 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Lock
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.core.jobs.types import SECOND, Moment
+from penstock.core.jobs.types import MINUTE, SECOND, Moment, when
 from penstock.scheduler.permissions import Unsafe, private_directory, private_file, replace_file
 from penstock.server.problems import BadToken
-from penstock.wire import NewToken, Scope, Token
+from penstock.wire import Login, NewToken, Scope, Token
 
 TOKENS_FILE: Final = "tokens.json"
 #: The first token, in full, for the command line of the user that started the daemon.
@@ -122,8 +122,7 @@ class TokenFile:
         return [kept.token for kept, _ in self._kept.values()]
 
     def make(self, new: NewToken, by: Principal | None = None) -> tuple[Token, str]:
-        token_id = new_token_id()
-        secret = f"{_LEAD}_{token_id}_{secrets.token_urlsafe(32)}"
+        token_id, secret = _new_secret()
         return self.add(token_id, secret, new, by), secret
 
     def add(self, token_id: str, proof: str, new: NewToken, by: Principal | None = None) -> Token:
@@ -154,17 +153,16 @@ class TokenFile:
             addon_id=new.addon_id,
             max_cost_units=new.max_cost_units,
             max_priority=new.max_priority,
-            created_at=datetime.fromtimestamp(self._clock() / SECOND, UTC),
+            created_at=when(self._clock()),
             expires_at=min(ends, default=None),
             parent_id=None if by is None else by.token_id,
         )
-        return _Kept(token, hashlib.sha256(proof.encode()).hexdigest())
+        return _Kept(token, _digest(proof))
 
     def _first(self, secret_file: Path) -> None:
-        token_id = new_token_id()
-        secret = f"{_LEAD}_{token_id}_{secrets.token_urlsafe(32)}"
+        token_id, secret = _new_secret()
         kept = self._new(token_id, secret, NewToken(name="made at first start", scopes=list(Scope)))
-        # The secret first: without it a list that holds its hash would lock everybody out.
+        # The secret first: without it a list that holds its hash would lock all clients out.
         replace_file(secret_file, f"{secret}\n".encode())
         self._save([kept])
 
@@ -191,7 +189,7 @@ class TokenFile:
             kept = msgspec.json.decode(self.path.read_bytes(), type=list[_Kept])
         except msgspec.DecodeError as error:
             raise Unsafe(
-                f"{self.path} is damaged ({error}): mend it, or remove it to have a first token made anew",
+                f"{self.path} is damaged ({error}): fix it, or remove it to have a first token made anew",
                 path=str(self.path),
             ) from None
         living = _living(kept)
@@ -200,8 +198,13 @@ class TokenFile:
         self._stamp = stamp
 
 
-def new_token_id() -> str:
+def _new_token_id() -> str:
     return secrets.token_hex(5)
+
+
+def _new_secret() -> tuple[str, str]:
+    token_id = _new_token_id()
+    return token_id, f"{_LEAD}_{token_id}_{secrets.token_urlsafe(32)}"
 
 
 def _living(kept: Iterable[_Kept]) -> list[_Kept]:
@@ -284,3 +287,104 @@ class TokenWatch:
                 end()
         if self._waiting:
             self._look_later()
+
+
+#: The other half of a session.
+_SESSION_HEADER: Final = b"x-penstock-session"
+SESSION_LASTS: Final = timedelta(hours=12)
+_CODE_LASTS: Final = 10 * MINUTE
+_MOST_CODES: Final = 100
+#: The name of every token that is a session.
+_SESSION: Final = "page"
+
+
+class Opened(NamedTuple):
+    """`cookie` and `half` are the two halves of the session; `who` asked for the link."""
+
+    cookie: str
+    half: str
+    token_id: str
+    who: Principal
+
+
+class Sessions:
+    """
+    Sessions of the page: a code that works once becomes a session of two halves.
+
+    A session is a token with twelve hours to live: it is listed, revoked and kept over a restart like any other, and it ends with the
+    token that requested it. The browser has to show two independent random halves: a cookie, which no script can read, and a header
+    that the page's script sends. Browsers send a cookie to every port of a host, so another local server may learn it. The cookie
+    alone is of no use: the other half cannot be computed from it, it is no bearer token, and the daemon keeps only one hash over both
+    halves and the name of the cookie, which belongs to this instance.
+
+    `port` and the file of tokens are in the cookie's name: schedulers on one host share a cookie jar, at once or in turn.
+    """
+
+    def __init__(self, tokens: TokenFile, *, secure: bool, url: str, port: int) -> None:
+        self._tokens, self._secure, self._url = tokens, secure, url
+        self._codes: dict[str, tuple[Moment, Principal]] = {}
+        self._lock = Lock()
+        lead = "__Host-penstock" if secure else "penstock"
+        self.cookie = f"{lead}-{port}-{_digest(str(tokens.path.resolve()))[:10]}"
+
+    def link(self, who: Principal, now: Moment) -> Login:
+        """A link that opens the page once; its session has the rights of `who`."""
+        code = secrets.token_urlsafe(24)
+        with self._lock:
+            alive = {key: kept for key, kept in self._codes.items() if kept[0] > now}
+            while len(alive) >= _MOST_CODES:
+                del alive[next(iter(alive))]
+            self._codes = {**alive, _digest(code): (now + _CODE_LASTS, who)}
+        return Login(f"{self._url}/#code={code}", when(now + _CODE_LASTS))
+
+    def open(self, code: str, now: Moment) -> Opened:
+        """A code ends with the token that it was made with."""
+        with self._lock:
+            kept = self._codes.pop(_digest(code), None)
+        if kept is None or kept[0] <= now:
+            raise BadToken("this code has been used, has expired, or never was")
+        who = kept[1]
+        for token in self._tokens.all():
+            ends_at = token.expires_at
+            if token.name == _SESSION and ends_at is not None and ends_at.timestamp() * SECOND <= now:
+                self._tokens.revoke(token.token_id)
+        new_token = NewToken(
+            name=_SESSION,
+            scopes=sorted(who.scopes),
+            addon_id=who.addon_id,
+            max_cost_units=who.max_cost_units,
+            max_priority=who.max_priority,
+            expires_at=when(now) + SESSION_LASTS,
+        )
+        token_id = _new_token_id()
+        cookie, half = f"{token_id}.{secrets.token_urlsafe(32)}", secrets.token_urlsafe(32)
+        self._tokens.add(token_id, self._proof(cookie, half), new_token, who)
+        return Opened(cookie, half, token_id, who)
+
+    def set_cookie(self, value: str) -> str:
+        secure = "; Secure" if self._secure else ""
+        age = int(SESSION_LASTS.total_seconds())
+        return f"{self.cookie}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{secure}"
+
+    def principal(self, headers: Mapping[bytes, bytes]) -> Principal | None:
+        """Of a request with both halves; None without a cookie of ours."""
+        cookie = self._value(headers.get(b"cookie", b"").decode("latin-1"))
+        if cookie is None:
+            return None
+        half = headers.get(_SESSION_HEADER, b"").decode("latin-1")
+        return self._tokens.proven(cookie.partition(".")[0], self._proof(cookie, half).encode())
+
+    def _proof(self, cookie: str, half: str) -> str:
+        """Begins otherwise than any bearer token, so that neither can be shown in the place of the other."""
+        return f"session {self.cookie} {cookie} {half}"
+
+    def _value(self, cookies: str) -> str | None:
+        for one in cookies.split(";"):
+            name, _, value = one.strip().partition("=")
+            if name == self.cookie and value:
+                return value
+        return None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

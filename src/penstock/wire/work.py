@@ -129,17 +129,13 @@ class Failure(StrEnum):
 
 
 class OutcomeReport(WireRequest):
-    """`result` comes with DONE, `error` and `failure` with FAILED."""
+    """The outcome of a job, by the worker that holds its lease. `result` comes with DONE, `error` and `failure` with FAILED."""
 
     lease_id: Ident
     state: Literal["DONE", "FAILED"]
     result: Raw | UnsetType = UNSET
     error: Words = ""
     failure: Failure = Failure.JOB_ERROR
-
-
-class CompleteBody(OutcomeReport):
-    """The outcome of a job, by the worker that holds its lease."""
 
 
 class Completed(WireAnswer):
@@ -170,14 +166,9 @@ class Release(WireRequest):
     lease_id: Ident
 
 
-class LoadReport(WireRequest):
+class LoadReport(Heartbeat):
     """Progress and spending of a lease, and with `state` its outcome, in one call."""
 
-    lease_id: Ident
-    progress: Fraction | None = None
-    spent: Spent | None = None
-    checkpoint: Raw | UnsetType = UNSET
-    pid: Pid | None = None
     state: Literal["DONE", "FAILED"] | None = None
     result: Raw | UnsetType = UNSET
     error: Words = ""

@@ -22,16 +22,15 @@ import logging
 import typing
 from collections.abc import Callable, Collection, MutableMapping
 from contextvars import ContextVar
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.core.errors import JobStopped
-from penstock.core.jobs.types import DispatchId, Moment, Money, money_of
+from penstock.core.jobs.types import DispatchId, Moment, Money, money_of, when
 from penstock.work.json_codec import json_of, plain
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NO_DISPATCH: Final = DispatchId("")
 
 
@@ -115,7 +114,7 @@ class JobContext:
     @property
     def deadline(self) -> datetime | None:
         moment = self._facts.deadline_at
-        return None if moment is None else _EPOCH + timedelta(microseconds=moment)
+        return None if moment is None else when(moment)
 
     # whether to stop
 

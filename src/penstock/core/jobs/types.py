@@ -8,6 +8,7 @@ that end in `_sec` are seconds, as the HTTP fields are; every other time in the 
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import IntFlag, StrEnum
 from typing import Final, NewType, TypeAlias
@@ -53,6 +54,17 @@ def money_of(amount: float | str | Decimal) -> Money:
 
 def seconds(span: Span) -> float:
     return span / SECOND
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def when(moment: Moment) -> datetime:
+    return _EPOCH + timedelta(microseconds=moment)
+
+
+def moment_of(when: datetime) -> Moment:
+    return (when - _EPOCH) // timedelta(microseconds=1)
 
 
 class EndReason(StrEnum):

@@ -1,34 +1,36 @@
 """
-Handlers for submitters and people: submit, look, cancel, retry, edit, explain, and the output of jobs that the scheduler runs itself.
+Handlers for submitters and people: submit, look, cancel, retry, edit, explain.
 
-Who may submit a command has a shell on the host, so a command takes a scope of its own, and a script for the shell another. A payload that
-the runner would refuse is refused at the submit, while its client waits for the answer.
+A client that may submit a command has a shell on the host, so a command takes a scope of its own, and a script for the shell another.
+A payload that the runner would refuse is refused at the submit, while its client waits for the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Sequence
+from datetime import datetime
 from typing import Any, Final
 
-from msgspec import Raw, UnsetType
+from msgspec import UnsetType
 
 from penstock import wire
-from penstock.core.errors import BadIntent, NotFound
+from penstock.core.errors import BadIntent
 from penstock.core.jobs.intent import Intent, check
-from penstock.core.jobs.job import Job, dispatch_id_of
-from penstock.core.jobs.states import SETTLED, DispatchPhase, JobState
-from penstock.core.jobs.types import priority_of
-from penstock.runner.output import Piece
+from penstock.core.jobs.job import Job, dispatch_id_of, outcome_of
+from penstock.core.jobs.states import SETTLED, JobState, allowed
+from penstock.core.jobs.types import AddonId, Constraint, Moment, Money, moment_of, money_of, priority_of
 from penstock.runner.payload import COMMAND, FUNCTION, JOB_TYPES, SHELL, read
-from penstock.server.app_state import Request, bearer
-from penstock.server.problems import Forbidden, OverLimit, TooSlow
-from penstock.server.views import explained_view, intent_from, job_view, moment, or_none, summary_view, when
+from penstock.server.problems import Forbidden, OverLimit, TooSlow, naming_fields
+from penstock.server.request import Request, as_answer, as_json, or_none, text_of
 from penstock.stores.api import Query, Receipt
 from penstock.wire import Scope
 
-#: Behind the wake-ups, for what rings no bell here.
-_LOOK_AGAIN: Final = 2.0
+_SCOPES: Final = {
+    COMMAND: Scope.JOBS_SUBMIT_COMMAND,
+    SHELL: Scope.JOBS_SUBMIT_SHELL,
+    FUNCTION: Scope.JOBS_SUBMIT,
+}
 
 
 async def submit(call: Request[None, wire.SubmitBody]) -> wire.Submitted:
@@ -36,7 +38,7 @@ async def submit(call: Request[None, wire.SubmitBody]) -> wire.Submitted:
     intent = intent_from(body)
     _may_submit(call, intent)
     [receipt] = await _submit(call, [intent], body.wait_sec)
-    return _submitted(receipt)
+    return as_answer(wire.Submitted, receipt)
 
 
 async def submit_bulk(call: Request[None, wire.SubmitMany]) -> wire.BulkSubmitted:
@@ -48,26 +50,26 @@ async def submit_bulk(call: Request[None, wire.SubmitMany]) -> wire.BulkSubmitte
         receipts = await _submit(call, intents, wait_sec)
     except BadIntent:
         raise _every_problem(call, intents) from None
-    return wire.BulkSubmitted([_submitted(receipt) for receipt in receipts])
+    return wire.BulkSubmitted([as_answer(wire.Submitted, receipt) for receipt in receipts])
 
 
 def _every_problem(call: Request[Any, Any], intents: list[Intent]) -> BadIntent:
     """Of all the jobs, each with its place in the list."""
     now, most = call.store.now(), call.app_state.service.rules.capacity.most
-    problems: list[dict[str, str]] = []
+    problems: list[tuple[str, str]] = []
     for i, intent in enumerate(intents):
         try:
             check(intent, now, most_units=most)
         except BadIntent as bad:
-            problems += [{**problem, "field": f"jobs[{i}].{problem['field']}"} for problem in bad.problems]
-    return BadIntent(f"{problems[0]['field']} {problems[0]['message']}", problems=problems[:100])
+            problems += [(f"jobs[{i}].{problem['field']}", problem["message"]) for problem in bad.problems]
+    return naming_fields(BadIntent, *problems[:100])
 
 
 def _may_submit(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
-    check_runner(call, intent, at)
+    _check_runner(call, intent, at)
     if not call.owns(intent.addon_id):
-        problem = {"field": f"{at}addon_id", "message": f"must be {call.principal.addon_id} with this token"}
-        raise OverLimit(f"{problem['field']} {problem['message']}", problems=[problem])
+        message = f"must be {call.principal.addon_id} with this token"
+        raise naming_fields(OverLimit, (f"{at}addon_id", message))
     call.check_limits(intent.cost_units, intent.priority, at)
 
 
@@ -86,44 +88,113 @@ async def _submit(call: Request[Any, Any], intents: list[Intent], wait_sec: floa
     return await answer
 
 
-def _submitted(receipt: Receipt) -> wire.Submitted:
-    start = receipt.likely_start_at
-    return wire.Submitted(
-        job_id=receipt.job_id,
-        state=receipt.state,
-        created=receipt.created,
-        deadline_reachable=receipt.deadline_reachable,
-        likely_start_at=None if start is None else when(start),
+def _check_runner(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
+    if intent.job_type not in JOB_TYPES:
+        return
+    scope = _SCOPES[intent.job_type]
+    if scope not in call.principal.scopes:
+        raise Forbidden(
+            f"{at}job_type {intent.job_type} needs a token with the scope {scope}", scope=str(scope)
+        )
+    try:
+        read(intent.job_type, intent.payload, call.app_state.functions)
+    except BadIntent as bad:
+        problems = [{**problem, "field": f"{at}{problem['field']}"} for problem in bad.problems]
+        raise BadIntent(f"{at}{bad}", problems=problems) from None
+
+
+_ALLOWED: Final = {state: tuple(str(move) for move in allowed(state)) for state in JobState}
+#: Looked up both ways: to combine flags costs more than to decode the rest of a submit.
+_FLAGS: Final = {
+    Constraint(bits): wire.Constraints(
+        **{str(flag.name).lower(): bool(flag & Constraint(bits)) for flag in Constraint if flag}
+    )
+    for bits in range(8)
+}
+_CONSTRAINTS: Final = {flags: constraint for constraint, flags in _FLAGS.items()}
+
+
+def amount(money: Money) -> float:
+    return money / 1_000_000
+
+
+def _moment(when: datetime | None) -> Moment | None:
+    return None if when is None else moment_of(when)
+
+
+def intent_from(submit: wire.SubmitBody) -> Intent:
+    return Intent(
+        addon_id=AddonId(submit.addon_id),
+        job_type=submit.job_type,
+        cost_units=submit.cost_units,
+        priority=priority_of(submit.priority),
+        constraints=_CONSTRAINTS[submit.constraints],
+        run_when=submit.run_when,
+        quiet_for_sec=submit.quiet_for_sec,
+        expected_duration_sec=submit.expected_duration_sec,
+        payload=text_of(submit.payload),
+        tags=submit.tags,
+        labels=submit.labels,
+        time_sensitive=submit.time_sensitive,
+        deadline_at=_moment(submit.deadline_at),
+        earliest_start_at=_moment(submit.earliest_start_at),
+        max_runtime_sec=submit.max_runtime_sec,
+        max_active_sec=submit.max_active_sec,
+        # A limit below a millionth is still a limit.
+        cost_limit=None if submit.cost_limit is None else max(1, money_of(submit.cost_limit)),
+        unit=submit.unit,
+        idempotency_key=submit.idempotency_key,
+        retry_delays_sec=submit.retry_delays_sec,
     )
 
 
 async def get(call: Request[wire.WaitQuery, None]) -> wire.JobInfo:
-    app_state, job_id = call.app_state, call.job_id
+    def look() -> Awaitable[wire.JobInfo]:
+        return call.run(_get, call)
+
     if not call.query.wait_sec:
-        return await call.run(_get, call)
-    until = app_state.loop.time() + call.query.wait_sec
-    gone = call.watch()
-    async with app_state.trail as trail:
-        while True:
-            seen = trail.position
-            view = await call.run(_get, call)
-            remaining = until - app_state.loop.time()
-            if view.state in SETTLED or remaining <= 0 or gone.done() or trail.closed:
-                return view
-            await call.sooner(
-                trail.wait(seen, min(remaining, _LOOK_AGAIN), lambda event: event.job_id == job_id)
-            )
+        return await look()
+    return await call.poll(
+        call.query.wait_sec,
+        look,
+        lambda job: job.state in SETTLED,
+        lambda event: event.job_id == call.job_id,
+    )
 
 
 def _get(call: Request[Any, None]) -> wire.JobInfo:
-    return _view(call, call.own_job(call.job_id))
+    return _job(call, call.own_job(call.job_id))
 
 
-def _view(call: Request[Any, Any], job: Job) -> wire.JobInfo:
-    if not job.fence:
-        return job_view(job, None, None)
-    last = call.store.dispatch(dispatch_id_of(job.job_id, job.fence))
-    return job_view(job, last, call.store.checkpoint(job.job_id))
+def _job(call: Request[Any, Any], job: Job) -> wire.JobInfo:
+    last = call.store.dispatch(dispatch_id_of(job.job_id, job.fence)) if job.fence else None
+    end, error = outcome_of(job, last)
+    return as_answer(
+        wire.JobInfo,
+        job,
+        job.intent,
+        **_derived(job),
+        payload=as_json(job.intent.payload),
+        checkpoint=as_json(call.store.checkpoint(job.job_id) if job.fence else None),
+        result=as_json(None if last is None else last.result),
+        error=error,
+        end=end,
+        worker="" if last is None else last.worker,
+    )
+
+
+def _derived(job: Job) -> dict[str, object]:
+    """The fields that neither the job nor its intent has as they are shown."""
+    limit = job.intent.cost_limit
+    return {
+        "constraints": _FLAGS[job.intent.constraints],
+        "cost_limit": None if limit is None else amount(limit),
+        "attempts": job.fence,
+        "lease_id": job.dispatch_id if job.state is JobState.RUNNING else None,
+        "spent": amount(job.spent),
+        "denied": job.denied if job.state is JobState.QUEUED else "",
+        "allowed": _ALLOWED[job.state],
+    }
 
 
 def listing(call: Request[wire.JobsQuery, None]) -> wire.Jobs:
@@ -139,7 +210,8 @@ def listing(call: Request[wire.JobsQuery, None]) -> wire.Jobs:
         limit=query.limit,
     )
     jobs = call.store.find(search)
-    return wire.Jobs([summary_view(job) for job in jobs], jobs[-1].no if len(jobs) == query.limit else None)
+    summaries = [as_answer(wire.JobSummary, job, job.intent, **_derived(job)) for job in jobs]
+    return wire.Jobs(summaries, jobs[-1].no if len(jobs) == query.limit else None)
 
 
 def find(call: Request[wire.FindQuery, None]) -> wire.Found:
@@ -154,12 +226,12 @@ def cancel(call: Request[None, wire.Cancel]) -> wire.JobInfo:
     runs = call.app_state.runs
     if call.body.now and runs is not None and job.dispatch_id is not None:
         runs.kill(job.dispatch_id)
-    return _view(call, job)
+    return _job(call, job)
 
 
 def retry(call: Request[None, None]) -> wire.JobInfo:
-    check_runner(call, call.own_job(call.job_id).intent)
-    return _view(call, call.app_state.job_service.retry(call.job_id, by=call.principal.name))
+    _check_runner(call, call.own_job(call.job_id).intent)
+    return _job(call, call.app_state.job_service.retry(call.job_id, by=call.principal.name))
 
 
 def edit(call: Request[None, wire.Edit]) -> wire.JobInfo:
@@ -171,109 +243,14 @@ def edit(call: Request[None, wire.Edit]) -> wire.JobInfo:
     for name in ("earliest_start_at", "deadline_at"):
         given = getattr(body, name)
         if not isinstance(given, UnsetType):
-            fields[name] = None if given is None else moment(given)
+            fields[name] = None if given is None else moment_of(given)
     if not fields:
-        names = "priority, earliest_start_at, deadline_at"
-        problem = {"field": "body", "message": f"must have one of {names}"}
-        raise BadIntent(f"body {problem['message']}", problems=[problem])
-    return _view(call, call.app_state.job_service.edit(call.job_id, by=call.principal.name, **fields))
+        raise naming_fields(BadIntent, ("body", "must have one of priority, earliest_start_at, deadline_at"))
+    return _job(call, call.app_state.job_service.edit(call.job_id, by=call.principal.name, **fields))
 
 
 def explain(call: Request[None, None]) -> wire.Explained:
     call.own_job(call.job_id)
-    return explained_view(call.app_state.job_service.explain(call.job_id, call.viewer))
-
-
-_SCOPES: Final = {
-    COMMAND: Scope.JOBS_SUBMIT_COMMAND,
-    SHELL: Scope.JOBS_SUBMIT_SHELL,
-    FUNCTION: Scope.JOBS_SUBMIT,
-}
-_MOST_BYTES: Final = 262_144
-#: Output is written by another process, and rings no bell.
-_READ_AGAIN: Final = 0.1
-
-
-def check_runner(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
-    if intent.job_type not in JOB_TYPES:
-        return
-    scope = _SCOPES[intent.job_type]
-    if scope not in call.principal.scopes:
-        raise Forbidden(
-            f"{at}job_type {intent.job_type} needs a token with the scope {scope}", scope=str(scope)
-        )
-    try:
-        read(intent.job_type, intent.payload, call.app_state.functions)
-    except BadIntent as bad:
-        problems = [{**problem, "field": f"{at}{problem['field']}"} for problem in bad.problems]
-        raise BadIntent(f"{at}{bad}", problems=problems) from None
-
-
-def say(call: Request[None, wire.Say]) -> wire.Said:
-    """By the run itself: its token says which one it is, so there is no id to get wrong."""
-    runs, token = call.app_state.runs, bearer(call.headers)
-    if runs is None or token is None or runs.dispatch_of(token) is None:
-        raise Forbidden("only a run's own token (PENSTOCK_JOB_TOKEN) may do this")
-    body = call.body
-    frame = {
-        "op": body.op,
-        "checkpoint": None if isinstance(body.checkpoint, UnsetType) else bytes(body.checkpoint).decode(),
-        "progress": body.progress,
-        "amount": None if body.amount is None else str(body.amount),
-        "message": body.message,
-    }
-    reply = runs.call(token, frame)
-    if "error" in reply:
-        raise BadIntent(reply["error"], problems=[{"field": body.op, "message": reply["error"]}])
-    return wire.Said(Raw((reply.get("checkpoint") or "null").encode()), reply.get("yield"))
-
-
-async def logs(call: Request[wire.LogsQuery, None]) -> wire.Logs:
-    app_state, query = call.app_state, call.query
-    until = app_state.loop.time() + query.wait_sec
-    gone = call.watch() if query.wait_sec else None
-    while True:
-        answer = await call.run(_logs, call)
-        remaining = until - app_state.loop.time()
-        if (
-            answer.pieces
-            or answer.over
-            or remaining <= 0
-            or app_state.trail.closed
-            or (gone is not None and gone.done())
-        ):
-            return answer
-        await asyncio.sleep(min(remaining, _READ_AGAIN))
-
-
-def _logs(call: Request[wire.LogsQuery, None]) -> wire.Logs:
-    query, job = call.query, call.own_job(call.job_id)
-    attempt = job.fence if isinstance(query.attempt, UnsetType) else query.attempt
-    if attempt > job.fence:
-        raise NotFound(f"there is no attempt {attempt} of job {job.job_id}", job_id=job.job_id)
-    # Before the last look at the output: whatever was written by the end of the run is then in it.
-    over = _is_over(call, job, attempt)
-    pieces = [] if not attempt else list(_pieces(call, job, attempt))
-    return wire.Logs(
-        job_id=job.job_id,
-        attempt=attempt,
-        pieces=[
-            wire.LogPiece(p.stream, when(p.at), p.data.decode(errors="replace"), p.skipped) for p in pieces
-        ],
-        next=pieces[-1].end if pieces else query.offset,
-        over=over,
-    )
-
-
-def _is_over(call: Request[Any, Any], job: Job, attempt: int) -> bool:
-    if not attempt:
-        return job.state in SETTLED
-    lease = call.store.dispatch(dispatch_id_of(job.job_id, attempt))
-    return lease is None or lease.phase is DispatchPhase.ENDED
-
-
-def _pieces(call: Request[wire.LogsQuery, None], job: Job, attempt: int) -> Iterable[Piece]:
-    if call.app_state.output is None:
-        return ()
-    output = call.app_state.output(dispatch_id_of(job.job_id, attempt))
-    return output.read(call.query.offset, _MOST_BYTES)
+    explanation = call.app_state.job_service.explain(call.job_id, call.viewer)
+    ahead = [as_answer(wire.AheadInfo, one) for one in explanation.ahead]
+    return as_answer(wire.Explained, explanation, ahead=ahead)

@@ -1,5 +1,6 @@
 """
-Handlers for what a client follows: the trail, as JSON pages and as server-sent events; the live stats; and the pools and graphs of attached programs.
+Handlers for what a client follows: the trail, as JSON pages and as server-sent events; the live stats; the pools and graphs of attached
+programs; and the output of jobs that the scheduler runs itself.
 
 An id of the stream is a number of the trail, so a client that comes back with its Last-Event-ID misses nothing and sees nothing twice. Each
 stream reads at its own pace. A stream whose client does not read is dropped, and the other streams do not notice.
@@ -8,20 +9,22 @@ stream reads at its own pace. A stream whose client does not read is dropped, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
 import msgspec
+from msgspec import UnsetType
 
 from penstock import wire
-from penstock.core.jobs.job import Event, EventKind, shown
+from penstock.core.errors import NotFound
+from penstock.core.jobs.job import Event, EventKind, Job, dispatch_id_of, shown
+from penstock.core.jobs.states import SETTLED, DispatchPhase
 from penstock.core.jobs.types import AddonId, JobId
+from penstock.runner.output import Piece
 from penstock.scheduler.dispatcher import WorkerKinds
-from penstock.server.app_state import Request
-from penstock.server.body import number
-from penstock.server.event_hub import second_view
-from penstock.server.problems import BadFields, Forbidden
-from penstock.server.views import event_view, or_none
+from penstock.server.event_hub import event_view, second_view
+from penstock.server.problems import BadFields, naming_fields
+from penstock.server.request import Request, as_answer, number, or_none
 
 HEARTBEAT_SEC: Final = 15.0
 _PAGE: Final = 500
@@ -68,8 +71,7 @@ async def stream(call: Request[wire.StreamQuery, None]) -> AsyncIterator[bytes]:
 def _last_event_id(call: Request[Any, Any]) -> int:
     given = number(call.headers[b"last-event-id"])
     if given is None or given > wire.MAX_NUMBER:
-        problem = {"field": "Last-Event-ID", "message": "must be an id that this stream has sent"}
-        raise BadFields(f"Last-Event-ID {problem['message']}", problems=[problem])
+        raise naming_fields(BadFields, ("Last-Event-ID", "must be an id that this stream has sent"))
     return given
 
 
@@ -150,32 +152,27 @@ class _Cursor:
 
 async def pulse(call: Request[None, None]) -> AsyncIterator[bytes]:
     """Only for a token that is bound to no addon: the live stats are of all addons."""
-    _unbound(call)
-    return _beats(call)
+    call.check_unbound(", and this shows all addons")
+    return _frames(call)
 
 
-async def _beats(call: Request[Any, Any]) -> AsyncIterator[bytes]:
-    beats, gone = call.app_state.beats, call.watch()
-    if beats.line:
-        yield beats.line
-    while not (gone.done() or beats.closed):
-        await call.sooner(beats.next())
-        if not (gone.done() or beats.closed):
-            yield beats.line
+async def _frames(call: Request[Any, Any]) -> AsyncIterator[bytes]:
+    stats, gone = call.app_state.stats, call.watch()
+    if stats.line:
+        yield stats.line
+    while not (gone.done() or stats.closed):
+        await call.sooner(stats.next())
+        if not (gone.done() or stats.closed):
+            yield stats.line
 
 
 def history(call: Request[None, None]) -> wire.History:
-    _unbound(call)
-    past = call.app_state.beats.pulse.history()
+    call.check_unbound(", and this shows all addons")
+    past = call.app_state.stats.live.history()
     rows = [second_view(second) for second in past]
     return wire.History(
         **{name: [getattr(row, name) for row in rows] for name in wire.StatsSecond.__struct_fields__}
     )
-
-
-def _unbound(call: Request[Any, Any]) -> None:
-    if call.principal.addon_id is not None:
-        raise Forbidden(f"this token is bound to addon {call.principal.addon_id}, and this tells of all")
 
 
 def attach(call: Request[None, wire.Attach]) -> wire.Ok:
@@ -185,3 +182,59 @@ def attach(call: Request[None, wire.Attach]) -> wire.Ok:
 
 def programs(call: Request[None, None]) -> wire.ProgramList:
     return wire.ProgramList(call.app_state.programs.shown(call.principal.addon_id, call.store.now()))
+
+
+_MOST_BYTES: Final = 262_144
+#: Another process writes the output, and its writing causes no event.
+_READ_AGAIN: Final = 0.1
+
+
+async def logs(call: Request[wire.LogsQuery, None]) -> wire.Logs:
+    app_state, query = call.app_state, call.query
+    until = app_state.loop.time() + query.wait_sec
+    gone = call.watch() if query.wait_sec else None
+    while True:
+        answer = await call.run(_logs, call)
+        remaining = until - app_state.loop.time()
+        if (
+            answer.pieces
+            or answer.over
+            or remaining <= 0
+            or app_state.trail.closed
+            or (gone is not None and gone.done())
+        ):
+            return answer
+        await asyncio.sleep(min(remaining, _READ_AGAIN))
+
+
+def _logs(call: Request[wire.LogsQuery, None]) -> wire.Logs:
+    query, job = call.query, call.own_job(call.job_id)
+    attempt = job.fence if isinstance(query.attempt, UnsetType) else query.attempt
+    if attempt > job.fence:
+        raise NotFound(f"there is no attempt {attempt} of job {job.job_id}", job_id=job.job_id)
+    # Before the last look at the output: whatever was written by the end of the run is then in it.
+    over = _is_over(call, job, attempt)
+    pieces = [] if not attempt else list(_pieces(call, job, attempt))
+    return wire.Logs(
+        job_id=job.job_id,
+        attempt=attempt,
+        pieces=[
+            as_answer(wire.LogPiece, piece, text=piece.data.decode(errors="replace")) for piece in pieces
+        ],
+        next=pieces[-1].end if pieces else query.offset,
+        over=over,
+    )
+
+
+def _is_over(call: Request[Any, Any], job: Job, attempt: int) -> bool:
+    if not attempt:
+        return job.state in SETTLED
+    lease = call.store.dispatch(dispatch_id_of(job.job_id, attempt))
+    return lease is None or lease.phase is DispatchPhase.ENDED
+
+
+def _pieces(call: Request[wire.LogsQuery, None], job: Job, attempt: int) -> Iterable[Piece]:
+    if call.app_state.output is None:
+        return ()
+    output = call.app_state.output(dispatch_id_of(job.job_id, attempt))
+    return output.read(call.query.offset, _MOST_BYTES)

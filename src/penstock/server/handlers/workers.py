@@ -1,8 +1,8 @@
-"""Handlers for workers: dispatchable, lease, claim, heartbeat, outcome."""
+"""Handlers for workers: dispatchable, lease, claim, heartbeat, outcome; and what a running job reports of itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final
 
 from msgspec import UNSET, UnsetType, structs
@@ -12,27 +12,18 @@ from penstock.core.errors import BadIntent, Refused, StaleDispatch
 from penstock.core.jobs.admission import Denied
 from penstock.core.jobs.intent import admission_class_of, check
 from penstock.core.jobs.job import Dispatch, Event, EventKind
-from penstock.core.jobs.reasons import as_json, words
+from penstock.core.jobs.reasons import as_json as reason_json
+from penstock.core.jobs.reasons import words
 from penstock.core.jobs.states import DispatchPhase, JobState
-from penstock.core.jobs.types import DispatchId, EndReason, JobId, seconds
+from penstock.core.jobs.types import DispatchId, EndReason, JobId, money_of, seconds, when
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport, GrantedJob
-from penstock.server.app_state import AppState, Request
+from penstock.server.app_state import AppState
 from penstock.server.event_hub import STARTABLE
-from penstock.server.problems import problem_of
-from penstock.server.views import (
-    claimed_view,
-    dispatchable_view,
-    heartbeat_view,
-    money,
-    or_none,
-    standalone_lease_from,
-    text_of,
-    when,
-)
+from penstock.server.handlers.jobs import intent_from
+from penstock.server.problems import Forbidden, naming_fields, problem_of
+from penstock.server.request import Request, as_answer, as_json, or_none, text_of
 
-#: Time alone (an earliest start, a quiet machine) causes no event, so a waiting client also asks again after so many seconds.
-_LOOK_AGAIN: Final = 2.0
 _ENDS: Final = {failure: EndReason(failure.value) for failure in wire.Failure}
 
 
@@ -43,19 +34,16 @@ async def dispatchable(call: Request[wire.DispatchableQuery, None]) -> wire.Disp
         addon_id, frozenset() if query.job_type is UNSET else frozenset({str(query.job_type)})
     )
 
-    if not query.wait_sec:
-        dispatches = await call.run(app_state.job_service.poll, kinds, query.limit)
-        return wire.Dispatchable([dispatchable_view(d) for d in dispatches])
-    until = app_state.loop.time() + query.wait_sec
-    gone = call.watch()
-    async with app_state.trail as trail:
-        while True:
-            seen = trail.position
-            dispatches = await call.run(app_state.job_service.poll, kinds, query.limit)
-            remaining = until - app_state.loop.time()
-            if dispatches or remaining <= 0 or gone.done() or trail.closed:
-                return wire.Dispatchable([dispatchable_view(d) for d in dispatches])
-            await call.sooner(trail.wait(seen, min(remaining, _LOOK_AGAIN), _is_reservation))
+    def look() -> Awaitable[list[Dispatch]]:
+        return call.run(app_state.job_service.poll, kinds, query.limit)
+
+    dispatches = await (call.poll(query.wait_sec, look, bool, _is_reservation) if query.wait_sec else look())
+    return wire.Dispatchable(
+        [
+            as_answer(wire.DispatchableJob, dispatch, dispatch.admission_class, job_id=dispatch.job_id or "")
+            for dispatch in dispatches
+        ]
+    )
 
 
 def _is_reservation(event: Event) -> bool:
@@ -66,23 +54,18 @@ async def claim(call: Request[None, wire.ClaimRequest]) -> wire.ClaimAnswer:
     app_state, body = call.app_state, call.body
     kinds = WorkerKinds(call.addon(body.addon_id), frozenset(body.job_types))
     if not body.wait_sec:
-        return _claimed(
-            app_state, await call.run(app_state.job_service.claim, kinds, body.limit, body.worker)
-        )
-    until = app_state.loop.time() + body.wait_sec
-    gone = call.watch()
-    async with app_state.trail as trail:
-        while True:
-            seen = trail.position
-            claimed = await app_state.claims.take(call.run, kinds, body.limit, body.worker)
-            if gone.done():
-                # The client has gone: its claim goes back at once, not when its lease is over.
-                await call.run(_give_back, app_state, claimed)
-                return _claimed(app_state, [])
-            remaining = until - app_state.loop.time()
-            if claimed or remaining <= 0 or trail.closed:
-                return _claimed(app_state, claimed)
-            await call.sooner(trail.wait(seen, min(remaining, _LOOK_AGAIN), _may_be_startable))
+        claimed = await call.run(app_state.job_service.claim, kinds, body.limit, body.worker)
+        return _claimed(app_state, claimed)
+
+    def take() -> Awaitable[list[GrantedJob]]:
+        return app_state.claims.take(call.run, kinds, body.limit, body.worker)
+
+    claimed = await call.poll(body.wait_sec, take, bool, _may_be_startable)
+    if call.watch().done():
+        # The client has gone: its claim goes back at once, not when its lease is over.
+        await call.run(_give_back, app_state, claimed)
+        claimed = []
+    return _claimed(app_state, claimed)
 
 
 def _may_be_startable(event: Event) -> bool:
@@ -98,7 +81,18 @@ def _give_back(app_state: AppState, claimed: list[GrantedJob]) -> None:
 
 
 def _claimed(app_state: AppState, claimed: list[GrantedJob]) -> wire.ClaimAnswer:
-    jobs = [claimed_view(taken.job, taken.dispatch, taken.checkpoint) for taken in claimed]
+    jobs = [
+        as_answer(
+            wire.ClaimedJob,
+            granted.dispatch,
+            granted.job,
+            granted.job.intent,
+            lease_id=granted.dispatch.dispatch_id,
+            payload=as_json(granted.job.intent.payload),
+            checkpoint=as_json(granted.checkpoint),
+        )
+        for granted in claimed
+    ]
     return wire.ClaimAnswer(jobs, seconds(app_state.service.rules.lease_for))
 
 
@@ -131,9 +125,20 @@ def _standalone_lease(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGrant
     if body.addon_id is None and call.principal.addon_id is not None:
         missing.remove("addon_id")
     if missing:
-        problems = [{"field": n, "message": "is needed when there is no job_id"} for n in missing]
-        raise BadIntent(f"{missing[0]} is needed when there is no job_id", problems=problems)
-    intent = standalone_lease_from(body, str(call.addon(body.addon_id)), str(body.job_type))
+        raise naming_fields(BadIntent, *((name, "is needed when there is no job_id") for name in missing))
+    # A lease without a job is weighed as a job of that kind would be, and has the same bounds.
+    intent = intent_from(
+        wire.SubmitBody(
+            addon_id=str(call.addon(body.addon_id)),
+            job_type=str(body.job_type),
+            cost_units=body.cost_units,
+            priority=body.priority,
+            constraints=body.constraints,
+            run_when=body.run_when,
+            quiet_for_sec=body.quiet_for_sec,
+            expected_duration_sec=body.expected_duration_sec,
+        )
+    )
     check(intent, call.store.now(), most_units=app_state.service.rules.capacity.most)
     call.check_limits(intent.cost_units, intent.priority)
     lease, decision = app_state.job_service.ask(admission_class_of(intent), intent.priority, body.worker)
@@ -145,7 +150,7 @@ def _standalone_lease(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGrant
     return wire.LeaseGranted(
         approved=False,
         reason=reason.code,
-        reason_data=as_json(reason),
+        reason_data=reason_json(reason),
         message=words(reason, call.store.now()),
         retry_after_sec=decision.retry_after_sec,
     )
@@ -198,14 +203,21 @@ def _beat(call: Request[Any, Any], beat: wire.Heartbeat) -> wire.HeartbeatAnswer
     answer = call.app_state.job_service.heartbeat(
         DispatchId(beat.lease_id),
         progress=beat.progress,
-        spent=None if beat.spent is None else money(beat.spent),
+        spent=None if beat.spent is None else money_of(beat.spent),
         checkpoint=None if isinstance(beat.checkpoint, UnsetType) else text_of(beat.checkpoint),
         pid=beat.pid,
     )
-    return heartbeat_view(beat.lease_id, answer, call.app_state.service.rules.lease_for)
+    return wire.HeartbeatAnswer(
+        lease_id=beat.lease_id,
+        expires_at=when(answer.expires_at),
+        ttl_sec=seconds(call.app_state.service.rules.lease_for),
+        stop=answer.stop,
+        cancel=answer.stop is not None,
+        yield_=answer.should_yield,
+    )
 
 
-def complete(call: Request[None, wire.CompleteBody]) -> wire.Completed:
+def complete(call: Request[None, wire.OutcomeReport]) -> wire.Completed:
     _check_pair(call, call.body.lease_id)
     return _end(call, call.body)
 
@@ -296,14 +308,26 @@ def report(call: Request[None, wire.LoadReport]) -> wire.LoadReported:
     lease = call.own_lease(body.lease_id)
     answer = wire.LoadReported(body.lease_id, when(lease.expires_at), 0.0)
     if body.state is None or lease.phase is not DispatchPhase.ENDED:
-        beat = wire.Heartbeat(
-            lease_id=body.lease_id,
-            progress=body.progress,
-            spent=body.spent,
-            checkpoint=body.checkpoint,
-            pid=body.pid,
-        )
-        answer = wire.LoadReported(**structs.asdict(_beat(call, beat)))
+        answer = wire.LoadReported(**structs.asdict(_beat(call, body)))
     if body.state is not None:
         answer.state = _end(call, body).state
     return answer
+
+
+def say(call: Request[None, wire.Say]) -> wire.Said:
+    """Called by the attempt itself: its token identifies it, so there is no id to get wrong."""
+    runs, token = call.app_state.runs, call.token
+    if runs is None or token is None or runs.dispatch_of(token) is None:
+        raise Forbidden("only a run's own token (PENSTOCK_JOB_TOKEN) may do this")
+    body = call.body
+    frame = {
+        "op": body.op,
+        "checkpoint": None if isinstance(body.checkpoint, UnsetType) else text_of(body.checkpoint),
+        "progress": body.progress,
+        "amount": None if body.amount is None else str(body.amount),
+        "message": body.message,
+    }
+    reply = runs.call(token, frame)
+    if "error" in reply:
+        raise BadIntent(reply["error"], problems=[{"field": body.op, "message": reply["error"]}])
+    return wire.Said(as_json(reply.get("checkpoint") or None), reply.get("yield"))

@@ -1,0 +1,434 @@
+"""
+One request: its headers, query and body, read within limits and with every wrong field named; and its answer.
+
+The quick way to a body is one pass of msgspec. Only when it refuses is the body taken apart field by field, to name every wrong field
+and not just the first: the client can then fix all of them at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from itertools import islice
+from typing import Any, Final, Generic, TypeVar, get_args
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import Raw, UnsetType
+
+from penstock.core.errors import NotFound
+from penstock.core.jobs.explain import Viewer
+from penstock.core.jobs.job import Dispatch, Event, Job
+from penstock.core.jobs.types import AddonId, DispatchId, JobId, when
+from penstock.server.app_state import AppState
+from penstock.server.problems import (
+    MOST_PROBLEMS,
+    BadFields,
+    Forbidden,
+    NotJson,
+    NotUtf8,
+    OverLimit,
+    TooLarge,
+    TooSlow,
+    naming_fields,
+)
+from penstock.server.tokens import Principal
+from penstock.stores.api import Store
+
+T = TypeVar("T")
+Q = TypeVar("Q")
+B = TypeVar("B")
+S = TypeVar("S", bound=msgspec.Struct)
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Header = tuple[bytes, bytes]
+#: A field's name, and what is wrong with it.
+Problem = tuple[str, str]
+
+#: Time alone (an earliest start, a quiet machine) causes no event, so a client that waits also looks again after so many seconds.
+_LOOK_AGAIN: Final = 2.0
+
+
+@dataclass(slots=True)
+class Request(Generic[Q, B]):
+    """What a handler gets. The application sets `principal`, `path` (the value of the path's parameter), `query` and `body`."""
+
+    app_state: AppState
+    scope: MutableMapping[str, Any]
+    receive: Receive
+    send: Send
+    headers: dict[bytes, bytes] = field(init=False)
+    principal: Principal = field(init=False)
+    path: str = field(init=False)
+    query: Q = field(init=False)
+    body: B = field(init=False)
+    #: It may take long, so its token may have ended by its end.
+    waits: bool = False
+    _gone: asyncio.Future[Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.headers = dict(self.scope["headers"])
+
+    @property
+    def store(self) -> Store:
+        return self.app_state.store
+
+    @property
+    def token(self) -> str | None:
+        """The bearer token of the request."""
+        scheme, _, secret = self.headers.get(b"authorization", b"").partition(b" ")
+        return secret.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
+
+    @property
+    def job_id(self) -> JobId:
+        return JobId(self.path)
+
+    # what the token may see and ask for
+
+    @property
+    def viewer(self) -> Viewer | None:
+        """Takes the names of other addons out of an answer to a token that is bound to one. None: the token may see all."""
+        addon_id = self.principal.addon_id
+        if addon_id is None:
+            return None
+        owners = self.app_state.owners
+        return Viewer(AddonId(addon_id), lambda job_id: owners.of_job(job_id) == addon_id)
+
+    def addon(self, name: str | None) -> AddonId | None:
+        """The addon to search: the one that the token is bound to, else the one that the request names."""
+        bound = self.principal.addon_id
+        if bound is not None and name is not None and name != bound:
+            raise NotFound(f"there is no addon {name}", addon_id=name)
+        chosen = name if bound is None else bound
+        return None if chosen is None else AddonId(chosen)
+
+    def owns(self, addon_id: str) -> bool:
+        return self.principal.addon_id in (None, addon_id)
+
+    def own_job(self, job_id: JobId) -> Job:
+        """A job that does not exist and a job of another addon get the same answer, to the letter."""
+        job = self.store.job(job_id)
+        if job is None or not self.owns(job.intent.addon_id):
+            raise NotFound(f"there is no job {job_id}", job_id=job_id)
+        return job
+
+    def own_lease(self, lease_id: str) -> Dispatch:
+        lease = self.store.dispatch(DispatchId(lease_id))
+        if lease is None or not self.owns(lease.addon_id):
+            raise NotFound(f"there is no lease {lease_id}", lease_id=lease_id)
+        return lease
+
+    def check_unbound(self, reason: str) -> None:
+        """Refuse a token that is bound to an addon."""
+        if self.principal.addon_id is not None:
+            raise Forbidden(f"this token is bound to addon {self.principal.addon_id}{reason}")
+
+    def check_limits(self, cost_units: int, priority: int, at: str = "") -> None:
+        """Refuse more than the token may ask for."""
+        problems = [
+            (f"{at}{name}", f"must be at most {most} with this token")
+            for name, value, most in (
+                ("cost_units", cost_units, self.principal.max_cost_units),
+                ("priority", priority, self.principal.max_priority),
+            )
+            if most is not None and value > most
+        ]
+        if problems:
+            raise naming_fields(OverLimit, *problems)
+
+    # running and waiting
+
+    def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
+        """Call `function` beside the event loop, in the share of the threads that the client has. The tokens of an addon count as one."""
+        return self.app_state.pool.run(self.principal.addon_id or self.principal.name, function, *args)
+
+    async def poll(
+        self,
+        wait_sec: float,
+        look: Callable[[], Awaitable[T]],
+        is_enough: Callable[[T], object],
+        wants: Callable[[Event], bool],
+    ) -> T:
+        """Look again at each event that `wants` accepts, until the answer is enough, the time is over, or no client waits for it any more."""
+        loop = self.app_state.loop
+        until = loop.time() + wait_sec
+        gone = self.watch()
+        async with self.app_state.trail as trail:
+            while True:
+                seen = trail.position
+                answer = await look()
+                remaining = until - loop.time()
+                if is_enough(answer) or remaining <= 0 or gone.done() or trail.closed:
+                    return answer
+                await self.sooner(trail.wait(seen, min(remaining, _LOOK_AGAIN), wants))
+
+    async def sooner(self, waiting: Coroutine[Any, Any, object]) -> None:
+        """Wait for `waiting`, or until the client has gone."""
+        task = asyncio.ensure_future(waiting)
+        try:
+            await asyncio.wait((self.watch(), task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()
+
+    def watch(self) -> asyncio.Future[Any]:
+        """Completes when the client has gone away or its token has ended. Made on demand: only handlers that wait need it."""
+        if self._gone is None:
+            self._gone = asyncio.ensure_future(self._until_gone())
+        return self._gone
+
+    async def _until_gone(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    def end(self) -> None:
+        """As if the client had gone: what waits for it stops waiting, and gives back what it has claimed."""
+        self.watch().cancel()
+
+    def close(self) -> None:
+        if self._gone is not None:
+            self._gone.cancel()
+
+    # reading and answering
+
+    async def read_body(self) -> bytes:
+        """
+        Counts the bytes as they come in: a length that was announced is believed only when it is too large. The connection, which sees
+        the bytes arrive, limits how long it may take.
+        """
+        too_large = (number(self.headers.get(b"content-length", b"0")) or 0) > MAX_BODY
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise TooSlow("the client went away, or was too slow, before its request was complete")
+            body = message["body"]
+            size += len(body)
+            too_large = too_large or size > MAX_BODY
+            # What is too large is read on for a while and dropped: a client that still sends would not see the answer.
+            if not too_large:
+                parts.append(body)
+            if not message["more_body"] or size > 16 * MAX_BODY:
+                break
+        if too_large:
+            raise TooLarge(f"the body is larger than {MAX_BODY} bytes", limit=MAX_BODY)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def answer(self, status: int, body: bytes, headers: Iterable[Header]) -> None:
+        length = [] if status == 304 else [(b"content-length", b"%d" % len(body))]
+        sent = [*headers, *length]
+        await self.send({"type": "http.response.start", "status": status, "headers": sent})
+        await self.send(
+            {"type": "http.response.body", "body": body if self.scope["method"] != "HEAD" else b""}
+        )
+
+
+# from bytes to a request type
+
+MAX_BODY: Final = 1_048_576
+MAX_DEPTH: Final = 32
+_MAX_QUERY: Final = 8_192
+_MOST_DIGITS: Final = 19
+
+
+def number(text: bytes) -> int | None:
+    """A header's whole number of 0 or more; None for anything else, and for more digits than any number here has."""
+    return int(text) if text.isdigit() and len(text) <= _MOST_DIGITS else None
+
+
+class Decoder:
+    """Decodes the bodies of one request type."""
+
+    def __init__(self, kind: type[msgspec.Struct]) -> None:
+        self.kind = kind
+        self._decode = msgspec.json.Decoder(kind).decode
+
+    def __call__(self, body: bytes, headers: Mapping[bytes, bytes]) -> Any:
+        content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if content_type != b"application/json":
+            raise NotJson("the Content-Type must be application/json")
+        if not _is_utf8(body):
+            raise naming_fields(NotUtf8, (_not_utf8_in(body), "is not valid UTF-8"))
+        if too_deep(body):
+            raise naming_fields(BadFields, _DEEP)
+        try:
+            return self._decode(body)
+        except msgspec.ValidationError as error:
+            raise _refusal(_wrong_in(body, self.kind), _from(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise naming_fields(BadFields, ("body", f"is not valid JSON: {error}")) from None
+        except RecursionError:
+            raise naming_fields(BadFields, _DEEP) from None
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        return text.isascii() or bool(text.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def _not_utf8_in(body: bytes, name: str = "", depth: int = 0) -> str:
+    """The first field that is not, as `outcomes[2].result`: fields are cut out unread, and looked at one by one."""
+    kind: Any = {b"{": dict[str, msgspec.Raw], b"[": list[msgspec.Raw]}.get(body[:1])
+    if kind is not None and depth < MAX_DEPTH:
+        try:
+            parts = msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return name or "body"
+        named = (
+            parts.items() if isinstance(parts, dict) else ((f"[{n}]", part) for n, part in enumerate(parts))
+        )
+        for part_name, part in named:
+            if not _is_utf8(bytes(part)):
+                inner = f"{name}{part_name}" if part_name[:1] == "[" or not name else f"{name}.{part_name}"
+                return _not_utf8_in(bytes(part).strip(), inner, depth + 1)
+    return name or "body"
+
+
+_DEEP: Final = ("body", f"must not be nested deeper than {MAX_DEPTH}")
+
+
+def _refusal(problems: Iterable[Problem], otherwise: Problem) -> BadFields:
+    """Lists as many problems as an answer shows, and one more: a megabyte of unknown fields is not worth a list of them all."""
+    return naming_fields(BadFields, *(list(islice(problems, MOST_PROBLEMS + 1)) or [otherwise]))
+
+
+_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
+_REST: Final = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def too_deep(body: bytes) -> bool:
+    """
+    Without parsing: everything but the brackets is removed, then each pass removes the innermost level. 32 passes over a
+    megabyte of brackets take a few milliseconds, where a loop over its characters would hold the event loop for half a second.
+    No regular expression: on a string without an end one starts again at every quote, which takes a minute for 64 KB.
+    """
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return False
+    # Without escapes every quote begins or ends a string, so every second part is outside of strings.
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = b"".join(plain.split(b'"')[::2]).translate(_BRACKETS, _REST)
+    if b"[" * (MAX_DEPTH + 1) in brackets:
+        return True
+    for _ in range(MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"")
+        if not brackets:
+            return False
+    return True
+
+
+def read_query(query: bytes, kind: type[S]) -> S:
+    if len(query) > _MAX_QUERY:
+        raise TooLarge(f"the query is longer than {_MAX_QUERY} bytes", limit=_MAX_QUERY)
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=50)
+    except ValueError:
+        raise naming_fields(BadFields, ("query", "must be name=value pairs in UTF-8")) from None
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise naming_fields(BadFields, (twice, "must be given once"))
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _refusal(_wrong(values, kind, strict=False), _from(error)) from None
+
+
+def _wrong_in(body: bytes, kind: type[msgspec.Struct]) -> Iterator[Problem]:
+    try:
+        values = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if isinstance(values, dict):
+        yield from _wrong(values, kind)
+    else:
+        yield "body", "must be a JSON object"
+
+
+def _wrong(values: dict[str, Any], kind: type[msgspec.Struct], *, strict: bool = True) -> Iterator[Problem]:
+    fields = {one.encode_name: one for one in msgspec.structs.fields(kind)}
+    for name in (name for name in values if name not in fields):
+        yield name[:100], f"is not known here; {kind.__name__} has {', '.join(fields) or 'no fields'}"
+    for name, one in fields.items():
+        if name not in values:
+            if one.required:
+                yield name, "is missing"
+        elif not _passes_through(one.type):
+            try:
+                msgspec.convert(values[name], one.type, strict=strict)
+            except msgspec.ValidationError as error:
+                yield _from(error, name)
+
+
+def _passes_through(kind: Any) -> bool:
+    """Has JSON of the user's in it: that was read as text, and a decoded value cannot be turned into text again."""
+    parts = (kind, *get_args(kind))
+    return msgspec.Raw in parts or any(
+        _passes_through(part) if get_args(part) else _is_struct_with_raw(part) for part in parts[1:]
+    )
+
+
+def _is_struct_with_raw(kind: Any) -> bool:
+    return (
+        isinstance(kind, type)
+        and issubclass(kind, msgspec.Struct)
+        and any(msgspec.Raw in (f.type, *get_args(f.type)) for f in msgspec.structs.fields(kind))
+    )
+
+
+def _from(error: msgspec.ValidationError, field: str = "") -> Problem:
+    """The place is behind the last ` - at `: what comes before it may quote the request."""
+    message, _, place = str(error).rpartition(" - at ")
+    path = place.removeprefix("`key` in ")
+    if not message or not (path.startswith("`$") and path.endswith("`")):
+        message, path = str(error), "`$`"
+    path = path[2:-1]
+    name = f"{field}{path}" if field else path.lstrip(".") or "body"
+    words = message.replace("`", "").replace(r"$(?!\\n)'", "$'")
+    return name, f"is wrong: {words[:1].lower()}{words[1:]}"
+
+
+def or_none(value: T | UnsetType) -> T | None:
+    return None if isinstance(value, UnsetType) else value
+
+
+def text_of(json: Raw | UnsetType) -> str:
+    return "null" if isinstance(json, UnsetType) else bytes(json).decode()
+
+
+# from values to an answer
+
+
+def as_json(text: str | None) -> Raw:
+    return Raw(b"null" if text is None else text.encode())
+
+
+def as_answer(kind: type[S], *sources: object, **fields: object) -> S:
+    """
+    An answer with `fields`; each other field comes from the first source that has one of that name. Moments become datetimes.
+
+    A name that no source has raises AttributeError, so one request of each kind tests the names.
+    """
+    for name, at, is_moment in _origins(kind, *map(type, sources)):
+        if name not in fields:
+            value = getattr(sources[at], name)
+            fields[name] = when(value) if is_moment and value is not None else value
+    return kind(**fields)
+
+
+@cache
+def _origins(kind: type[msgspec.Struct], *sources: type) -> tuple[tuple[str, int, bool], ...]:
+    """Each field with the number of its source, and whether it is a moment."""
+    return tuple(
+        (
+            one.name,
+            next((at for at, source in enumerate(sources) if hasattr(source, one.name)), -1),
+            datetime in (one.type, *get_args(one.type)),
+        )
+        for one in msgspec.structs.fields(kind)
+    )
