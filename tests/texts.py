@@ -36,7 +36,7 @@ def help_pages() -> dict[str, str]:
 
     def add(command: click.Command, name: str, parent: click.Context | None) -> None:
         context = click.Context(
-            command, parent, info_name=name.rsplit(maxsplit=1)[-1], max_content_width=WIDTH
+            command, parent, info_name=name.rsplit(maxsplit=1)[-1], max_content_width=WIDTH, show_default=True
         )
         context.terminal_width = WIDTH
         pages[name] = command.get_help(context)

@@ -119,10 +119,10 @@ def test_keys_of_top_reach_a_scheduler_that_is_slow_to_tell_how_things_are(shell
         app = Top(client)
         async with app.run_test() as pilot:
             for _ in range(50):  # as many seconds; there are fewer threads
-                app._refresh()
+                app.reload()
                 await asyncio.sleep(0.01)
             await pilot.press("p")
-            app._refresh()
+            app.reload()
             try:
                 async with asyncio.timeout(LONG):
                     while not Client.stats(client).paused:

@@ -12,7 +12,7 @@ from tests.waiting import LONG, until
 
 from penstock import Scheduler
 from penstock.cli.main import cli
-from penstock.cli.top import _numbers
+from penstock.cli.top import headline
 from penstock.core.errors import StoreFailed
 from penstock.core.jobs.types import EndReason
 from penstock.settings import BadSettings, describe, load
@@ -130,8 +130,8 @@ def test_whoever_is_asked_tells_of_all_hosts(daemons):
             (h.host, h.labels, h.state) for h in hosts
         ]
     both = sum(host.capacity for host in stats.hosts)
-    assert f"0/{both} units on 2 hosts" in _numbers(stats).plain
-    assert "two 0/" in _numbers(stats).plain
+    assert f"0/{both} units on 2 hosts" in headline(stats).plain
+    assert "two 0/" in headline(stats).plain
     said = CliRunner().invoke(cli, ["capacity"], env={"PENSTOCK_DATA_DIR": str(one.data), "COLUMNS": "120"})
     assert f"This is one, one of 2 hosts: 0 of {both} units in use on all of them" in said.output
 

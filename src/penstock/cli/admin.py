@@ -5,13 +5,13 @@ Verbs for the administrator: capacity, addons, pause, resume, hosts, drain, undr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from typing import Any
 
 import click
 from rich.text import Text
 
 from penstock.cli.parsers import ADDON, HOST, WHEN, age, span
-from penstock.cli.printing import Column, echo, table
+from penstock.cli.printing import LOAD_COLORS, Column, echo, table
 from penstock.cli.session import CliSession, passes
 from penstock.core.jobs.spending import SpendMark
 from penstock.wire import AddonInfo, KnownHost, Scope
@@ -25,7 +25,7 @@ def capacity(session: CliSession) -> None:
     if session.print_json(info):
         return
     console = session.console
-    color = {"QUIET": "green", "NORMAL": "white", "BUSY": "yellow", "PANIC": "red"}[info.quiet]
+    color = LOAD_COLORS[info.quiet]
     if info.quiet_sec is None:
         console.print(
             f"[{color}]{info.quiet}[/]: the capacity is fixed by a setting; the machine is not measured"
@@ -37,14 +37,11 @@ def capacity(session: CliSession) -> None:
         f"{info.capacity} of {info.most} units may be used, {info.in_use} are in use, {info.free} free"
     )
     if info.readings:
-        table(
-            console,
-            [Column("signal"), Column("value", right=True), Column("taken", right=True), Column("")],
-            [
-                (r.name, f"{r.value:.3g}", f"{age(r.at)} ago", "" if r.fresh else "stale")
-                for r in info.readings
-            ],
-        )
+        columns = [Column("signal"), Column("value", True), Column("taken", True), Column("")]
+        rows = [
+            (r.name, f"{r.value:.3g}", f"{age(r.at)} ago", "" if r.fresh else "stale") for r in info.readings
+        ]
+        table(console, columns, rows)
     if len(info.hosts) > 1:
         alive = [h for h in info.hosts if h.state == "alive"]
         units, may = sum(h.units for h in alive), sum(h.capacity for h in alive)
@@ -107,10 +104,8 @@ def _spent(addon: AddonInfo, window: str) -> Text:
 def pause(session: CliSession, addon: str | None) -> None:
     """Start no more jobs, of ADDON or of all. Running jobs continue; submits are still accepted."""
     session.client.pause(addon)
-    if not session.print_json({"paused": addon or "*"}):
-        echo(
-            f"Paused {addon or 'everything'}. `penstock resume{' ' + addon if addon else ''}` starts jobs again."
-        )
+    resume = f"penstock resume {addon or ''}".rstrip()
+    session.say({"paused": addon or "*"}, f"Paused {addon or 'everything'}. `{resume}` starts jobs again.")
 
 
 @click.command()
@@ -119,8 +114,7 @@ def pause(session: CliSession, addon: str | None) -> None:
 def resume(session: CliSession, addon: str | None) -> None:
     """Start jobs again after `penstock pause`."""
     session.client.resume(addon)
-    if not session.print_json({"resumed": addon or "*"}):
-        echo(f"Resumed {addon or 'everything'}.")
+    session.say({"resumed": addon or "*"}, f"Resumed {addon or 'everything'}.")
 
 
 @click.command()
@@ -153,8 +147,7 @@ def _host_table(session: CliSession, here: str, known: Sequence[KnownHost]) -> N
 def drain(session: CliSession, host: str) -> None:
     """Start no more jobs on HOST, also after a restart. Its running jobs continue."""
     session.client.drain(host)
-    if not session.print_json({"draining": host}):
-        echo(f"{host} starts no more jobs. `penstock undrain {host}` ends that.")
+    session.say({"draining": host}, f"{host} starts no more jobs. `penstock undrain {host}` ends that.")
 
 
 @click.command()
@@ -163,11 +156,11 @@ def drain(session: CliSession, host: str) -> None:
 def undrain(session: CliSession, host: str) -> None:
     """Start jobs on HOST again."""
     session.client.undrain(host)
-    if not session.print_json({"undrained": host}):
-        echo(f"{host} starts jobs again.")
+    session.say({"undrained": host}, f"{host} starts jobs again.")
 
 
-SCOPES = tuple(str(scope) for scope in Scope)
+_SCOPES = tuple(str(scope) for scope in Scope)
+_WORKER_SCOPES = ("jobs:read", "jobs:submit:registered", "jobs:cancel", "worker:lease", "signals:report")
 
 
 @click.group()
@@ -178,51 +171,24 @@ def token() -> None:
 @token.command("make")
 @click.argument("name")
 @click.option(
-    "--scope",
-    "scopes",
-    multiple=True,
-    type=click.Choice(SCOPES),
-    metavar="SCOPE",
-    help=f"{', '.join(SCOPES)}. May be repeated.",
-)
+    "--scope", "scopes", multiple=True, type=click.Choice(_SCOPES), metavar="SCOPE",
+    help=f"{', '.join(_SCOPES)}. May be repeated.",
+)  # fmt: skip
 @click.option(
     "--worker", is_flag=True, help="The scopes of an addon's worker: submit, read, cancel, lease, signals."
 )
-@click.option("--addon", help="Bind the token: it sees and changes only this addon's jobs.")
+@click.option("--addon", "addon_id", help="Bind the token: it sees and changes only this addon's jobs.")
 @click.option("--max-cost", "max_cost_units", type=click.IntRange(1, 100), help="The most units of a job.")
 @click.option("--max-priority", type=click.IntRange(1, 100), help="The highest priority of a job.")
 @click.option("--expires", "expires_at", type=WHEN, help="When the token ends.")
 @passes
-def make(
-    session: CliSession,
-    name: str,
-    scopes: tuple[str, ...],
-    worker: bool,
-    addon: str | None,
-    max_cost_units: int | None,
-    max_priority: int | None,
-    expires_at: datetime | None,
-) -> None:
+def make(session: CliSession, /, name: str, scopes: tuple[str, ...], worker: bool, **limits: Any) -> None:
     """Make a token. Its secret is printed only now, on standard output."""
     if worker:
-        scopes = (
-            *scopes,
-            "jobs:read",
-            "jobs:submit:registered",
-            "jobs:cancel",
-            "worker:lease",
-            "signals:report",
-        )
+        scopes = (*scopes, *_WORKER_SCOPES)
     if not scopes:
         raise click.UsageError("give --scope, or --worker for the scopes of an addon's worker")
-    made = session.client.make_token(
-        name,
-        scopes,
-        addon_id=addon,
-        max_cost_units=max_cost_units,
-        max_priority=max_priority,
-        expires_at=expires_at,
-    )
+    made = session.client.make_token(name, scopes, **limits)
     if not session.print_json(made):
         echo(made.secret)
         session.aside.print(f"[dim]{made.token.token_id}: {', '.join(made.token.scopes)}[/]")
@@ -233,27 +199,17 @@ def make(
 def listing(session: CliSession) -> None:
     """List the tokens, without their secrets."""
     tokens = session.client.tokens()
-    if not session.print_json(tokens):
-        columns = [
-            Column("id"),
-            Column("name"),
-            Column("addon"),
-            Column("age", True),
-            Column("expires", True),
-            Column("scopes", keep=100),
-        ]
-        rows = [
-            (
-                t.token_id,
-                t.name,
-                t.addon_id or "any",
-                age(t.created_at),
-                age(t.expires_at),
-                " ".join(t.scopes),
-            )
-            for t in tokens
-        ]
-        table(session.console, columns, rows)
+    if session.print_json(tokens):
+        return
+    columns = [
+        Column("id"), Column("name"), Column("addon"), Column("age", True), Column("expires", True),
+        Column("scopes", keep=100),
+    ]  # fmt: skip
+    rows = [
+        (t.token_id, t.name, t.addon_id or "any", age(t.created_at), age(t.expires_at), " ".join(t.scopes))
+        for t in tokens
+    ]
+    table(session.console, columns, rows)
 
 
 @token.command("revoke")
@@ -262,5 +218,4 @@ def listing(session: CliSession) -> None:
 def revoke(session: CliSession, token_id: str) -> None:
     """End a token at once."""
     session.client.revoke_token(token_id)
-    if not session.print_json({"revoked": token_id}):
-        echo(f"Revoked {token_id}.")
+    session.say({"revoked": token_id}, f"Revoked {token_id}.")

@@ -15,22 +15,19 @@ from penstock.cli.parsers import DURATION
 from penstock.cli.printing import Column, echo, table
 from penstock.cli.session import UNREACHABLE, CliSession, fail, passes
 
-
-def _config(command: Any) -> Any:
-    command = click.option(
-        "--set",
-        "flags",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="A setting by its name in `penstock settings`; may be repeated.",
-    )(command)
-    return click.option(
-        "-c", "--config", type=click.Path(dir_okay=False), help="A TOML file instead of the usual one."
-    )(command)
+_CONFIG = click.option(
+    "-c", "--config", type=click.Path(dir_okay=False), help="A TOML file instead of the usual one."
+)
+#: `--set KEY=VALUE`, as a dictionary.
+SET = click.option(
+    "--set", "flags", multiple=True, metavar="KEY=VALUE", callback=lambda _, __, flags: dict(map(_pair, flags)),
+    help="A setting by its name in `penstock settings`; may be repeated.",
+)  # fmt: skip
 
 
 @click.command()
-@_config
+@_CONFIG
+@SET
 @click.option("--data-dir", help="The directory of database, token and socket.")
 @click.option("--port", type=click.IntRange(0, 65_535), help="The port on loopback; 0 takes any free one.")
 @click.option(
@@ -42,7 +39,7 @@ def _config(command: Any) -> Any:
 def up(
     _: CliSession,
     config: str | None,
-    flags: tuple[str, ...],
+    flags: dict[str, str],
     data_dir: str | None,
     port: int | None,
     accept_loss: bool,
@@ -52,24 +49,22 @@ def up(
     """
     from penstock.daemon import run_program
 
-    given = dict(pair(flag) for flag in flags)
     if data_dir is not None:
-        given["data_dir"] = data_dir
+        flags["data_dir"] = data_dir
     if port is not None:
-        given["server.listen"] = f"127.0.0.1:{port}"
-    raise click.exceptions.Exit(
-        run_program(load_settings(config, given), on_ready=_greet, accept_loss=accept_loss)
-    )
+        flags["server.listen"] = f"127.0.0.1:{port}"
+    settings = load_settings(config, flags)
+    raise click.exceptions.Exit(run_program(settings, on_ready=_print_link, accept_loss=accept_loss))
 
 
-def _greet(server: Any) -> None:
+def _print_link(server: Any) -> None:
     """On standard output, where no log goes: the link is as good as a password until it is used."""
     link = server.login_url()
     echo(f"page  {link}" if link else "no page: `python -m penstock.web.vendor` fetches its libraries")
     echo("try   penstock run -- echo hello        penstock top        penstock --help")
 
 
-def pair(flag: str) -> tuple[str, str]:
+def _pair(flag: str) -> tuple[str, str]:
     key, separator, value = flag.partition("=")
     if not separator:
         raise click.UsageError(f"--set {flag}: write KEY=VALUE")
@@ -90,7 +85,7 @@ def load_settings(config: str | None, flags: dict[str, str]) -> Any:
 @click.command()
 @click.option("--now", is_flag=True, help="Kill running jobs instead of asking them to yield.")
 @click.option(
-    "--timeout", type=DURATION, default=60.0, help="How long to wait until the scheduler has ended."
+    "--timeout", type=DURATION, default="60s", help="How long to wait until the scheduler has ended."
 )
 @passes
 def stop(session: CliSession, now: bool, timeout: float) -> None:
@@ -118,8 +113,7 @@ def stop(session: CliSession, now: bool, timeout: float) -> None:
         fail(
             f"the scheduler (process {pid}) still runs after {timeout:.0f} s; `penstock stop --now` kills its jobs"
         )
-    if not session.print_json({"stopped": pid}):
-        echo("Stopped.")
+    session.say({"stopped": pid}, "Stopped.")
 
 
 def _pid() -> int:
@@ -130,10 +124,7 @@ def _pid() -> int:
     try:
         return int(json.loads(file.read_text("utf-8"))["pid"])
     except (OSError, ValueError, KeyError):
-        fail(
-            f"no scheduler runs in {file.parent}; PENSTOCK_DATA_DIR names another directory",
-            UNREACHABLE,
-        )
+        fail(f"no scheduler runs in {file.parent}; PENSTOCK_DATA_DIR names another directory", UNREACHABLE)
 
 
 @click.command()
@@ -141,19 +132,19 @@ def _pid() -> int:
 def login(session: CliSession) -> None:
     """Print a link that opens the page. It works once, within ten minutes."""
     link = session.client.login()
-    if not session.print_json(link):
-        echo(link.url)
+    session.say(link, link.url)
 
 
 @click.command()
-@_config
+@_CONFIG
+@SET
 @click.option("--changed", is_flag=True, help="Only settings that differ from the default.")
 @passes
-def settings(session: CliSession, config: str | None, flags: tuple[str, ...], changed: bool) -> None:
+def settings(session: CliSession, config: str | None, flags: dict[str, str], changed: bool) -> None:
     """List every setting, its value and its source. Exits with 2 when a setting is wrong."""
     from penstock.settings import describe
 
-    listed = describe(load_settings(config, dict(pair(flag) for flag in flags)))
+    listed = describe(load_settings(config, flags))
     shown = [one for one in listed if not changed or one.source != "default"]
     if session.print_json([one._asdict() for one in shown]):
         return

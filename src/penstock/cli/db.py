@@ -4,17 +4,19 @@ The database file: check, back up, restore, migrate. They work on the file itsel
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from penstock.cli.printing import echo
 from penstock.cli.session import CliSession, fail, passes
-from penstock.stores.api import Apply, committed
-
-if TYPE_CHECKING:
-    from penstock.stores.api import Store
+from penstock.core.jobs.ordering import Ordering
+from penstock.settings import load
+from penstock.stores.api import Apply, Store, committed
+from penstock.stores.opening import is_address, open_store, shown
 
 
 @click.group()
@@ -23,8 +25,6 @@ def db() -> None:
 
 
 def _place(given: str | None) -> str:
-    from penstock.settings import load
-
     return given or load().jobs_at
 
 
@@ -38,22 +38,23 @@ def _place(given: str | None) -> str:
 @passes
 def check(session: CliSession, path: str | None, accept_loss: bool) -> None:
     """Check every page, every total and every trail. Exits with 1 when something is wrong."""
-    from penstock.stores.opening import is_address, shown
     from penstock.stores.sqlite.connection import integrity
     from penstock.stores.sqlite.guard import refuse_lost
 
     place = _place(path)
     name = shown(place)
     with session.aside.status(f"checking {name}"):
+        problems = []
         if not is_address(place):
-            opened(place, accept_loss=accept_loss).close() if accept_loss else refuse_lost(Path(place))
-        problems = [] if is_address(place) else integrity(_existing(path))
+            if accept_loss:
+                with opened(place, accept_loss=True):
+                    pass
+            else:
+                refuse_lost(Path(place))
+            problems = integrity(_existing(path))
         if not problems:
-            store = opened(place)
-            try:
+            with opened(place) as store:
                 problems = store.audit()
-            finally:
-                store.close()
     if session.print_json({"path": name, "problems": problems}):
         raise click.exceptions.Exit(1 if problems else 0)
     if problems:
@@ -74,8 +75,7 @@ def backup(session: CliSession, target: str, path: str | None) -> None:
         fail(f"{target} exists already: choose another name")
     with session.aside.status(f"copying {file}"):
         copy(file, Path(target))
-    if not session.print_json({"path": str(file), "backup": target}):
-        echo(f"{target}: {Path(target).stat().st_size:,} bytes")
+    session.say({"path": str(file), "backup": target}, f"{target}: {Path(target).stat().st_size:,} bytes")
 
 
 @db.command()
@@ -84,7 +84,6 @@ def backup(session: CliSession, target: str, path: str | None) -> None:
 @passes
 def restore(session: CliSession, source: str, path: str | None) -> None:
     """Replace the database by BACKUP, while no scheduler runs. The old file is kept under another name."""
-    from penstock.stores.opening import is_address, shown
     from penstock.stores.sqlite.restore import restore as put_back
 
     place = _place(path)
@@ -108,12 +107,9 @@ def _record_restore(file: Path, source: str) -> None:
     from penstock.core.jobs.changes import admin_event
     from penstock.core.jobs.job import EventKind
 
-    store = opened(str(file))
-    try:
+    with opened(str(file)) as store:
         by, data = f"user {getpass.getuser()}", {"backup": str(Path(source).absolute())}
         committed(store, Apply([admin_event(store.now(), EventKind.RESTORED, "", by, data)]))
-    finally:
-        store.close()
 
 
 @db.command()
@@ -124,15 +120,13 @@ def migrate(session: CliSession, path: str | None) -> None:
     Bring the database to this version's schema, after a backup beside it. The daemon also does so when it
     starts.
     """
-    from penstock.stores.opening import is_address, shown
 
     place = _place(path)
     if not is_address(place):
         _existing(path)
-    with session.aside.status(f"migrating {shown(place)}"):
-        opened(place).close()
-    if not session.print_json({"path": shown(place), "migrated": True}):
-        echo(f"{shown(place)}: up to date")
+    with session.aside.status(f"migrating {shown(place)}"), opened(place):
+        pass
+    session.say({"path": shown(place), "migrated": True}, f"{shown(place)}: up to date")
 
 
 @db.command()
@@ -143,9 +137,6 @@ def copy(session: CliSession, source: str, target: str) -> None:
     """
     Copy the SQLite file SOURCE into the empty database TARGET (postgresql://...), and compare every count.
     """
-    from penstock.settings import load
-    from penstock.stores.opening import is_address, shown
-
     if not is_address(target):
         raise click.UsageError(f"TARGET is {shown(target)}; it must be postgresql://USER@HOST/NAME")
     from penstock.stores.copying import copy_to_postgres
@@ -159,16 +150,16 @@ def copy(session: CliSession, source: str, target: str) -> None:
     echo(f"{source} and {shown(target)} have the same. Set `database` to the latter, and start the daemons.")
 
 
-def opened(place: str, *, accept_loss: bool = False) -> Store:
-    from penstock.core.jobs.ordering import Ordering
-    from penstock.settings import load
-    from penstock.stores.opening import open_store
-
-    return open_store(place, _now, Ordering(), load().sharing, accept_loss=accept_loss)
+@contextmanager
+def opened(place: str, *, accept_loss: bool = False) -> Iterator[Store]:
+    store = open_store(place, _now, Ordering(), load().sharing, accept_loss=accept_loss)
+    try:
+        yield store
+    finally:
+        store.close()
 
 
 def _existing(path: str | None) -> Path:
-    from penstock.stores.opening import is_address, shown
 
     place = _place(path)
     if is_address(place):
@@ -180,6 +171,4 @@ def _existing(path: str | None) -> Path:
 
 
 def _now() -> int:
-    import time
-
     return time.time_ns() // 1_000

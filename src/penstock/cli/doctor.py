@@ -12,9 +12,9 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -63,8 +63,10 @@ def look(session: CliSession) -> Iterator[Finding]:
         "ok",
         f"settings: {sum(one.source != 'default' for one in describe(settings))} changed from the default",
     )
-    for look_at in _LOOKS:
-        yield from look_at(settings)
+    yield from _directory(settings)
+    yield from _database(settings)
+    yield from _clock()
+    yield from _exposure(settings)
     yield from _daemon(session, settings)
 
 
@@ -163,7 +165,7 @@ def _server(settings: Settings) -> Iterator[Finding]:
     )
 
 
-def _clock(_: Settings) -> Iterator[Finding]:
+def _clock() -> Iterator[Finding]:
     drift = abs((time.time() - time.monotonic()) - (time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)))
     if time.time() < 1_700_000_000:
         yield Finding("bad", "this machine's clock is years behind", "set it: the times of jobs depend on it")
@@ -196,14 +198,6 @@ def _exposure(settings: Settings) -> Iterator[Finding]:
     for addon, user in users.items():
         group = "all other addons" if addon == "*" else f"addon {addon}"
         yield Finding("ok", f"commands and functions of {group} run as the user {user}")
-
-
-_LOOKS: Final[tuple[Callable[[Settings], Iterator[Finding]], ...]] = (
-    _directory,
-    _database,
-    _clock,
-    _exposure,
-)
 
 
 def _daemon(session: CliSession, settings: Settings) -> Iterator[Finding]:

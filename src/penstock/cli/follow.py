@@ -13,7 +13,7 @@ import click
 from penstock.cli.parsers import DURATION, JOB, short, span
 from penstock.cli.printing import echo, output, printable
 from penstock.cli.session import EXITS, CliSession, fail, passes
-from penstock.cli.submit import command_of, described, fields_of
+from penstock.cli.submit import described, submit_command
 from penstock.client.signals import interruptible
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def run(session: CliSession, /, command: tuple[str, ...], detach_on_interrupt: b
     """Submit a command, follow its output, exit with its code."""
     # As JSON the answer is the job that it became; what the command prints is then beside the point.
     show = _aside if session.as_json else _print
-    kind, what = command_of(command, options)
-    job_id = session.client.submit(options["addon"], kind, what, **fields_of(options)).job_id
+    job_id = submit_command(session, command, **options).job_id
     try:
         job = _follow(session, job_id, show)
     except KeyboardInterrupt:
@@ -212,14 +211,7 @@ def wait(session: CliSession, jobs: tuple[str, ...], timeout: float | None) -> N
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Continue with new events.")
 @click.option("-j", "--job", type=JOB, help="Only events of this job.")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 500),
-    default=50,
-    show_default=True,
-    help="How many events to print.",
-)
+@click.option("-n", "--limit", type=click.IntRange(1, 500), default=50, help="How many events to print.")
 @passes
 @interruptible()
 def events(session: CliSession, follow: bool, job: str | None, limit: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -30,14 +30,13 @@ _STATES = ("QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CAN
     "states",
     multiple=True,
     type=click.Choice(_STATES, case_sensitive=False),
-    help="Only jobs in this state; may be repeated.",
+    metavar="STATE",
+    help=f"Only jobs in this state: {', '.join(_STATES).lower()}; may be repeated.",
 )
 @click.option("-a", "--addon", type=ADDON, help="Only jobs of this addon.")
 @click.option("-t", "--type", "job_type", help="Only jobs of this type.")
 @click.option("--tag", help="Only jobs with this tag.")
-@click.option(
-    "-n", "--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="How many jobs to list."
-)
+@click.option("-n", "--limit", type=click.IntRange(1, 500), default=20, help="How many jobs to list.")
 @click.option("--oldest", is_flag=True, help="Oldest first instead of newest first.")
 @passes
 def ls(
@@ -61,36 +60,35 @@ def ls(
     if session.print_json(page):
         return
     now = datetime.now(UTC)
-    columns = [
-        Column("job"), Column("state"), Column("addon"), Column("type"), Column("units", True, 70), Column("prio", True, 70),
-        Column("tries", True, 90), Column("age", True), Column("reason or progress", keep=100),
-    ]  # fmt: skip
-    table(
-        session.console,
-        columns,
-        [
-            (
-                short(job.job_id), state_text(job.state), job.addon_id, job.job_type, job.cost_units, job.priority,
-                job.attempts, age(job.created_at), standing(job, now),
-            )
-            for job in page.jobs
-        ],
-    )  # fmt: skip
+    table(session.console, JOB_COLUMNS, [job_row(job, now) for job in page.jobs])
     if not page.jobs:
         session.aside.print("[dim]No matching jobs. `penstock submit -- echo hello` submits one.[/]")
     if page.next is not None:
         session.aside.print(f"[dim]The first {limit}; -n shows more.[/]")
 
 
-def standing(job: wire.JobSummary, now: datetime) -> str:
+#: Why a job waits is what people look for, so other columns go first in a narrow terminal.
+JOB_COLUMNS: Final = (
+    Column("job"), Column("state"), Column("addon", keep=80), Column("type", keep=70), Column("units", True, 100),
+    Column("prio", True, 100), Column("tries", True, 110), Column("age", True, 45), Column("reason or progress"),
+)  # fmt: skip
+
+
+def job_row(job: wire.JobSummary, now: datetime) -> tuple[object, ...]:
+    """The cells of `JOB_COLUMNS`."""
+    return (
+        short(job.job_id), state_text(job.state), job.addon_id, job.job_type, job.cost_units, job.priority,
+        job.attempts, age(job.created_at, now), _standing(job, now),
+    )  # fmt: skip
+
+
+def _standing(job: wire.JobSummary, now: datetime) -> str:
     """Why a job waits, or its progress, in a word or two."""
     if job.state == "QUEUED":
         start = job.next_earliest_start_at
-        return (
-            f"starts in {span((start - now).total_seconds())}"
-            if start and start > now
-            else job.denied.replace("_", " ")
-        )
+        if start is not None and start > now:
+            return f"starts in {span((start - now).total_seconds())}"
+        return job.denied.replace("_", " ")
     return _progress(job.progress) if job.state == "RUNNING" else ""
 
 

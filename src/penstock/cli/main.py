@@ -86,7 +86,10 @@ class Verbs(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in VERBS.items()])
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
+
+
+@click.group(cls=Verbs, context_settings=_HELP)
 @click.option("--url", metavar="URL", help="The scheduler to use; else PENSTOCK_URL, else this user's own.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text, on every verb.")
 @click.version_option(package_name="penstock", prog_name="penstock")

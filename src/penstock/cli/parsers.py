@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -43,6 +44,13 @@ class _Duration(click.ParamType[float]):
         ):
             self.fail(f"{value!r} is not a duration: write 90s, 15m, 2h or 1h30m", param, context)
         return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
+
+
+class _WholeSeconds(click.ParamType[int]):
+    name = "DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
+        return ceil(DURATION.convert(value, param, context))
 
 
 class _When(click.ParamType[datetime]):
@@ -90,6 +98,8 @@ class _Priority(click.ParamType["int | str"]):
 
 PRIORITY: Final = _Priority()
 DURATION: Final = _Duration()
+#: Rounded up.
+WHOLE_SECONDS: Final = _WholeSeconds()
 WHEN: Final = _When()
 
 

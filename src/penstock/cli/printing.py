@@ -49,10 +49,11 @@ def printed(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-COLORS: Final = {
+_STATE_COLORS: Final = {
     "QUEUED": "white", "DISPATCHING": "yellow", "RUNNING": "cyan", "DONE": "green",
     "FAILED": "red", "BLOCKED": "magenta", "CANCELED": "bright_black",
 }  # fmt: skip
+LOAD_COLORS: Final = {"QUIET": "green", "NORMAL": "white", "BUSY": "yellow", "PANIC": "red"}
 _NO_LIMIT: Final = 10_000
 
 
@@ -63,25 +64,32 @@ class Column(NamedTuple):
     right: bool = False
     keep: int = 0
 
+    @property
+    def justify(self) -> JustifyMethod:
+        return "right" if self.right else "left"
+
+
+def fitting(columns: Sequence[Column], width: int) -> list[int]:
+    """The places of the columns that a terminal of this width shows."""
+    return [place for place, column in enumerate(columns) if column.keep <= width]
+
+
+def cell(column: Column, value: object) -> Text:
+    from rich.text import Text
+
+    return value if isinstance(value, Text) else Text(printable(str(value)), justify=column.justify)
+
 
 def table(console: Console, columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
     from rich.table import Table
-    from rich.text import Text
 
-    width = console.width if console.is_terminal else _NO_LIMIT
-    shown = [place for place, column in enumerate(columns) if column.keep <= width]
+    shown = fitting(columns, console.width if console.is_terminal else _NO_LIMIT)
     grid = Table(box=None, pad_edge=False, header_style="bold" if console.is_terminal else "")
     for place in shown:
         column = columns[place]
-        justify: JustifyMethod = "right" if column.right else "left"
-        grid.add_column(column.title, justify=justify, no_wrap=True, overflow="ellipsis")
+        grid.add_column(column.title, justify=column.justify, no_wrap=True, overflow="ellipsis")
     for row in rows:
-        grid.add_row(
-            *(
-                cell if isinstance(cell, Text) else Text(printable(str(cell)))
-                for cell in (row[place] for place in shown)
-            )
-        )
+        grid.add_row(*(cell(columns[place], row[place]) for place in shown))
     if console.is_terminal:
         console.print(grid)
     else:
@@ -100,4 +108,4 @@ def _print_plainly(file: IO[str], grid: Table) -> None:
 def state_text(state: str) -> Text:
     from rich.text import Text
 
-    return Text(state, style=COLORS.get(state, ""))
+    return Text(state, style=_STATE_COLORS.get(state, ""))

@@ -62,6 +62,11 @@ class CliSession:
             echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
         return self.as_json
 
+    def say(self, answer: Any, text: str) -> None:
+        """Print the text, or with --json the answer."""
+        if not self.print_json(answer):
+            echo(text)
+
     def job_id(self, part: str) -> str:
         """A whole id, any part of one that is unique, or `last`: the newest job there is."""
         if part == "last":

@@ -4,95 +4,52 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from penstock.cli.parsers import ADDON, DURATION, PRIORITY, WHEN, short
+from penstock.cli.parsers import ADDON, DURATION, PRIORITY, WHEN, WHOLE_SECONDS, short
 from penstock.cli.printing import echo
 from penstock.cli.session import CliSession, passes
 from penstock.core.text import parsed
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from penstock import wire
 
+F = TypeVar("F", bound=Callable[..., Any])
+_LOADS = click.Choice(["any", "normal", "quiet"])
+
+#: The parameter of most options is a field of the job's intent.
 _OPTIONS = (
-    click.option(
-        "-a",
-        "--addon",
-        type=ADDON,
-        default="cli",
-        show_default=True,
-        help="The addon that the job counts for.",
-    ),
-    click.option(
-        "-c",
-        "--cost",
-        "cost_units",
-        type=click.IntRange(1, 100),
-        default=10,
-        show_default=True,
-        help="Units of the machine, which has 100.",
-    ),
-    click.option(
-        "-p",
-        "--priority",
-        type=PRIORITY,
-        default="50",
-        show_default=True,
-        help="1..100, or low, normal, high, urgent.",
-    ),
-    click.option(
-        "--when",
-        "run_when",
-        type=click.Choice(["any", "normal", "quiet"]),
-        default="normal",
-        show_default=True,
-        help="The highest load of the machine at which the job may start.",
-    ),
-    click.option(
-        "--quiet-for",
-        type=DURATION,
-        default=0.0,
-        help="With --when quiet: how long the machine must have been quiet.",
-    ),
-    click.option("--not-before", type=WHEN, help="The earliest start: +10m, 22:30, 2026-12-24 18:00."),
-    click.option(
-        "--deadline", type=WHEN, help="The latest start; a job that has not started by then is FAILED."
-    ),
-    click.option("--max-runtime", type=DURATION, help="How long one attempt may take."),
-    click.option("--max-active", type=DURATION, help="How long all attempts together may take; then FAILED."),
-    click.option(
-        "--cost-limit",
-        type=click.FloatRange(min=0, min_open=True),
-        help="How much the job may spend, in its unit; then BLOCKED, until `penstock retry` grants as much again.",
-    ),
-    click.option(
-        "--expect",
-        type=DURATION,
-        help="How long the job will likely take; shorter jobs can then run before it.",
-    ),
-    click.option(
-        "--retry",
-        "retry_delays",
-        type=DURATION,
-        multiple=True,
-        help="The delay before another attempt after an error; may be repeated.",
-    ),
+    click.option("-a", "--addon", type=ADDON, default="cli", help="The addon that the job counts for."),
+    click.option("-c", "--cost", "cost_units", type=click.IntRange(1, 100), default=10,
+                 help="Units of the machine, which has 100."),
+    click.option("-p", "--priority", type=PRIORITY, default="50", help="1..100, or low, normal, high, urgent."),
+    click.option("--when", "run_when", type=_LOADS, default="normal",
+                 help="The highest load of the machine at which the job may start."),
+    click.option("--quiet-for", "quiet_for_sec", type=WHOLE_SECONDS,
+                 help="With --when quiet: how long the machine must have been quiet."),
+    click.option("--not-before", "earliest_start_at", type=WHEN,
+                 help="The earliest start: +10m, 22:30, 2026-12-24 18:00."),
+    click.option("--deadline", "deadline_at", type=WHEN,
+                 help="The latest start; a job that has not started by then is FAILED."),
+    click.option("--max-runtime", "max_runtime_sec", type=WHOLE_SECONDS, help="How long one attempt may take."),
+    click.option("--max-active", "max_active_sec", type=WHOLE_SECONDS,
+                 help="How long all attempts together may take; then FAILED."),
+    click.option("--cost-limit", type=click.FloatRange(min=0, min_open=True),
+                 help="How much the job may spend, in its unit; then BLOCKED, until `penstock retry` grants as "
+                      "much again."),
+    click.option("--expect", "expected_duration_sec", type=DURATION,
+                 help="How long the job will likely take; shorter jobs can then run before it."),
+    click.option("--retry", "retry_delays_sec", type=WHOLE_SECONDS, multiple=True,
+                 help="The delay before another attempt after an error; may be repeated."),
     click.option("--tag", "tags", multiple=True, help="A word to find the job by; may be repeated."),
-    click.option(
-        "--label", "labels", multiple=True, help="Only a host with this label runs the job; may be repeated."
-    ),
-    click.option("--key", help="Idempotency key: two submits with one key make one job."),
-    click.option(
-        "--env",
-        "env",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="A variable for the command; may be repeated.",
-    ),
+    click.option("--label", "labels", multiple=True,
+                 help="Only a host with this label runs the job; may be repeated."),
+    click.option("--key", "idempotency_key", help="Idempotency key: two submits with one key make one job."),
+    click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable for the command; may be repeated."),
     click.option("--shell", is_flag=True, help="Run the command as a line of /bin/sh."),
-)
+)  # fmt: skip
 
 
 def described(command: F) -> F:
@@ -102,7 +59,7 @@ def described(command: F) -> F:
     return command
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+@click.command()
 @click.option("-t", "--type", "job_type", help="Submit a job for an addon's worker instead of a command.")
 @click.option("--payload", help="The payload of the job: JSON, @FILE, or - for standard input.")
 @click.argument("command", nargs=-1, metavar="[-- CMD...]")
@@ -119,12 +76,12 @@ def submit(
     """Submit a command, or with --type a job for an addon. Prints the id of the job once it is durable."""
     if (job_type is None) == (not command):
         raise click.UsageError("give a command after `--`, or --type for an addon's worker")
-    fields = fields_of(options)
-    if job_type is not None:
-        answer = session.client.submit(options["addon"], job_type, _payload(payload), **fields)
+    if job_type is None:
+        answer = submit_command(session, command, **options)
+    elif options.pop("env") or options.pop("shell"):
+        raise click.UsageError("--env and --shell are for a command, not for a job with --type")
     else:
-        kind, what = command_of(command, options)
-        answer = session.client.submit(options["addon"], kind, what, **fields)
+        answer = _submit(session, job_type, _payload(payload), **options)
     if session.print_json(answer):
         return
     echo(answer.job_id)
@@ -136,18 +93,21 @@ def submit(
         session.aside.print(f"[dim]penstock explain {short(answer.job_id)}[/]")
 
 
-def command_of(command: tuple[str, ...], options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """
-    The job type and payload for the runner: the command starts in the current directory, with the variables
-    of --env.
-    """
-    place: dict[str, Any] = {"cwd": os.getcwd()}  # noqa: PTH109 - a text is what is sent
-    env = dict(_variable(word) for word in options["env"])
+def submit_command(
+    session: CliSession, command: tuple[str, ...], *, env: tuple[str, ...], shell: bool, **options: Any
+) -> wire.Submitted:
+    """The command starts in the current directory, with the variables of --env."""
+    place: dict[str, Any] = {"cwd": os.getcwd()}  # noqa: PTH109 - a text is sent
     if env:
-        place["env"] = env
-    if options["shell"]:
-        return "penstock.shell", {"script": " ".join(command), **place}
-    return "penstock.command", {"argv": list(command), **place}
+        place["env"] = dict(_variable(word) for word in env)
+    if shell:
+        return _submit(session, "penstock.shell", {"script": " ".join(command), **place}, **options)
+    return _submit(session, "penstock.command", {"argv": list(command), **place}, **options)
+
+
+def _submit(session: CliSession, job_type: str, payload: Any, *, addon: str, **fields: Any) -> wire.Submitted:
+    given = {name: value for name, value in fields.items() if value is not None}
+    return session.client.submit(addon, job_type, payload, **given)
 
 
 def _variable(word: str) -> tuple[str, str]:
@@ -173,28 +133,3 @@ def _payload(argument: str | None) -> Any:
         raise click.UsageError(f"--payload {argument}: {error.strerror}") from None
     except ValueError as error:
         raise click.UsageError(f"--payload is not JSON: {error}") from None
-
-
-def fields_of(options: dict[str, Any]) -> dict[str, Any]:
-    deadline: datetime | None = options["deadline"]
-    fields = {
-        "cost_units": options["cost_units"],
-        "priority": options["priority"],
-        "run_when": options["run_when"],
-        "quiet_for_sec": int(options["quiet_for"]),
-        "earliest_start_at": options["not_before"],
-        "deadline_at": deadline,
-        "max_runtime_sec": _whole(options["max_runtime"]),
-        "max_active_sec": _whole(options["max_active"]),
-        "cost_limit": options["cost_limit"],
-        "expected_duration_sec": options["expect"],
-        "retry_delays_sec": tuple(round(delay) for delay in options["retry_delays"]),
-        "tags": options["tags"],
-        "labels": options["labels"],
-        "idempotency_key": options["key"],
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _whole(seconds: float | None) -> int | None:
-    return None if seconds is None else max(1, round(seconds))

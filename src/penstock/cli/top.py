@@ -1,15 +1,14 @@
 """
 `penstock top`: everything live, full screen. Keys act on the job under the cursor.
 
-It reads the same beats as the page, a second at a time, from a thread of its own, so a slow answer never
-makes a key slow.
+A thread of its own asks the scheduler once a second, so a slow answer never makes a key slow.
 """
 
 from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import click
 from rich.text import Text
@@ -20,9 +19,9 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Sparkline, Static
 from textual.worker import Worker
 
-from penstock.cli.job_commands import standing
-from penstock.cli.parsers import age, short, span
-from penstock.cli.printing import Column, printable, state_text
+from penstock.cli.job_commands import JOB_COLUMNS, job_row
+from penstock.cli.parsers import short, span
+from penstock.cli.printing import LOAD_COLORS, cell, fitting, printable
 from penstock.cli.session import CliSession, passes
 
 if TYPE_CHECKING:
@@ -32,12 +31,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 200
 
-#: Why a job waits is what one looks for: in a narrow window whatever else there is makes room for it.
-COLUMNS: Final = (
-    Column("job"), Column("state"), Column("addon", keep=85), Column("type", keep=70), Column("units", keep=100),
-    Column("prio", keep=100), Column("age", keep=45), Column("reason or progress"),
-)  # fmt: skip
-
 
 @click.command()
 @passes
@@ -46,10 +39,9 @@ def top(session: CliSession) -> None:
     Everything live, full screen: c cancel, r retry, e explain, p pause, q quit. With --json: what it would
     show now.
     """
-    seen = TopView.of(
-        session.client, open_only=True
-    )  # an error is told in the terminal, not on a screen that goes away
-    if session.print_json(seen._asdict()):
+    # Before the screen is taken: it would hide an error.
+    view = TopView.of(session.client, open_only=True)
+    if session.print_json(view._asdict()):
         return
     if not (sys.stdout.isatty() and sys.stderr.isatty()):
         raise click.UsageError("top needs a terminal; `penstock ls` and `penstock top --json` do not")
@@ -57,7 +49,7 @@ def top(session: CliSession) -> None:
 
 
 class TopView(NamedTuple):
-    """What is shown at one time: those that run first, then those that wait or need a person."""
+    """The screen at one moment: running jobs first, then those that wait or need attention."""
 
     stats: wire.Stats
     jobs: list[wire.JobSummary]
@@ -72,57 +64,62 @@ class TopView(NamedTuple):
         return cls(stats, [*running, *(job for job in others if job.job_id not in seen)][:_SHOWN])
 
 
-class TopData(ModalScreen[None]):
-    """A few sentences on top of everything, until a key is pressed."""
+class TopMessage(ModalScreen[None]):
+    """A few sentences above the rest, until a key is pressed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("escape", "app.pop_screen", "close"),
         ("enter", "app.pop_screen", "close"),
         ("e", "app.pop_screen", "close"),
     ]
-    CSS = "Told { align: center middle; } #told { width: 80%; max-width: 100; padding: 1 2; border: round $accent; background: $surface; }"
+    CSS = """
+    TopMessage { align: center middle; }
+    #message { width: 80%; max-width: 100; padding: 1 2; border: round $accent; background: $surface; }
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self._text = text
 
     def compose(self) -> ComposeResult:
-        yield Static(Text(printable(self._text)), id="told")
+        yield Static(Text(printable(self._text)), id="message")
 
 
-class TopQuery(ModalScreen[bool]):
+class TopQuestion(ModalScreen[bool]):
     BINDINGS: ClassVar[list[BindingType]] = [
         ("y", "dismiss(True)", "yes"),
         ("n", "dismiss(False)", "no"),
         ("escape", "dismiss(False)", "no"),
     ]
-    CSS = "Asked { align: center middle; } #asked { width: auto; padding: 1 2; border: round $error; background: $surface; }"
+    CSS = """
+    TopQuestion { align: center middle; }
+    #question { width: auto; padding: 1 2; border: round $error; background: $surface; }
+    """
 
     def __init__(self, question: str) -> None:
         super().__init__()
         self._question = question
 
     def compose(self) -> ComposeResult:
-        yield Static(Text(f"{self._question}  y / n"), id="asked")
+        yield Static(Text(f"{self._question}  y / n"), id="question")
 
 
 class Top(App[None]):
     TITLE = "penstock top"
     CSS = """
-    #head { height: 5; padding: 0 1; } #numbers { width: 2fr; } #flow { width: 1fr; height: 3; }
-    DataTable { height: 1fr; } #said { height: 1; padding: 0 1; color: $text-muted; }
+    #head { height: 5; padding: 0 1; } #headline { width: 2fr; } #flow { width: 1fr; height: 3; }
+    DataTable { height: 1fr; } #status { height: 1; padding: 0 1; color: $text-muted; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         ("c", "cancel", "cancel"),
-        ("r", "retry", "retry"),
-        ("e", "explain", "explain"),
+        ("r", "act('retry')", "retry"),
+        ("e", "act('explain')", "explain"),
         ("p", "pause", "pause"),
         ("a", "states", "all"),
         ("q", "quit", "quit"),
     ]
-    ENABLE_COMMAND_PALETTE = (
-        False  # it has no more to offer than the keys, and takes their room in a narrow window
-    )
+    #: It offers no more than the keys do, and takes their room in a narrow window.
+    ENABLE_COMMAND_PALETTE = False
 
     def __init__(self, client: Client) -> None:
         super().__init__()
@@ -130,74 +127,60 @@ class Top(App[None]):
         self._open_only = True
         self._paused = False
         self._done_before: int | None = None
-        self._looking: Worker[None] | None = None
+        self._loading: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="head"):
-            yield Static(id="numbers")
+            yield Static(id="headline")
             yield Sparkline([0.0], id="flow", summary_function=max)
         yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
-        yield Static(id="said")
+        yield Static(id="status")
         yield Footer()
 
     def on_mount(self) -> None:
         self.query_one(DataTable).focus()
-        self._refresh()
-        self.set_interval(1.0, self._refresh)
+        self.reload()
+        self.set_interval(1.0, self.reload)
 
-    def _refresh(self) -> None:
-        """
-        One look at a time: were a slow scheduler asked again every second, nothing would be left to carry
-        keys to it.
-        """
-        if self._looking is None or self._looking.is_finished:
-            self._looking = self.run_worker(self._load, thread=True, exit_on_error=False)
+    def reload(self) -> None:
+        """One request at a time: requests to a slow scheduler would otherwise take all threads from the keys."""
+        if self._loading is None or self._loading.is_finished:
+            self._loading = self.run_worker(self._load, thread=True, exit_on_error=False)
 
     def _load(self) -> None:
         from penstock.core.errors import PenstockError
 
         try:
-            seen = TopView.of(self._client, open_only=self._open_only)
+            view = TopView.of(self._client, open_only=self._open_only)
         except PenstockError as error:
-            self.call_from_thread(self._say, f"{error}")
+            self.call_from_thread(self._show_status, f"{error}")
             return
-        self.call_from_thread(self._draw, seen)
+        self.call_from_thread(self._draw, view)
 
-    def _draw(self, seen: TopView) -> None:
-        stats, jobs = seen
+    def _draw(self, view: TopView) -> None:
+        stats, jobs = view
         self._paused = stats.paused
         done = stats.jobs.get("DONE", 0)
+        before = done if self._done_before is None else self._done_before
         flow = self.query_one(Sparkline)
-        flow.data = [
-            *(flow.data or [0.0]),
-            float(max(0, done - (done if self._done_before is None else self._done_before))),
-        ][-120:]
+        flow.data = [*(flow.data or [0.0]), float(max(0, done - before))][-120:]
         self._done_before = done
-        self.query_one("#numbers", Static).update(_numbers(stats))
+        self.query_one("#headline", Static).update(headline(stats))
         self._list(jobs)
         if not jobs:
-            self._say("No jobs. `penstock submit -- echo hello` submits one.")
+            self._show_status("No jobs. `penstock submit -- echo hello` submits one.")
 
     def _list(self, jobs: list[wire.JobSummary]) -> None:
-        """Anew each time, as the window may have become narrower."""
+        """With new columns each time: the window may have become narrower."""
         table = self.query_one(DataTable)
         at, scroll = table.cursor_row, table.scroll_y
-        columns = [column for column in COLUMNS if column.keep <= self.size.width]
+        shown = fitting(JOB_COLUMNS, self.size.width)
         table.clear(columns=True)
-        table.add_columns(*(column.title for column in columns))
+        table.add_columns(*(JOB_COLUMNS[place].title for place in shown))
         now = datetime.now(UTC)
         for job in jobs:
-            cells = {
-                "job": Text(short(job.job_id)),
-                "state": state_text(job.state),
-                "addon": Text(printable(job.addon_id)),
-                "type": Text(printable(job.job_type)),
-                "units": Text(str(job.cost_units), justify="right"),
-                "prio": Text(str(job.priority), justify="right"),
-                "age": Text(age(job.created_at, now), justify="right"),
-                "reason or progress": Text(printable(standing(job, now))),
-            }
-            table.add_row(*(cells[column.title] for column in columns), key=job.job_id)
+            row = job_row(job, now)
+            table.add_row(*(cell(JOB_COLUMNS[place], row[place]) for place in shown), key=job.job_id)
         table.move_cursor(row=min(at, max(0, len(jobs) - 1)))
         table.scroll_y = scroll
 
@@ -207,32 +190,26 @@ class Top(App[None]):
             return None
         return str(table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value)
 
-    def _say(self, text: str) -> None:
-        self.query_one("#said", Static).update(Text(printable(text)))
+    def _show_status(self, text: str) -> None:
+        self.query_one("#status", Static).update(Text(printable(text)))
 
     def action_cancel(self) -> None:
-        job_id = self._chosen()
-        if job_id is not None:
-            self.push_screen(
-                TopQuery(f"Cancel {short(job_id)}?"), lambda yes: self._act("cancel", job_id) if yes else None
-            )
-
-    def action_retry(self) -> None:
         if (job_id := self._chosen()) is not None:
-            self._act("retry", job_id)
+            question = TopQuestion(f"Cancel {short(job_id)}?")
+            self.push_screen(question, lambda yes: self._act("cancel", job_id) if yes else None)
 
-    def action_explain(self) -> None:
+    def action_act(self, verb: str) -> None:
         if (job_id := self._chosen()) is not None:
-            self._act("explain", job_id)
+            self._act(verb, job_id)
 
     def action_pause(self) -> None:
         verb = "resume" if self._paused else "pause"
-        self._paused = not self._paused  # before the answer: whoever presses twice means two things
+        self._paused = not self._paused  # before the answer: a second press means the opposite
         self._act(verb, None)
 
     def action_states(self) -> None:
         self._open_only = not self._open_only
-        self._refresh()
+        self.reload()
 
     def _act(self, verb: str, job_id: str | None) -> None:
         self.run_worker(lambda: self._do(verb, job_id), thread=True, exit_on_error=False)
@@ -244,23 +221,20 @@ class Top(App[None]):
         try:
             answer = act() if job_id is None else act(job_id)
         except PenstockError as error:
-            self.call_from_thread(self._say, f"{error}")
+            self.call_from_thread(self._show_status, f"{error}")
             return
         if verb == "explain":
-            self.call_from_thread(self.push_screen, TopData(answer.text))
+            self.call_from_thread(self.push_screen, TopMessage(answer.text))
         else:
-            self.call_from_thread(self._say, f"{verb}: {short(job_id) if job_id else 'everything'}")
-            self.call_from_thread(self._refresh)
+            self.call_from_thread(self._show_status, f"{verb}: {short(job_id) if job_id else 'everything'}")
+            self.call_from_thread(self.reload)
 
 
-def _numbers(stats: wire.Stats) -> Text:
+def headline(stats: wire.Stats) -> Text:
     text = Text()
     jobs = stats.jobs
     oldest = "" if stats.oldest_queued_sec is None else f", oldest {span(stats.oldest_queued_sec)}"
-    text.append(
-        f"{stats.quiet}  ",
-        style={"QUIET": "green", "BUSY": "yellow", "PANIC": "red"}.get(stats.quiet, "white"),
-    )
+    text.append(f"{stats.quiet}  ", style=LOAD_COLORS[stats.quiet])
     alive = [host for host in stats.hosts if host.state == "alive"]
     if len(stats.hosts) > 1:
         units, may = sum(host.units for host in alive), sum(host.capacity for host in alive)
@@ -280,9 +254,7 @@ def _numbers(stats: wire.Stats) -> Text:
         for host in stats.hosts:
             now = f"{host.units}/{host.capacity} {host.quiet}" if host.state == "alive" else "lost"
             text.append(
-                f"{host.host} {now}{', draining' if host.draining else ''}   ", style=_HOST_STYLE[host.state]
+                f"{host.host} {now}{', draining' if host.draining else ''}   ",
+                style="red" if host.state == "lost" else "",
             )
     return text
-
-
-_HOST_STYLE: Final = {"alive": "", "lost": "red"}

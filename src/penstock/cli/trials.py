@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from penstock.cli.daemon import load_settings, pair
+from penstock.cli.daemon import SET, load_settings
 from penstock.cli.db import opened
 from penstock.cli.parsers import span
 from penstock.cli.printing import Column, table
 from penstock.cli.session import FAILED, CliSession, fail, passes
 from penstock.core.jobs.states import JobState
+from penstock.stores.opening import shown
 
 if TYPE_CHECKING:
     from penstock import JobFunction, Scheduler
@@ -36,7 +37,7 @@ _BULK = 1_000
 class Measured(NamedTuple):
     what: str
     per_sec: float
-    #: Of one: half of them took at most so long, and 99 of 100. None where they were not told apart.
+    #: The time of one: half of them took at most p50, and 99 of 100 at most p99. None: measured together.
     p50_sec: float | None = None
     p99_sec: float | None = None
 
@@ -46,7 +47,6 @@ class Measured(NamedTuple):
     "--jobs",
     type=click.IntRange(10, 1_000_000),
     default=1_000,
-    show_default=True,
     help="How many jobs in each measurement.",
 )
 @click.option(
@@ -72,12 +72,8 @@ def bench(session: CliSession, /, jobs: int, folder: Path | None) -> None:
     if session.print_json({"dir": str(place), "jobs": jobs, "measured": [one._asdict() for one in measured]}):
         return
     columns = [Column("on " + str(place)), Column("a second", True), Column("p50", True), Column("p99", True)]
-    rows = [(one.what, f"{one.per_sec:,.0f}", _span(one.p50_sec), _span(one.p99_sec)) for one in measured]
+    rows = [(one.what, f"{one.per_sec:,.0f}", span(one.p50_sec), span(one.p99_sec)) for one in measured]
     table(session.console, columns, rows)
-
-
-def _span(seconds: float | None) -> str:
-    return "" if seconds is None else span(seconds)
 
 
 def _data_folder() -> Path:
@@ -93,10 +89,7 @@ def _steps(scratch: Path, jobs: int) -> Iterator[tuple[str, Callable[[], Measure
         yield "submitting in bulk", lambda: _bulk(nothing, jobs)
         yield "running what is queued", lambda: _drain(scheduler, 2 * jobs)
     with _scheduler(scratch / "again.db") as (scheduler, nothing), scheduler:
-        yield (
-            "one at a time",
-            lambda: _timed("from submit to result", few, lambda: nothing.enqueue().result()),
-        )
+        yield "one at a time", lambda: _timed("submit to result", few, lambda: nothing.enqueue().result())
 
 
 @contextmanager
@@ -116,7 +109,7 @@ def _scheduler(file: Path) -> Iterator[tuple[Scheduler, JobFunction[[], None, No
 
 
 def _sync(file: Path, times: int) -> Measured:
-    """The floor under everything durable: a few bytes, and the disk's word that it has them."""
+    """The least that a durable write costs: a few bytes, and the disk's confirmation."""
     with file.open("wb", buffering=0) as raw:
 
         def write() -> None:
@@ -153,35 +146,20 @@ def _drain(scheduler: Scheduler, jobs: int) -> Measured:
 
 
 @click.command()
-@click.option("--set", "flags", multiple=True, metavar="KEY=VALUE", help="A setting to try; may be repeated.")
+@SET
 @click.option("--made-up", is_flag=True, help="Random jobs instead of those of the database.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(1, 10_000_000),
-    default=1_000,
-    show_default=True,
-    help="How many jobs to make up.",
-)
-@click.option(
-    "--addons",
-    type=click.IntRange(1, 1_000),
-    default=3,
-    show_default=True,
-    help="How many addons submit them.",
-)
+@click.option("--jobs", type=click.IntRange(1, 10_000_000), default=1_000, help="How many jobs to make up.")
+@click.option("--addons", type=click.IntRange(1, 1_000), default=3, help="How many addons submit them.")
 @click.option(
     "--load",
     type=click.FloatRange(0.01, 100),
     default=0.9,
-    show_default=True,
     help="The load, where 1 is what the hosts can do; above 1 the queue grows.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed makes up the same jobs.")
-@click.option(
-    "--hosts", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many equal hosts."
-)
+@click.option("--seed", type=int, default=1, help="The same seed makes up the same jobs.")
+@click.option("--hosts", type=click.IntRange(1, 10_000), default=1, help="How many equal hosts.")
 @passes
-def simulate(session: CliSession, /, flags: tuple[str, ...], made_up: bool, hosts: int, **more: Any) -> None:
+def simulate(session: CliSession, /, flags: dict[str, str], made_up: bool, hosts: int, **more: Any) -> None:
     """
     Replay the jobs of the database with the current settings and with those of --set, and compare.
 
@@ -190,17 +168,15 @@ def simulate(session: CliSession, /, flags: tuple[str, ...], made_up: bool, host
     needed.
     """
     settings = load_settings(None, {})
-    tried = load_settings(None, dict(pair(flag) for flag in flags)) if flags else None
+    tried = [f"{key}={value}" for key, value in flags.items()]
     arrivals, weights = _made_up(settings, hosts, more) if made_up else _known(session, settings)
     if not arrivals:
         fail("there are no jobs to replay: submit some, or give --made-up")
     before = _play(session, "as it is", arrivals, settings, weights, hosts)
-    after = None if tried is None else _play(session, " ".join(flags), arrivals, tried, weights, hosts)
-    answer = {
-        "as_it_is": _plain(before),
-        "tried": None if after is None else _plain(after),
-        "set": list(flags),
-    }
+    after = None
+    if tried:
+        after = _play(session, " ".join(tried), arrivals, load_settings(None, flags), weights, hosts)
+    answer = {"as_it_is": _plain(before), "tried": None if after is None else _plain(after), "set": tried}
     if not session.print_json(answer):
         _show(session, before, after)
 
@@ -208,27 +184,17 @@ def simulate(session: CliSession, /, flags: tuple[str, ...], made_up: bool, host
 def _made_up(settings: Settings, hosts: int, more: Mapping[str, Any]) -> tuple[list[Arrival], dict[str, int]]:
     from penstock.simulation import made_up
 
-    capacity = settings.rules().capacity.most
-    return made_up(
-        more["jobs"], capacity=capacity, hosts=hosts, **{k: more[k] for k in ("addons", "load", "seed")}
-    ), {}
+    return made_up(capacity=settings.rules().capacity.most, hosts=hosts, **more), {}
 
 
 def _known(session: CliSession, settings: Settings) -> tuple[list[Arrival], dict[str, int]]:
-    from pathlib import Path
-
     from penstock.simulation import replayed
-    from penstock.stores.opening import is_address, shown
 
     place = settings.jobs_at
-    if not is_address(place) and not Path(place).exists():
+    if not settings.shared and not Path(place).exists():
         fail(f"there is no database {place}: --made-up needs none")
-    with session.aside.status(f"reading {shown(place)}"):
-        store = opened(place)
-        try:
-            return replayed(store), {str(addon.addon_id): addon.weight for addon in store.addons()}
-        finally:
-            store.close()
+    with session.aside.status(f"reading {shown(place)}"), opened(place) as store:
+        return replayed(store), {str(addon.addon_id): addon.weight for addon in store.addons()}
 
 
 def _play(
@@ -255,10 +221,10 @@ def _progress(session: CliSession, what: str, total: int) -> Iterator[Callable[[
         yield lambda settled: progress.update(task, completed=settled)
 
 
-def _plain(told: Figures) -> dict[str, Any]:
-    return told._asdict() | {
-        "addons": [addon._asdict() for addon in told.addons],
-        "everything": told.everything._asdict(),
+def _plain(figures: Figures) -> dict[str, Any]:
+    return figures._asdict() | {
+        "addons": [addon._asdict() for addon in figures.addons],
+        "everything": figures.everything._asdict(),
     }
 
 
@@ -289,17 +255,9 @@ def _show(session: CliSession, before: Figures, after: Figures | None) -> None:
 
 
 @click.command()
-@click.option(
-    "--kills",
-    type=click.IntRange(1, 100_000),
-    default=20,
-    show_default=True,
-    help="How many kills.",
-)
-@click.option(
-    "--jobs", type=click.IntRange(1, 1_000_000), default=60, show_default=True, help="How many jobs."
-)
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed kills in the same order.")
+@click.option("--kills", type=click.IntRange(1, 100_000), default=20, help="How many kills.")
+@click.option("--jobs", type=click.IntRange(1, 1_000_000), default=60, help="How many jobs.")
+@click.option("--seed", type=int, default=1, help="The same seed kills in the same order.")
 @click.option("--keep", is_flag=True, help="Keep the directory also when every promise holds.")
 @passes
 def chaos(session: CliSession, /, kills: int, jobs: int, seed: int, keep: bool) -> None:
@@ -316,11 +274,8 @@ def chaos(session: CliSession, /, kills: int, jobs: int, seed: int, keep: bool) 
     folder = Path(tempfile.mkdtemp(prefix="pst-chaos-"))
     with session.aside.status("starting") as status:
         aftermath = KillLoop(folder, jobs=jobs, kills=kills, seed=seed).run(status.update)
-        store = opened(str(folder / "jobs.db"))
-        try:
+        with opened(str(folder / "jobs.db")) as store:
             promises = check_promises(aftermath, store)
-        finally:
-            store.close()
     broken = any(promise.broken for promise in promises) or not aftermath.settled
     if not (broken or keep):
         shutil.rmtree(folder)
