@@ -575,7 +575,7 @@ def test_a_move_that_finds_another_state_than_it_was_decided_on_is_rolled_back(s
     committed(store, Submit([JOB], Depth()))
 
     with pytest.raises(AssertionError, match="complete"), store._transaction as transaction:
-        transaction._pages.complete([1], [])
+        transaction.write("complete", (1, T0, "[[1, null]]"))
     assert [str(job.state) for job in store.find(Query())] == ["QUEUED"]
 
 
@@ -606,7 +606,6 @@ def test_the_cost_of_a_tick_follows_what_it_starts_and_not_what_waits(tmp_path, 
     "name",
     [
         "in_line",
-        "ahead_in_line",
         "due_jobs",
         "next_line",
         "expired",

@@ -47,8 +47,8 @@ MUTANTS = [
     ),
     Mutant(
         "cancel: an end that was decided before it puts the job back, on SQLite",
-        "penstock/stores/sqlite/transaction.py",
-        "Transaction._dispatch_matches",
+        "penstock/stores/sqlite/changes.py",
+        "_dispatch_matches",
         " or row[6] != step.source_reason:\n",
         ":\n",
         ("tests/contract/test_cancel.py",),

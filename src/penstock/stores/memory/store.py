@@ -1,15 +1,15 @@
 """
 Jobs in memory: for tests and simulation, and as the shortest statement of what a store does.
 
-One lock and plain dictionaries (`memory_tables`, with the reads); here is the life of a job, and `memory_upkeep` has what is written beside it.
-What the SQL stores keep as sums is computed from the dispatches that live, so the two can be held against each other. It forgets everything with
-its process and promises nothing else less: the same contract suite runs against it.
+One lock and plain dictionaries. `tables.py` has them with all reads; here is what each operation writes. The SQL stores
+keep totals, this store computes them from the live dispatches, so the two can be compared. It forgets everything with its
+process, and keeps every other promise: the same contract suite runs against it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -21,45 +21,51 @@ from penstock.core.jobs.changes import (
     Change,
     Note,
     Renewal,
+    addon_note,
     completed,
+    drain_note,
     running,
     stop_moment,
 )
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep, dispatch_id_of, place
-from penstock.core.jobs.ordering import Ordering, Pick, Placement, RoundResult
+from penstock.core.jobs.load import Host
+from penstock.core.jobs.ordering import Aging, Pick, Placement, RoundResult, order_key
 from penstock.core.jobs.spending import windows
-from penstock.core.jobs.states import DispatchPhase, JobState
+from penstock.core.jobs.states import PRUNABLE, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.api import (
+    LOST_FOR,
     NOTHING_SPENT,
     Admit,
     Apply,
-    Clock,
     Complete,
     Depth,
+    DrainHost,
     Grant,
     NotesFor,
     Operation,
+    Prune,
     Receipt,
+    RegisterHost,
+    RemoveHost,
     Renew,
+    Reorder,
+    SetAddon,
+    Shift,
     Standing,
     Submit,
     Terms,
     key_conflict,
+    name_taken,
 )
 from penstock.stores.common.group_commit import outcome_of
-from penstock.stores.common.rows import uuid7
-from penstock.stores.memory.maintenance import MemoryUpkeep
+from penstock.stores.common.rows import new_dispatch
+from penstock.stores.memory.tables import MemoryTables
 
 
-class MemoryStore(MemoryUpkeep):
+class MemoryStore(MemoryTables):
     shared = False
-
-    def __init__(
-        self, clock: Clock, *, ordering: Ordering | None = None, new_id: Callable[[], str] = uuid7
-    ) -> None:
-        super().__init__(clock, ordering=ordering, new_id=new_id)
 
     def commit(self, *operations: Operation[Any], wait: bool = False) -> list[Future[Any]]:  # noqa: ARG002 - it never takes long
         with self._lock:
@@ -83,7 +89,25 @@ class MemoryStore(MemoryUpkeep):
                 return [self._apply(completed(each.dispatch_id, now, each.result)) for each in done]
             case Renew(renewals, notes_for):
                 return [self._renew(renewal, notes_for) for renewal in renewals]
-        return self._keep_up(operation)
+        return self._maintain(operation)
+
+    def _maintain(self, operation: Operation[Any]) -> Any:
+        match operation:
+            case SetAddon():
+                return self._set_addon(operation)
+            case Prune(before, limit):
+                return self._prune(before, limit)
+            case Shift(by):
+                return self._shift(by)
+            case Reorder(aging, after, limit):
+                return self._reorder(aging, after, limit)
+            case RegisterHost(host):
+                return self._register_host(host)
+            case RemoveHost(host_id, instance):
+                return self._remove_host(host_id, instance)
+            case DrainHost(host_id, draining, by):
+                return self._drain_host(host_id, draining, by)
+        raise TypeError(f"{type(operation).__name__} is no operation of this store")
 
     # submit
 
@@ -137,7 +161,7 @@ class MemoryStore(MemoryUpkeep):
         self._deny(round_result, now)
         grants = [self._pick(pick, host, now, terms) for pick in round_result.picks]
         if round_result.loan is not None:
-            grants.append(Grant(self._loan(round_result.loan, host, now, terms)))
+            grants.append(Grant(self._start_standalone_lease(round_result.loan, host, now, terms)))
         return grants
 
     def _deny(self, round_result: RoundResult, now: Moment) -> None:
@@ -168,56 +192,44 @@ class MemoryStore(MemoryUpkeep):
             denied_at=None,
             passed_at=None,
         )
-        self._lines.drop(job)
+        self._lines.drop(job.job_id)
         self._note(now, Note(EventKind.DISPATCHING, "admitted"), job, dispatch_id)
-        stop_at, stop_for = None, None
+        limits = stop_moment(job.intent.max_runtime_sec, job.intent.max_active_sec, job.active, now)
         if leased:
-            intent = job.intent
-            stop_at, stop_for = stop_moment(intent.max_runtime_sec, intent.max_active_sec, job.active, now)
             job = replace(job, state=JobState.RUNNING, counters=replace(job.counters, start=0))
             self._note(now, running(terms.worker, now - job.ready_at), job, dispatch_id)
         self._moved(job, JobState.QUEUED)
-        dispatch = Dispatch(
-            dispatch_id=dispatch_id,
-            job_id=job.job_id,
-            addon_id=job.intent.addon_id,
+        dispatch = new_dispatch(
+            dispatch_id,
+            pick.waiting,
+            pick.admission_class,
+            pick.offer,
+            terms,
             host=host,
-            admission_class=pick.admission_class,
-            fence=job.fence,
-            phase=DispatchPhase.LEASED if leased else DispatchPhase.RESERVED,
-            admitted_at=now,
-            started_at=now if leased else None,
-            expires_at=now + (terms.lease_for if leased else terms.reserve_for),
+            now=now,
             ends_at=pick.ends_at,
-            stop_at=stop_at,
-            stop_for=stop_for,
-            worker=terms.worker if leased else "",
+            limits=limits,
         )
         return Grant(self._hold(dispatch, now), job if leased else None)
 
-    def _loan(self, admission_class: AdmissionClass, host: HostId, now: Moment, terms: Terms) -> Dispatch:
+    def _start_standalone_lease(
+        self, admission_class: AdmissionClass, host: HostId, now: Moment, terms: Terms
+    ) -> Dispatch:
         dispatch_id = DispatchId(f"{self._new_id()}.0")
         self._note(now, Note(EventKind.ADMITTED), None, dispatch_id)
-        dispatch = Dispatch(
-            dispatch_id=dispatch_id,
-            job_id=None,
-            addon_id=admission_class.addon_id,
-            host=host,
-            admission_class=admission_class,
-            fence=0,
-            phase=DispatchPhase.LEASED,
-            admitted_at=now,
-            started_at=now,
-            expires_at=now + terms.lease_for,
-            worker=terms.worker,
+        dispatch = new_dispatch(
+            dispatch_id, None, admission_class, Placement.LEASE, terms, host=host, now=now
         )
         return self._hold(dispatch, now)
 
     def _hold(self, dispatch: Dispatch, now: Moment) -> Dispatch:
-        self._dispatches[dispatch.dispatch_id] = self._live[dispatch.dispatch_id] = dispatch
+        self._keep(dispatch)
         account = self._accounts.setdefault(dispatch.addon_id, Account())
         account.hold(dispatch.admission_class.cost_units, now, self._ordering.sharing)
         return dispatch
+
+    def _keep(self, dispatch: Dispatch) -> None:
+        self._dispatches[dispatch.dispatch_id] = self._live[dispatch.dispatch_id] = dispatch
 
     # apply
 
@@ -236,7 +248,7 @@ class MemoryStore(MemoryUpkeep):
 
     def _move_dispatch(self, step: DispatchStep, now: Moment) -> Dispatch:
         dispatch = step.apply(self._live[step.dispatch_id], now)
-        self._dispatches[step.dispatch_id] = self._live[step.dispatch_id] = dispatch
+        self._keep(dispatch)
         if step.target is DispatchPhase.ENDED:
             del self._live[step.dispatch_id]
             account = self._accounts.setdefault(dispatch.addon_id, Account())
@@ -248,7 +260,7 @@ class MemoryStore(MemoryUpkeep):
         if step.place is not None:
             self._lines.put(job, step.place, now)
         elif step.target is not JobState.QUEUED:
-            self._lines.drop(job)
+            self._lines.drop(job.job_id)
         self._moved(job, step.source)
         return job
 
@@ -272,7 +284,7 @@ class MemoryStore(MemoryUpkeep):
             spent=dispatch.spent + more,
             pid=dispatch.pid if renewal.pid is None else renewal.pid,
         )
-        self._dispatches[renewal.dispatch_id] = self._live[renewal.dispatch_id] = dispatch
+        self._keep(dispatch)
         for window in windows(now) if more else ():
             self._spent[dispatch.addon_id, window.name] += more
         job = None if dispatch.job_id is None else self._jobs[dispatch.job_id]
@@ -298,6 +310,102 @@ class MemoryStore(MemoryUpkeep):
         for note in notes_for(standing):
             self._note(now, note, job if note.of_job else None, renewal.dispatch_id)
         return standing
+
+    # maintenance
+
+    def _set_addon(self, operation: SetAddon) -> None:
+        addon_id, weight, paused = operation.addon_id, operation.weight, operation.paused
+        account = self._accounts.setdefault(addon_id, Account())
+        account.weight = account.weight if weight is None else weight
+        account.paused = account.paused if paused is None else paused
+        note = addon_note(addon_id, account.weight, account.paused, operation.by)
+        self._note(self._clock(), note, None)
+
+    def _prune(self, before: Moment, limit: int) -> int:
+        old = [j for j in self._jobs.values() if j.state in PRUNABLE and (j.ended_at or 0) < before]
+        old = sorted(old, key=lambda job: (job.ended_at or 0, job.no))[:limit]
+        for job in old:
+            self._forget(job)
+        if old:
+            gone = {job.job_id for job in old}
+            self._events = [event for event in self._events if event.job_id not in gone]
+            pruned = Note(EventKind.PRUNED, data={"jobs": len(old), "before": before})
+            self._note(self._clock(), pruned, None)
+        return len(old)
+
+    def _forget(self, job: Job) -> None:
+        for dispatch in self.attempts(job.job_id):
+            del self._dispatches[dispatch.dispatch_id]
+        del self._jobs[job.job_id], self._trails[job.job_id]
+        self._checkpoints.pop(job.job_id, None)
+        self._tally[job.intent.addon_id, job.state] -= 1
+        if job.intent.idempotency_key is not None:
+            del self._keys[job.intent.addon_id, job.intent.idempotency_key]
+
+    def _shift(self, by: Span) -> int:
+        for dispatch in list(self._live.values()):
+            moved = replace(
+                dispatch,
+                admitted_at=dispatch.admitted_at + by,
+                started_at=_moved(dispatch.started_at, by),
+                expires_at=dispatch.expires_at + by,
+                stop_at=_moved(dispatch.stop_at, by),
+                ends_at=_moved(dispatch.ends_at, by),
+            )
+            self._keep(moved)
+            if dispatch.job_id is not None:
+                job = self._jobs[dispatch.job_id]
+                self._jobs[job.job_id] = replace(
+                    job, ready_at=job.ready_at + by, not_before=_moved(job.not_before, by)
+                )
+        for job_id, its_place in self._lines.shift(by, self._clock()):
+            job = self._jobs[job_id]
+            self._jobs[job_id] = replace(
+                job,
+                ready_at=its_place.ready_at,
+                not_before=its_place.not_before,
+                denied_at=_moved(job.denied_at, by),
+                passed_at=_moved(job.passed_at, by),
+            )
+        self._note(self._clock(), Note(EventKind.CLOCK_SHIFTED, data={"by": by}), None)
+        return len(self._live)
+
+    def _reorder(self, aging: Aging, after: int, limit: int) -> int:
+        queued = sorted((self._jobs[job_id] for job_id in self._lines.queued()), key=lambda job: job.no)
+        looked_at = [job for job in queued if job.no > after][:limit]
+        for job in looked_at:
+            self._lines.set_turn(job.job_id, order_key(job.intent.priority, job.ready_at, aging))
+        return looked_at[-1].no if looked_at else 0
+
+    def _register_host(self, host: Host) -> Host:
+        known = self._hosts.get(host.host)
+        if known is not None and known.instance != host.instance and known.alive(host.seen_at):
+            raise name_taken(host)
+        self._hosts = {
+            name: h for name, h in self._hosts.items() if h.draining or h.until >= host.seen_at - LOST_FOR
+        }
+        registered = replace(host, draining=known is not None and known.draining)
+        self._hosts[host.host] = registered
+        return registered
+
+    def _remove_host(self, host: HostId, instance: str) -> None:
+        known = self._hosts.get(host)
+        if known is not None and known.instance == instance:
+            del self._hosts[host]
+            if known.draining:
+                self._hosts[host] = replace(known, until=known.seen_at)
+
+    def _drain_host(self, host: HostId, draining: bool, by: str) -> bool:
+        known = self._hosts.get(host)
+        if known is None:
+            return False
+        self._hosts[host] = replace(known, draining=draining)
+        self._note(self._clock(), drain_note(host, draining, by), None)
+        return True
+
+
+def _moved(moment: Moment | None, by: Span) -> Moment | None:
+    return None if moment is None else moment + by
 
 
 def _same_body(first: Intent, again: Intent, job_id: JobId | None = None) -> None:

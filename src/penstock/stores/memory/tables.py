@@ -1,5 +1,5 @@
 """
-The dictionaries of the memory store and its ready queues: which jobs are queued, where, in which order.
+The dictionaries of the memory store with all that reads them, and its ready queues: which jobs are queued, where, in which order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from penstock.core.errors import DispatcherHeld
 from penstock.core.jobs.admission import Account, Ledger, keys_of
+from penstock.core.jobs.changes import Note
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, Place, shift_place
 from penstock.core.jobs.load import Host
@@ -21,13 +23,16 @@ from penstock.core.jobs.ordering import AdmissionView, Ordering, QueuedJob, Read
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
-from penstock.stores.api import Addon, Clock, Due, Overdue, Query
+from penstock.stores.api import Addon, Clock, Due, Overdue, Query, Relay
+from penstock.stores.common.rows import uuid7
 
 T = TypeVar("T")
 
 
 class MemoryTables:
-    def __init__(self, clock: Clock, *, ordering: Ordering | None = None, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self, clock: Clock, *, ordering: Ordering | None = None, new_id: Callable[[], str] = uuid7
+    ) -> None:
         self._clock, self._ordering, self._new_id = clock, ordering or Ordering(), new_id
         self._lock = RLock()
         self._last_no = self._seq = 0
@@ -64,12 +69,21 @@ class MemoryTables:
         )
 
     def _ledger(self, host: HostId, now: Moment) -> Ledger:
+        """Computed from the live dispatches, where the SQL stores keep totals: so the two can be compared."""
+        accounts = {addon_id: replace(account) for addon_id, account in self._accounts.items()}
         spent: dict[AddonId, dict[str, Money]] = {}
         for window in windows(now):
             for (addon_id, name), amount in self._spent.items():
                 if name == window.name:
                     spent.setdefault(addon_id, {})[window.kind] = amount
-        return ledger_of(host, self._live.values(), self._accounts, spent)
+        ledger = Ledger(accounts=accounts, spent=spent)
+        for dispatch in self._live.values():
+            if dispatch.host == host:
+                ledger.units += dispatch.admission_class.cost_units
+                ledger.running += 1
+            for key in keys_of(dispatch.admission_class):
+                ledger.counts[key] = ledger.counts.get(key, 0) + 1
+        return ledger
 
     def job(self, job_id: JobId) -> Job | None:
         with self._lock:
@@ -177,6 +191,55 @@ class MemoryTables:
             deadlines = (self._jobs[job_id].intent.deadline_at for job_id in self._lines.queued())
             return min([*moments, *(d for d in deadlines if d is not None)], default=None)
 
+    # the processes that share the store: there is one
+
+    def hosts(self) -> list[Host]:
+        with self._lock:
+            return [replace(h, units=self.ledger(name).units) for name, h in sorted(self._hosts.items())]
+
+    def acquire_dispatch(self, holder: str, relay: Relay | None = None) -> None:  # noqa: ARG002 - there is no other process
+        with self._lock:
+            if self._holder is not None:
+                raise DispatcherHeld(f"this store is dispatched by {self._holder}", holder=self._holder)
+            self._holder = holder
+
+    def release_dispatch(self) -> None:
+        self._holder = None
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    def _notify_listeners(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def listen(self) -> None:
+        pass  # there is no other process
+
+    def close(self) -> None:
+        self._holder = None
+
+    # the trail
+
+    def _note(self, at: Moment, note: Note, job: Job | None, dispatch_id: DispatchId | None = None) -> None:
+        self._seq += 1
+        trail = [] if job is None else self._trails[job.job_id]
+        event = Event(
+            seq=self._seq,
+            at=at,
+            kind=note.kind,
+            job_id=None if job is None else job.job_id,
+            n=len(trail) + 1 if job is not None else 0,
+            state=None if job is None else job.state,
+            reason=note.reason,
+            dispatch_id=dispatch_id,
+            data=dict(note.data),
+        )
+        self._events.append(event)
+        trail.append(event)
+
+    # checks
+
     def trouble(self) -> str | None:
         return None
 
@@ -199,7 +262,7 @@ class MemoryTables:
             yield f"the tally says {+self._tally}, the jobs are {counted}"
         queued = {job.job_id for job in self._jobs.values() if job.state is JobState.QUEUED}
         if queued != set(self._lines.queued()):
-            yield "the lines do not hold exactly what is queued"
+            yield "the lines do not have exactly the jobs that are queued"
 
     def _job_problems(self, job: Job, holders: int) -> Iterator[str]:
         if holders != (job.state in IN_FLIGHT):
@@ -228,7 +291,7 @@ class MemoryQueues:
         self._not_urgent: list[tuple[Moment, JobId]] = []  # by urgent_at
 
     def put(self, job: Job, place: Place, now: Moment) -> None:
-        self.drop(job)
+        self.drop(job.job_id)
         self._enter(job.job_id, place, job.no, place.line(now))
 
     def _enter(self, job_id: JobId, place: Place, no: int, line: int) -> None:
@@ -240,14 +303,10 @@ class MemoryQueues:
             insort(self._not_urgent, (place.urgent_at, job_id))
         insort(self._sorted.setdefault((place.admission_class, line), []), (place.turn, no, job_id))
 
-    def drop(self, job: Job) -> None:
-        self._leave(job.job_id)
-
-    def _leave(self, job_id: JobId) -> None:
-        found = self._places.pop(job_id, None)
-        if found is None:
+    def drop(self, job_id: JobId) -> None:
+        if job_id not in self._places:
             return
-        line, place, no = found
+        line, place, no = self._places.pop(job_id)
         if line == 0:
             _remove(self._not_yet, (place.ready_at, job_id))
             return
@@ -264,27 +323,25 @@ class MemoryQueues:
             while moments and moments[0][0] <= now:
                 job_id = moments[0][1]
                 _, place, no = self._places[job_id]
-                self._leave(job_id)
+                self.drop(job_id)
                 self._enter(job_id, place, no, place.line(now))
 
     def set_turn(self, job_id: JobId, turn: Moment) -> None:
         line, place, no = self._places[job_id]
-        self._leave(job_id)
+        self.drop(job_id)
         self._enter(job_id, replace(place, turn=turn), no, line)
 
     def shift(self, by: Span, now: Moment) -> Iterator[tuple[JobId, Place]]:
         """The wall clock was set by `by`. Yields each queued job with its place from now on."""
         for job_id, (line, place, no) in list(self._places.items()):
             moved = shift_place(place, by, in_line=line > 0)
-            self._leave(job_id)
+            self.drop(job_id)
             self._enter(job_id, moved, no, moved.line(now))
             yield job_id, moved
 
-    def active(self) -> list[tuple[AdmissionClass, int]]:
-        return list(self._sorted)
-
-    def queue(self, admission_class: AdmissionClass, line: int) -> list[tuple[Moment, int, JobId]]:
-        return self._sorted[admission_class, line]
+    def lines(self) -> list[tuple[AdmissionClass, int, list[tuple[Moment, int, JobId]]]]:
+        """Each with its admission class and number, and the jobs in order: order key, number and id."""
+        return [(admission_class, line, jobs) for (admission_class, line), jobs in self._sorted.items()]
 
     def moments(self) -> Iterator[Moment]:
         for moments in (self._not_yet, self._not_urgent):
@@ -316,11 +373,11 @@ class MemoryAdmissionView:
         self._lines, self._jobs, self._live, self._host = lines, jobs, live, host
 
     def lines(self) -> Iterator[ReadyQueue]:
-        for admission_class, line in self._lines.active():
-            yield ReadyQueue(admission_class, line == 2, self._pull(admission_class, line))
+        for admission_class, line, jobs in self._lines.lines():
+            yield ReadyQueue(admission_class, line == 2, self._pull(jobs))
 
-    def _pull(self, admission_class: AdmissionClass, line: int) -> Iterator[QueuedJob]:
-        for its_turn, no, job_id in self._lines.queue(admission_class, line):
+    def _pull(self, jobs: Sequence[tuple[Moment, int, JobId]]) -> Iterator[QueuedJob]:
+        for its_turn, no, job_id in jobs:
             job = self._jobs[job_id]
             yield QueuedJob(
                 no,
@@ -339,21 +396,3 @@ class MemoryAdmissionView:
             for d in self._live.values()
             if d.host == self._host
         ]
-
-
-def ledger_of(
-    host: HostId,
-    live: Iterable[Dispatch],
-    accounts: Mapping[AddonId, Account],
-    spent: Mapping[AddonId, Mapping[str, int]],
-) -> Ledger:
-    ledger = Ledger(
-        accounts={addon_id: replace(account) for addon_id, account in accounts.items()}, spent=spent
-    )
-    for dispatch in live:
-        if dispatch.host == host:
-            ledger.units += dispatch.admission_class.cost_units
-            ledger.running += 1
-        for key in keys_of(dispatch.admission_class):
-            ledger.counts[key] = ledger.counts.get(key, 0) + 1
-    return ledger

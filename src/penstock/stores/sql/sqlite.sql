@@ -65,30 +65,19 @@ LIMIT 1;
 SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
 FROM queue WHERE class_no = :class_no AND line = :line AND line > 0 ORDER BY turn, no;
 
--- name: ahead_in_line
-SELECT count(*) FROM (
-    SELECT 1 FROM queue WHERE class_no = :class_no AND line = :line AND line > 0 AND (turn, no) < (:turn, :no) LIMIT :most);
-
 -- name: running
 SELECT cost_units, admitted_at, ends_at FROM active_dispatch JOIN admission_class ON admission_class.no = active_dispatch.class_no WHERE host = :host;
 
--- name: intents_of
--- All else that whoever runs those that start must know. It may be large, so it is read of nobody else. Most have nothing of what comes last, and to hand
--- over a column costs more than to look at it.
-SELECT intent.no, payload, unit, created_at, ready_at,
-       CASE WHEN tags IS NULL AND cost_limit IS NULL AND time_sensitive = 0 AND retry_delays IS NULL AND earliest_start_at IS NULL AND deadline_at IS NULL
-                 AND idempotency_key IS NULL AND not_before IS NULL AND tried = 0 AND spent = 0 AND progress IS NULL THEN NULL
-            ELSE json_array(tags, cost_limit, time_sensitive, retry_delays, earliest_start_at, deadline_at, idempotency_key, not_before, crash, unavailable,
-                            error, active, spent, spent_before, progress) END
-FROM json_each(?) AS asked CROSS JOIN intent ON intent.no = asked.value CROSS JOIN job ON job.no = asked.value;
-
--- name: insert_leases
--- Of those that wait in the file, and of which nothing more is to be said than of all.
-INSERT INTO active_dispatch (no, class_no, host, fence, phase, events, started_in, admitted_at, started_at, expires_at, worker)
-SELECT no, ?1, ?2, fence + 1, 'leased', events + 2, ?3, ?4, ?4, ?5, ?6 FROM json_each(?7) AS asked CROSS JOIN queue ON queue.no = asked.value;
+-- name: starting_jobs
+-- The columns of `job_columns`, for jobs that wait and run from now on.
+SELECT j.no, j.job_id, 'RUNNING', j.created_at, j.ready_at, j.not_before, j.tried + 1, j.crash, j.unavailable, j.error, 0, j.active, j.spent,
+       j.spent_before, j.progress, '', NULL, NULL, NULL, NULL, j.priority, j.earliest_start_at, j.deadline_at,
+       j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
+       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, NULL
+FROM json_each(?) AS asked CROSS JOIN job j ON j.no = asked.value CROSS JOIN intent i ON i.no = asked.value;
 
 -- name: leave_queue
-DELETE FROM queue WHERE no = ?;
+DELETE FROM queue WHERE no IN (SELECT value FROM json_each(?));
 
 -- name: deny_jobs
 UPDATE queue SET denied = ?, denied_data = ?, denied_at = ?, events = ? WHERE no = ?;
@@ -108,20 +97,13 @@ UNION ALL SELECT l.phase, l.expires_at, l.class_no, l.host, l.started_at, l.no, 
 FROM json_each(:ids) AS asked CROSS JOIN active_dispatch l ON l.standalone_lease = asked.value ->> 0 WHERE asked.value ->> 2 = 0;
 
 -- name: leases_to_complete
-SELECT json_group_array(json_array(asked.key, l.no, l.events, json_array(l.class_no, l.host, l.expires_at)))
+SELECT json_group_array(json_array(asked.key, l.no, l.events, json_array(l.class_no, l.host)))
 FROM (SELECT min(key) AS key, value FROM json_each(:ids) GROUP BY value) AS asked
 CROSS JOIN job j ON j.job_id = asked.value ->> 1 CROSS JOIN active_dispatch l ON l.no = j.no AND l.fence = asked.value ->> 2
 WHERE l.phase = 'leased' AND l.expires_at > :now;
 
 -- name: complete
-INSERT INTO ended_dispatch (job_no, fence, class_no, host, events, started_in, ended_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker,
-                     spent, progress, pid, ended_at, how)
-SELECT no, fence, class_no, host, events + 1, started_in, ?1, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker, spent, progress, pid, ?2,
-       'completed'
-FROM json_each(?3) AS asked CROSS JOIN active_dispatch ON active_dispatch.no = asked.value WHERE phase = 'leased';
-
--- name: complete_with
--- The same of those that came to something: number and result.
+-- Numbers of jobs, each with its result.
 INSERT INTO ended_dispatch (job_no, fence, class_no, host, events, started_in, ended_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker,
                      spent, progress, pid, ended_at, how, result)
 SELECT no, fence, class_no, host, events + 1, started_in, ?1, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker, spent, progress, pid, ?2,
@@ -129,7 +111,7 @@ SELECT no, fence, class_no, host, events + 1, started_in, ?1, admitted_at, start
 FROM json_each(?3) AS asked CROSS JOIN active_dispatch ON active_dispatch.no = asked.value ->> 0 WHERE phase = 'leased';
 
 -- name: delete_dispatch
-DELETE FROM active_dispatch WHERE phase = ? AND no = ?;
+DELETE FROM active_dispatch WHERE phase = ? AND no IN (SELECT value FROM json_each(?));
 
 -- name: insert_ended_jobs
 INSERT INTO ended_jobs (at, jobs) VALUES (?, ?);
@@ -224,23 +206,17 @@ SELECT addon_id, period, spent FROM budget WHERE period IN (:day, :month);
 -- name: ledger
 SELECT scope, name, units, running FROM ledger_totals WHERE running > 0;
 
+-- name: totals
+SELECT scope, name, units, running, weight, paused, average, held, at, jobs FROM totals;
+
 -- name: set_totals
 INSERT OR REPLACE INTO totals (scope, name, units, running, weight, paused, average, held, at, jobs) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
-
--- name: accounts
-SELECT addon_id, weight, paused, average, units, at FROM addon_totals WHERE addon_id = :addon_id OR addon_id = :everything;
 
 -- name: addons
 SELECT addon_id, weight, paused, average, units, at FROM addon_totals ORDER BY addon_id;
 
 -- name: tally
 SELECT addon_id, state, jobs FROM tally_totals WHERE jobs > 0;
-
--- name: queued
-SELECT addon_id, jobs FROM tally_totals WHERE state = 'QUEUED' AND jobs > 0;
-
--- name: jobs_of
-SELECT jobs FROM totals WHERE scope = 'addon' AND name = :addon_id;
 
 -- name: expired
 SELECT no, fence FROM active_dispatch WHERE expires_at <= :now ORDER BY expires_at LIMIT :most;

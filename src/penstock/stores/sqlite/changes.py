@@ -1,58 +1,180 @@
 """
-Changes and heartbeats as rows: one by one, and in batches.
+What happens to a job, as rows: its submit, changes, completion and heartbeats.
 
-A change moves a job or a dispatch from the table that it is in to the table of its new state. A job that is
-DONE has no row of its own: its completed attempt says so. Most jobs are claimed and complete, so those two
-changes move whole batches.
-
-The batch functions compute everything that is the same for a batch once, and read it as one text: a cursor
-releases and takes the interpreter's lock for every row, and the threads that run the jobs want that lock too.
+A change moves a job or a dispatch from the table that it is in to the table of its new state. A job that is DONE has no row
+of its own: its completed attempt says so. Most jobs complete, so completions move whole batches, read as one text: a
+cursor releases and takes the interpreter's lock for every row, and the threads that run the jobs want that lock too.
 """
 
-#: One that starts, and when it is expected to end.
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
-from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias
 
-import apsw
+import msgspec
+from msgspec.structs import replace
 
-from penstock.core.jobs.admission import FairShare
-from penstock.core.jobs.changes import Note, Renewal, running_data, stop_moment
-from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, JobStep, Place, dispatch_id_of
-from penstock.core.jobs.ordering import Ordering, Pick, Placement
+from penstock.core.jobs.changes import Change, Note, Renewal
+from penstock.core.jobs.intent import Intent, all_but_payload
+from penstock.core.jobs.job import DispatchStep, EventKind, JobStep, Place, place
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
-from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment, Money, Span
-from penstock.stores.api import NOTHING_SPENT, CompletedDispatch, Grant, NotesFor, Standing, Terms
-from penstock.stores.common.rows import parts_of
-from penstock.stores.sqlite.admission_view import Queued
-from penstock.stores.sqlite.connection import one, statements
-from penstock.stores.sqlite.write_batch import NO_JOB, SqliteWriteBatch, Started
+from penstock.core.jobs.types import AddonId, EndReason, HostId, JobId, Money, Span
+from penstock.stores.api import (
+    NOTHING_SPENT,
+    CompletedDispatch,
+    Depth,
+    NotesFor,
+    Receipt,
+    Standing,
+    key_conflict,
+)
+from penstock.stores.common.rows import body_hash, by_name, intent_row, job_row, listed, parts_of
+from penstock.stores.sqlite.connection import one, query
+from penstock.stores.sqlite.transaction import NO_JOB, EventJob, Transaction
 
-_AS_THEY_ARE: Final = (None,) * 4
+#: As they are written: a word costs the encoder half of what the enumeration's member does.
+_SUBMITTED, _DONE = str(EventKind.SUBMITTED), str(EventKind.DONE)
+_IS_QUEUED, _IS_DONE, _COMPLETED = str(JobState.QUEUED), str(JobState.DONE), str(EndReason.COMPLETED)
+_UNCHANGED: Final = (None,) * 4
+#: In the place of a row of `jobs_for_changes`, for a change of a dispatch without a job.
+_NO_ROW: Final = (0, "", 0, 0, AddonId(""), "")
+
+# submit
 
 
-def move_dispatch(pages: SqliteWriteBatch, step: DispatchStep, no: int, events: int, now: Moment) -> None:
+def submit(
+    tx: Transaction,
+    intents: Sequence[Intent],
+    depth: Depth,
+    job_ids: Sequence[JobId] = (),
+    *,
+    sure: bool = True,
+) -> list[Receipt]:
+    """`job_ids`: the ids that the jobs shall have. Not `sure`: another process may have written them already."""
+    known = {i: _by_key(tx, intent) for i, intent in enumerate(intents) if intent.idempotency_key is not None}
+    known.update({} if sure else _written(tx, job_ids))
+    depth.check([intent for i, intent in enumerate(intents) if known.get(i) is None], tx.totals.queued)
+    receipts = []
+    made: dict[tuple[AddonId, str], tuple[Receipt, bytes]] = {}
+    for i, intent in enumerate(intents):
+        receipt = known.get(i)
+        key = (intent.addon_id, intent.idempotency_key or "")
+        if receipt is None and key in made:
+            receipt = _same_body(*made[key], intent)
+        if receipt is None:
+            receipt = _insert(tx, intent, job_ids[i] if job_ids else JobId(tx.new_id()))
+            if intent.idempotency_key is not None:
+                made[key] = (replace(receipt, created=False), body_hash(intent))
+        receipts.append(receipt)
+    return receipts
+
+
+def _by_key(tx: Transaction, intent: Intent) -> Receipt | None:
+    tx.flush_jobs()
+    values = {"addon_id": intent.addon_id, "key": intent.idempotency_key}
+    for job_id, state, body in query(tx.con, "jobs_by_key", values):
+        return _same_body(Receipt(job_id, JobState(state), created=False), body, intent)
+    return None
+
+
+def _same_body(receipt: Receipt, body: bytes, intent: Intent) -> Receipt:
+    if body != body_hash(intent):
+        raise key_conflict(intent, receipt.job_id)
+    return receipt
+
+
+def _written(tx: Transaction, job_ids: Sequence[JobId]) -> dict[int, Receipt]:
+    tx.flush_jobs()
+    states = {row[-1]: row[1] for row in query(tx.con, "jobs_for_changes", {"ids": listed(job_ids)})}
+    return {
+        i: Receipt(job_id, JobState(states[job_id]), created=True)
+        for i, job_id in enumerate(job_ids)
+        if job_id in states
+    }
+
+
+def _insert(tx: Transaction, intent: Intent, job_id: JobId) -> Receipt:
+    """Most jobs that are submitted together differ by their payload alone, so the rest of their rows is made once."""
+    rest = all_but_payload(intent)
+    template = tx.templates.get(rest)
+    if template is None:
+        template = tx.templates[rest] = _template(tx, intent)
+    tx.add_job(job_id, intent.payload, template)
+    tx.add_events((tx.now, _SUBMITTED, job_id, 1, _IS_QUEUED, "", None, None))
+    tx.totals.count(intent.addon_id, JobState.QUEUED, 1)
+    return Receipt(job_id, JobState.QUEUED, created=True)
+
+
+def _template(tx: Transaction, intent: Intent) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    its_place = place(intent, tx.now, None, tx.ordering)
+    class_no = tx.classes.number(tx.con, its_place.admission_class)
+    row = job_row(0, JobId(""), intent, its_place, class_no=class_no, now=tx.now)
+    addon_id, _, line, turn, ready_at, urgent_at, priority, now, earliest, deadline, *limits, key = row[2:]
+    of_job = (addon_id, class_no, ready_at, priority, now, earliest, deadline, *limits, key)
+    of_queue = (class_no, line, turn, ready_at, urgent_at, deadline, priority, *limits)
+    return of_job, of_queue, intent_row(0, intent)[2:]
+
+
+# apply
+
+
+def apply(tx: Transaction, change: Change) -> bool:
+    job, dispatch = change.job, change.dispatch
+    tx.flush_jobs()
+    job_row: Any = _NO_ROW
+    dispatch_row: Any = None
+    if job is not None:
+        job_row = one(tx.con, "jobs_for_changes", {"ids": listed([job.job_id])})
+        if not _job_matches(job, job_row):
+            return False
+    if dispatch is not None:
+        dispatch_row = one(tx.con, "dispatches_for_changes", {"ids": by_name([dispatch.dispatch_id])})
+        if not _dispatch_matches(tx, dispatch, dispatch_row):
+            return False
+    no, _, _, n, addon_id, _ = job_row
+    active, events = 0, n + len(change.notes)
+    if dispatch is not None:
+        _, _, class_no, host, started_at, dispatch_no, *_ = dispatch_row
+        _move_dispatch(tx, dispatch, dispatch_no, events)
+        if dispatch.target is DispatchPhase.ENDED:  # only here are units returned, and a row ends once
+            tx.give_back(host, class_no, 1)
+            active = 0 if started_at is None else max(0, tx.now - started_at)
+    if job is not None:
+        _move_job(tx, job, _Moved(no, events, active))
+        tx.totals.move(addon_id, job.source, job.target)
+    for n_after, note in enumerate(change.notes, n + 1):
+        event_job = NO_JOB if job is None else EventJob(no, job.job_id, n_after, job.target)
+        tx.add_note(change.at, note, event_job, None if dispatch is None else dispatch.dispatch_id)
+    return True
+
+
+def _job_matches(step: JobStep, row: Any) -> bool:
+    return row is not None and row[1] == step.source and row[2] == step.fence
+
+
+def _dispatch_matches(tx: Transaction, step: DispatchStep, row: Any) -> bool:
+    if row is None or row[0] != step.source or row[6] != step.source_reason:
+        return False
+    return row[1] > tx.now or not step.while_valid
+
+
+def _move_dispatch(tx: Transaction, step: DispatchStep, no: int, events: int) -> None:
     """`events`: of its job, with those of this change."""
     limits = (step.expires_at, step.stop_at, step.stop_for, step.reason, step.worker)
     if step.target is DispatchPhase.ENDED:
-        pages.update(
-            "insert_ended_dispatch", no, events, *limits, now, step.end, step.result, step.error, step.source
-        )
-        pages.update("delete_dispatch", no, step.source)
+        end = (tx.now, step.end, step.result, step.error)
+        tx.write("insert_ended_dispatch", (events, *limits, *end, step.source, no))
+        tx.write("delete_dispatch", (step.source, listed([no])))
         if step.end is EndReason.COMPLETED and no > 0:
-            pages.done([no])
+            tx.done.append(no)
     else:
-        started = now if step.target is DispatchPhase.LEASED else None
-        pages.update("move_dispatches", no, step.target, started, *limits, step.source)
+        started = tx.now if step.target is DispatchPhase.LEASED else None
+        tx.write("move_dispatches", (step.target, started, *limits, step.source, no))
 
 
-class Moved(NamedTuple):
+class _Moved(NamedTuple):
     """A job by its number, with what follows from its step."""
 
     no: int
@@ -60,84 +182,116 @@ class Moved(NamedTuple):
     events: int
     #: How long the attempt was that has just ended.
     active: Span
-    now: Moment
 
 
-def move_job(pages: SqliteWriteBatch, step: JobStep, moved: Moved) -> None:
+def _move_job(tx: Transaction, step: JobStep, moved: _Moved) -> None:
     if step.place is not None:
-        _to_queue(pages, step, step.place, moved)
+        _to_queue(tx, step, step.place, moved)
     elif step.target is step.source or step.target in IN_FLIGHT:
-        _note(pages, step, moved)
+        _count_events(tx, step, moved)
     elif step.target is not JobState.DONE:
-        _settle(pages, step, moved)
+        _settle(tx, step, moved)
 
 
-def _note(pages: SqliteWriteBatch, step: JobStep, moved: Moved) -> None:
+def _count_events(tx: Transaction, step: JobStep, moved: _Moved) -> None:
     if step.source is JobState.QUEUED:
-        pages.update("note_queued", moved.no, moved.events)
+        tx.write("note_queued", (moved.events, moved.no))
     elif step.source in IN_FLIGHT:
-        pages.update("note_dispatch", moved.no, moved.events)
+        tx.write("note_dispatch", (moved.events, moved.no))
     elif step.source is JobState.DONE:
-        pages.update("note_ended_dispatch", moved.no, moved.events, step.fence)
+        tx.write("note_ended_dispatch", (moved.events, step.fence, moved.no))
     else:
-        pages.update("note_settled", moved.no, moved.events, step.source)
+        tx.write("note_settled", (moved.events, step.source, moved.no))
 
 
-def _settle(pages: SqliteWriteBatch, step: JobStep, moved: Moved) -> None:
-    no, events, active, now = moved
+def _settle(tx: Transaction, step: JobStep, moved: _Moved) -> None:
+    no, events, active = moved
     if step.source is JobState.QUEUED:
-        pages.update("settle_queued", no, step.target, events, now, *_counters(step))
-        pages.update("leave_queue", no)
+        tx.write("settle_queued", (step.target, events, tx.now, *_counters(step), no))
+        tx.write("leave_queue", (listed([no]),))
     else:
+        attempt = (step.fence, events, tx.now, active)
         ran = step.source is JobState.RUNNING
-        pages.update(
-            "settle_job", no, step.target, step.fence, events, now, active, *_counters(step), ran, _own(step)
-        )
+        tx.write("settle_job", (step.target, *attempt, *_counters(step), ran, _own_state(step), no))
 
 
-def _to_queue(pages: SqliteWriteBatch, step: JobStep, place: Place, moved: Moved) -> None:
-    no, events, active, now = moved
-    its = (place.ready_at, place.priority, pages.number(place.admission_class))
+def _to_queue(tx: Transaction, step: JobStep, place: Place, moved: _Moved) -> None:
+    no, events, active = moved
+    order = (place.ready_at, place.priority, tx.classes.number(tx.con, place.admission_class))
     times = (place.earliest_start_at, place.not_before, place.deadline_at)
     if step.source is JobState.QUEUED:
-        line = (place.line(now), place.turn, place.ready_at, place.urgent_at, *its[1:], place.deadline_at)
-        pages.update("edit_job", no, *its, *times, *_counters(step))
-        pages.update("edit_queued", no, events, *line)
+        line = (place.line(tx.now), place.turn, place.ready_at, place.urgent_at, *order[1:])
+        tx.write("edit_job", (*order, *times, *_counters(step), no))
+        tx.write("edit_queued", (events, *line, place.deadline_at, no))
         return
     fresh, ran = step.fresh, step.source is JobState.RUNNING
-    pages.update(
-        "requeue_job", no, step.fence, fresh, active, fresh, *_counters(step), ran, *its, *times, _own(step)
-    )
-    pages.update("insert_queued", no, place.line(now), place.turn, place.urgent_at, events)
+    attempt = (step.fence, fresh, active, fresh)
+    tx.write("requeue_job", (*attempt, *_counters(step), ran, *order, *times, _own_state(step), no))
+    tx.write("insert_queued", (place.line(tx.now), place.turn, place.urgent_at, events, no))
     if step.source not in IN_FLIGHT:
-        pages.update("blank_job", no)
+        tx.write("blank_job", (no,))
 
 
 def _counters(step: JobStep) -> tuple[Any, ...]:
     c = step.counters
-    return _AS_THEY_ARE if c is None else (c.crash, c.unavailable, c.error, c.start)
+    return _UNCHANGED if c is None else (c.crash, c.unavailable, c.error, c.start)
 
 
-def _own(step: JobStep) -> JobState | None:
-    """What its own row says before."""
+def _own_state(step: JobStep) -> JobState | None:
+    """What the job's own row says before the step."""
     return None if step.source in IN_FLIGHT else step.source
 
 
-def renew(
-    con: apsw.Connection, pages: SqliteWriteBatch, renewal: Renewal, notes_for: NotesFor, now: Moment
-) -> Standing | None:
+# complete
+
+#: The position of a completion in what was reported, the job's number and events, and what leases that were granted
+#: together share: the number of their class, and their host.
+_Lease: TypeAlias = tuple[int, int, int, tuple[int, str]]
+_leases: Final = msgspec.json.Decoder(list[_Lease]).decode
+
+
+def complete(tx: Transaction, reports: Sequence[CompletedDispatch]) -> list[bool]:
+    """As `changes.completed` says, for each job that still runs under its lease."""
+    values = {"ids": by_name([report.dispatch_id for report in reports]), "now": tx.now}
+    (text,) = one(tx.con, "leases_to_complete", values)
+    leases = _leases(text)
+    answers = [False] * len(reports)
+    results: list[tuple[int, str | None]] = []
+    for at, no, n, _ in leases:
+        dispatch_id, result = reports[at]
+        answers[at] = True
+        results.append((no, result))
+        job_id, _, attempt = dispatch_id.rpartition(".")
+        tx.add_events((tx.now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))
+    if results:
+        nos = [no for no, _ in results]
+        tx.write("complete", (tx.batch, tx.now, listed(results)), len(results))
+        tx.write("delete_dispatch", (DispatchPhase.LEASED, listed(nos)), len(nos))
+        tx.done += nos
+    for (class_no, host), n in Counter(kind for *_, kind in leases).items():
+        admission_class = tx.give_back(HostId(host), class_no, n)
+        tx.totals.move(admission_class.addon_id, JobState.RUNNING, JobState.DONE, n)
+    return answers
+
+
+# renew
+
+
+def renew(tx: Transaction, renewal: Renewal, notes_for: NotesFor) -> Standing | None:
     job_id, fence = parts_of(renewal.dispatch_id)
     named = {"dispatch_id": renewal.dispatch_id, "job_id": job_id, "fence": fence}
-    row = one(con, "dispatches_for_beats", named)
+    row = one(tx.con, "dispatches_for_beats", named)
     if row is None:
         return None
-    phase, expires_at, reason, addon_id, spent, no, job_id, job_spent, spent_before, n, limit, in_flight = row
-    if phase not in (DispatchPhase.LEASED, DispatchPhase.ENDING) or expires_at <= now:
+    phase, expires_at, reason, addon_id, spent, no, job_id, job_spent, spent_before, n, limit, dispatch_no = (
+        row
+    )
+    if phase not in (DispatchPhase.LEASED, DispatchPhase.ENDING) or expires_at <= tx.now:
         return None
     until = renewal.expires_at if phase == DispatchPhase.LEASED else expires_at
     more = max(0, (renewal.spent or 0) - spent)
-    if more:
-        con.executemany(statements()["spend"], [(addon_id, w.name, more) for w in windows(now)])
+    for window in windows(tx.now) if more else ():
+        tx.run("spend", (addon_id, window.name, more))
     before = 0 if no is None else job_spent - spent_before
     standing = Standing(
         renewal.dispatch_id,
@@ -149,178 +303,26 @@ def renew(
         before,
         before + more,
         limit,
-        _addon_spent(con, addon_id, now) if more else NOTHING_SPENT,
+        _addon_spent(tx, addon_id) if more else NOTHING_SPENT,
     )
-    told = list(notes_for(standing))
-    if no is not None and (more or told or renewal.progress is not None or renewal.checkpoint is not None):
+    notes = list(notes_for(standing))
+    if no is not None and (more or notes or renewal.progress is not None or renewal.checkpoint is not None):
         if renewal.checkpoint is not None:
-            con.execute(statements()["set_checkpoints"], (no, now, fence, renewal.checkpoint))
-            told.insert(0, Note(EventKind.CHECKPOINT))
-        con.execute(statements()["beat_jobs"], (renewal.progress, more, no))
-    for note in told:
-        whose = NO_JOB
+            tx.run("set_checkpoints", (no, tx.now, fence, renewal.checkpoint))
+            notes.insert(0, Note(EventKind.CHECKPOINT))
+        tx.run("beat_jobs", (renewal.progress, more, no))
+    for note in notes:
+        job = NO_JOB
         if note.of_job and no is not None:
             n += 1
-            whose = (no, JobId(job_id), n, JobState.RUNNING)
-        pages.note(now, note, whose, renewal.dispatch_id)
-    con.execute(statements()["renew"], (until, renewal.progress, spent + more, n, renewal.pid, in_flight))
+            job = EventJob(no, JobId(job_id), n, JobState.RUNNING)
+        tx.add_note(tx.now, note, job, renewal.dispatch_id)
+    tx.run("renew", (until, renewal.progress, spent + more, n, renewal.pid, dispatch_no))
     return standing
 
 
-def _addon_spent(con: apsw.Connection, addon_id: str, now: Moment) -> dict[str, Money]:
+def _addon_spent(tx: Transaction, addon_id: str) -> dict[str, Money]:
     return {
-        window.kind: one(con, "spent_in", {"addon_id": addon_id, "period": window.name})[0]
-        for window in windows(now)
+        window.kind: one(tx.con, "spent_in", {"addon_id": addon_id, "period": window.name})[0]
+        for window in windows(tx.now)
     }
-
-
-_Starts: TypeAlias = tuple[Queued, Moment | None]
-#: What picks that are taken together have in common.
-_KIND: Final = attrgetter("admission_class", "offer")
-_FIRST: Final = "1"
-#: So many of one kind are not worth a statement of their own.
-FEW: Final = 8
-#: As they are written: a word costs the encoder half of what the enumeration's member does.
-_DISPATCHING, _RUNNING, _DONE = str(EventKind.DISPATCHING), str(EventKind.RUNNING), str(EventKind.DONE)
-_DISPATCHED, _RUNS, _IS_DONE, _COMPLETED = (
-    *(str(state) for state in (JobState.DISPATCHING, JobState.RUNNING, JobState.DONE)),
-    str(EndReason.COMPLETED),
-)
-
-
-def take(
-    pages: SqliteWriteBatch,
-    picks: Sequence[Pick],
-    terms: Terms,
-    ordering: Ordering,
-    *,
-    host: HostId,
-    now: Moment,
-) -> list[Grant]:
-    """What a round has picked becomes dispatches, in its order."""
-    made: list[Grant] = []
-    fresh = pages.fresh
-    said = pages.said(
-        [p.waiting.no for p in picks if p.offer is Placement.LEASE and p.waiting.no not in fresh]
-    )
-    for (admission_class, offer), its in groupby(picks, _KIND):
-        alike = [(cast("Queued", pick.waiting), pick.ends_at) for pick in its]
-        if offer is Placement.LEASE:
-            started = Started(admission_class, fresh, said, ordering.aging.per_point)
-            made += _lease(pages, alike, terms, started, admission_class=admission_class, host=host, now=now)
-        else:
-            made += _reserve(pages, alike, terms, admission_class=admission_class, host=host, now=now)
-        pages.start([queued.no for queued, _ in alike])
-        pages.hold(host, pages.number(admission_class), len(alike))
-        state = JobState.RUNNING if offer is Placement.LEASE else JobState.DISPATCHING
-        pages.moved(admission_class.addon_id, JobState.QUEUED, state, len(alike))
-        pages.touched.add(admission_class.addon_id)  # its account was changed by the round, as it picked
-    return made
-
-
-def _reserve(
-    pages: SqliteWriteBatch,
-    picks: Sequence[_Starts],
-    terms: Terms,
-    *,
-    admission_class: AdmissionClass,
-    host: HostId,
-    now: Moment,
-) -> list[Grant]:
-    addon_id, until = admission_class.addon_id, now + terms.reserve_for
-    made, rows, class_no, phase = (
-        [],
-        list[tuple[Any, ...]](),
-        pages.number(admission_class),
-        DispatchPhase.RESERVED,
-    )
-    for queued, ends_at in picks:
-        no, job_id, fence, n = queued.no, queued.job_id, queued.fence + 1, queued.events + 1
-        dispatch_id = dispatch_id_of(job_id, fence)
-        pages.tell((now, _DISPATCHING, job_id, n, _DISPATCHED, "admitted", str(fence), None))
-        rows.append((no, None, class_no, host, fence, phase, n, pages.batch, now, None, until, ends_at, None, None, ""))  # fmt: skip
-        dispatch = Dispatch(
-            dispatch_id, job_id, addon_id, host, admission_class, fence, phase, now, until, None, ends_at
-        )
-        made.append(Grant(dispatch))
-    pages.add_live(rows)
-    return made
-
-
-def _lease(
-    pages: SqliteWriteBatch,
-    picks: Sequence[_Starts],
-    terms: Terms,
-    started: Started,
-    *,
-    admission_class: AdmissionClass,
-    host: HostId,
-    now: Moment,
-) -> list[Grant]:
-    """They run from now on, and their workers get the jobs as well."""
-    addon_id, until, worker = admission_class.addon_id, now + terms.lease_for, terms.worker
-    class_no, phase, batch, per_point = (
-        pages.number(admission_class),
-        DispatchPhase.LEASED,
-        pages.batch,
-        started.per_point,
-    )
-    kind, waited, told = (class_no, host, until), -1, running_data(worker, 0)
-    made, plain, rows, events = [], list[int](), list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-    fresh, leases, few, job_of = pages.fresh, pages.leased, len(picks) < FEW, started.job
-    for queued, ends_at in picks:
-        no, job_id, fence, n = queued.no, queued.job_id, queued.fence + 1, queued.events
-        attempt, stop_at, stop_for = _FIRST, None, None
-        if fence > 1:
-            attempt = str(fence)
-        if queued.max_runtime_sec is not None or queued.max_active_sec is not None:
-            stop_at, stop_for = stop_moment(queued.max_runtime_sec, queued.max_active_sec, queued.active, now)
-        if waited != (waits := now - queued.turn - queued.priority * per_point):
-            waited, told = waits, running_data(worker, waits)
-        dispatch_id: DispatchId = f"{job_id}.{attempt}"  # type: ignore[assignment]  # as `dispatch_id_of` makes it
-        events += (
-            (now, _DISPATCHING, job_id, n + 1, _DISPATCHED, "admitted", attempt, None),
-            (now, _RUNNING, job_id, n + 2, _RUNS, "", attempt, told),
-        )
-        if few or ends_at is not None or stop_at is not None or no in fresh:
-            rows.append(
-                (no, None, class_no, host, fence, phase, n + 2, batch, now, now, until, ends_at, stop_at, stop_for, worker)
-            )  # fmt: skip
-        else:
-            plain.append(no)
-        dispatch = Dispatch(
-            dispatch_id, job_id, addon_id, host, admission_class, fence, phase, now, until, now, ends_at,
-            stop_at, stop_for, None, worker
-        )  # fmt: skip
-        made.append(Grant(dispatch, job_of(queued, dispatch_id)))
-        leases[dispatch_id] = (no, n + 2, kind)
-    pages.tell(*events)
-    pages.lease(kind, worker, plain)
-    pages.add_live(rows)
-    return made
-
-
-def complete(
-    pages: SqliteWriteBatch, done: Sequence[CompletedDispatch], sharing: FairShare, now: Moment
-) -> list[bool]:
-    """As `changes.completed` says, for each that still runs under its lease."""
-    pages.flush_rows()
-    answers = [False] * len(done)
-    plain, with_result = list[int](), list[tuple[int, str]]()
-    events: list[tuple[Any, ...]] = []
-    leases = pages.leases([each[0] for each in done], now)
-    for at, no, n, _ in leases:
-        dispatch_id, result = done[at]
-        answers[at] = True
-        if result is None:
-            plain.append(no)
-        else:
-            with_result.append((no, result))
-        job_id, _, attempt = dispatch_id.rpartition(".")
-        events.append((now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))
-    pages.tell(*events)
-    pages.complete(plain, with_result)
-    for (class_no, host, _), n in Counter(kind for *_, kind in leases).items():
-        admission_class = pages.give_back(HostId(host), class_no, n, sharing, now)
-        pages.moved(admission_class.addon_id, JobState.RUNNING, JobState.DONE, n)
-    return answers

@@ -33,14 +33,10 @@ from penstock.stores.common.rows import (
     parts_of,
     unpack,
 )
-from penstock.stores.sqlite.admission_view import (
-    SqliteAdmissionClasses,
-    SqliteAdmissionView,
-    read_ledger_totals,
-)
+from penstock.stores.sqlite.admission import SqliteAdmissionView, ledger_from
 from penstock.stores.sqlite.connection import connect, failures, one, query, statements
 from penstock.stores.sqlite.guard import FileGuard, FileLost
-from penstock.stores.sqlite.totals import Accounts, read_ledger
+from penstock.stores.sqlite.transaction import SqliteAdmissionClasses, SqliteTotals
 
 
 def found(query: Query) -> tuple[str, list[Any]]:
@@ -112,7 +108,7 @@ class SqliteReads:
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path, self._clock = path, clock
-        self._read, self._sql = SqliteAdmissionClasses(), statements()
+        self._classes, self._sql = SqliteAdmissionClasses(), statements()
         self._readers: SimpleQueue[apsw.Connection] = SimpleQueue()
 
     def _close_readers(self) -> None:
@@ -148,8 +144,8 @@ class SqliteReads:
     def look(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
         with self._reading() as con:
             now = self._clock()
-            ledger = read_ledger_totals(con, host, now, Accounts(con), read_ledger(con))
-            admission_view = SqliteAdmissionView(con, host, now, self._read, ledger)
+            ledger = ledger_from(con, SqliteTotals(con).read(), host, now)
+            admission_view = SqliteAdmissionView(con, host, now, self._classes, ledger)
             try:
                 return view(admission_view)
             finally:
@@ -157,12 +153,7 @@ class SqliteReads:
 
     def ledger(self, host: HostId) -> Ledger:
         with self._reading() as con:
-            accounts = Accounts(con)
-            ledger = read_ledger_totals(con, host, self._clock(), accounts, read_ledger(con))
-            ledger.spent = dict(ledger.spent)
-            for addon_id, *_ in list(query(con, "addons")):
-                accounts.get(addon_id)
-        return ledger
+            return ledger_from(con, SqliteTotals(con).read(), host, self._clock())
 
     def job(self, job_id: JobId) -> Job | None:
         return next(iter(self.jobs([job_id])), None)
@@ -182,7 +173,7 @@ class SqliteReads:
             job_from(
                 row[: ADMISSION_CLASS + 1],
                 row[ADMISSION_CLASS + 1 :],
-                self._read.admission_class(con, row[ADMISSION_CLASS]),
+                self._classes.admission_class(con, row[ADMISSION_CLASS]),
             )
             for row in rows
         ]
@@ -226,7 +217,7 @@ class SqliteReads:
     def _dispatches(self, con: apsw.Connection, where: str, *values: Any) -> Iterator[Dispatch]:
         rows: list[Any] = con.execute(f"{self._sql['dispatch_columns']} WHERE {where}", values).fetchall()
         for row in rows:
-            yield dispatch_from(row, self._read.admission_class(con, row[-1]))
+            yield dispatch_from(row, self._classes.admission_class(con, row[-1]))
 
     def checkpoint(self, job_id: JobId) -> str | None:
         with self._reading() as con:
@@ -294,7 +285,7 @@ class SqliteReads:
 
     def audit(self) -> list[str]:
         with self._reading() as con:
-            ask, demand_of = partial(query, con), partial(self._read.admission_class, con)
+            ask, demand_of = partial(query, con), partial(self._classes.admission_class, con)
             return list(audit(ask, demand_of))
 
     def hosts(self) -> list[Host]:

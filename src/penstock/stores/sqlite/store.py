@@ -21,9 +21,22 @@ import msgspec
 from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.types import JobId, Moment
-from penstock.stores.api import Clock, Operation, Receipt, Relay, Submit, committed
+from penstock.stores.api import (
+    Admit,
+    Apply,
+    Clock,
+    Complete,
+    Operation,
+    Receipt,
+    Relay,
+    Renew,
+    Submit,
+    committed,
+)
 from penstock.stores.common.group_commit import BatchUnknown, GroupCommit, answered
 from penstock.stores.common.rows import uuid7
+from penstock.stores.sqlite.admission import admit
+from penstock.stores.sqlite.changes import apply, complete, renew, submit
 from penstock.stores.sqlite.connection import (
     DispatchLock,
     Presence,
@@ -41,9 +54,10 @@ from penstock.stores.sqlite.guard import (
     refuse_behind,
     refuse_missing,
 )
+from penstock.stores.sqlite.maintenance import AcceptLoss, maintain
 from penstock.stores.sqlite.reads import SqliteReads
 from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, SubmitRelayServer
-from penstock.stores.sqlite.transaction import AcceptLoss, Transaction
+from penstock.stores.sqlite.transaction import Transaction
 from penstock.stores.sqlite.wakeups import SocketNames, WakeupClient, WakeupServer, notify
 
 #: With less room than this, some submits fail and others do not.
@@ -85,7 +99,6 @@ class SqliteStore(SqliteReads):
             self._ordering,
             guard=self._guard,
             new_id=self._new_id,
-            committed=self._committed,
         )
         self._writer = GroupCommit(self._write, self._announce)
         if loss is not None:
@@ -144,13 +157,11 @@ class SqliteStore(SqliteReads):
         try:
             with self._transaction as transaction:
                 for operation in operations:
-                    answers.append(transaction.write(operation))  # noqa: PERF401 - those before a failure count
+                    answers.append(_write(transaction, operation))  # noqa: PERF401 - those before a failure count
         except OutcomeUnknown as unknown:
             raise BatchUnknown(unknown, answers) from unknown
+        self._has_news |= transaction.has_events
         return answers
-
-    def _committed(self) -> None:
-        self._has_news = True
 
     def _announce(self) -> None:
         """After a transaction, before its answers."""
@@ -233,3 +244,21 @@ class SqliteStore(SqliteReads):
         self._guard.close()
         self._write_lock.close()
         self._sender.close()
+
+
+def _write(tx: Transaction, operation: Operation[Any]) -> Any:
+    match operation:
+        case NamedSubmit(intents, depth, job_ids, sure):
+            return submit(tx, intents, depth, job_ids, sure=sure)
+        case Submit(intents, depth):
+            return submit(tx, intents, depth)
+        case Complete(reports):
+            return complete(tx, reports)
+        case Admit():
+            return admit(tx, operation)
+        case Apply(changes):
+            return [apply(tx, change) for change in changes]
+        case Renew(renewals, notes_for):
+            tx.flush_jobs()
+            return [renew(tx, renewal, notes_for) for renewal in renewals]
+    return maintain(tx, operation)

@@ -1,67 +1,65 @@
-"""One write transaction after the other, each shared by everything that arrived together."""
+"""
+The write transaction of the SQLite store, one after the other, each shared by all operations that arrived together.
+
+How a write is made, from the outside in:
+
+1. `store.py` opens the transaction, hands each operation to the function that writes it, and closes it.
+2. `changes.py` writes submits, changes, completions and heartbeats. `admission.py` lets a round decide and writes what
+   starts. `maintenance.py` writes the rest. Each writes its rows at once, with the methods of `Transaction`.
+3. Three things wait for the end of the transaction, because one statement then serves many operations: new jobs (until
+   something reads jobs), the events, which are one text, and the totals, one row per key.
+
+`SqliteTotals` keeps what admission reads (ledger, accounts, job counts) from one commit to the next: half of what a single
+job had to read was what the commit before it had written. Everything kept is forgotten after a rollback, and when
+SQLite says that another connection has written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import apsw
-from msgspec.structs import replace
+import msgspec
 
 from penstock.core.errors import OutcomeUnknown
-from penstock.core.jobs.changes import Change, Note, Renewal
-from penstock.core.jobs.intent import AdmissionClass, Intent, all_but_payload
-from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, JobStep, place
-from penstock.core.jobs.ordering import Ordering, Placement, RoundResult
-from penstock.core.jobs.states import DispatchPhase, JobState
+from penstock.core.jobs.admission import Account, keys_of
+from penstock.core.jobs.changes import Note
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
-from penstock.stores.api import (
-    Admit,
-    Apply,
-    Clock,
-    Complete,
-    Depth,
-    Grant,
-    NotesFor,
-    Operation,
-    Receipt,
-    Renew,
-    Standing,
-    Submit,
-    Terms,
-    key_conflict,
-)
-from penstock.stores.common.rows import body_hash, by_name, encode, intent_row, job_row, listed, new_dispatch
-from penstock.stores.sqlite.admission_view import NewQueued, Queued, SqliteAdmissionClasses
-from penstock.stores.sqlite.changes import Moved, complete, move_dispatch, move_job, renew, take
+from penstock.stores.api import Clock
+from penstock.stores.common.rows import class_from, class_row, listed, pack
 from penstock.stores.sqlite.connection import WriteLock, failures, one, query, statements
-from penstock.stores.sqlite.guard import FileGuard, FileLost, Loss
-from penstock.stores.sqlite.maintenance import SqliteUpkeep
-from penstock.stores.sqlite.submit_relay import NamedSubmit
-from penstock.stores.sqlite.totals import SqliteTotals
-from penstock.stores.sqlite.write_batch import NO_JOB, SqliteWriteBatch
+from penstock.stores.sqlite.guard import FileGuard, FileLost
 
-_SUBMITTED, _QUEUED = str(EventKind.SUBMITTED), str(JobState.QUEUED)
-#: What `apply` reads by.
-JOBS: Final = "jobs_for_changes"
-DISPATCHES: Final = "dispatches_for_changes"
-#: How many jobs whose time has come step into line in one transaction.
-STEPS: Final = 5_000
-#: In the place of what `jobs_for_steps` says of a job, where there is none.
-_NO_ROW: Final = (0, "", 0, 0, AddonId(""), "")
+#: Rows that one INSERT writes. `executemany` takes the statement out of the connection's cache and puts it back for every
+#: row, and each time the cache drops another one: a batch of a hundred compiled most statements of the store anew.
+ROWS_AT_ONCE: Final = (64, 16, 4, 3, 2, 1)
 
 
-class AcceptLoss(Operation[None], frozen=True):
-    """The first operation on a file that was put back: see `guard`."""
+class EventJob(NamedTuple):
+    """The job of an event: its number and id, the event's number within the job, and the job's state after it."""
 
-    loss: Loss
+    no: int | None
+    job_id: JobId | None
+    n: int
+    state: JobState | None
 
 
-class Transaction(SqliteUpkeep):
-    """`committed` is called when one is durable that has written events."""
+NO_JOB: Final = EventJob(None, None, 0, None)
+
+
+class Transaction:
+    """
+    Entered for one write transaction at a time: committed at the end, rolled back if anything raises. All that is committed
+    together has one moment, `now`, asked for when the lock has been waited for.
+    """
 
     def __init__(
         self,
@@ -73,39 +71,48 @@ class Transaction(SqliteUpkeep):
         *,
         guard: FileGuard,
         new_id: Callable[[], str],
-        committed: Callable[[], None],
     ) -> None:
-        self._con, self._lock, self._path, self._ordering = con, lock, path, ordering
-        self._clock, self._now = clock, 0
-        self._new_id, self._committed = new_id, committed
-        self._previews: list[Callable[[], None]] = []
-        self._demands, self._sums = SqliteAdmissionClasses(), SqliteTotals(con)
-        self._guard, self._failures = guard, failures(path)
-        self._sql = statements()
-        #: What the last job that was submitted shares with the next, if they differ by their payload alone; and it in rows, as they are at that moment.
-        self._like: Any = None
-        self._like_at = 0
-        self._admission_class: AdmissionClass | None = None
-        self._rest: tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]] = ((), (), ())
+        self.con, self.ordering, self.new_id = con, ordering, new_id
+        self.classes, self.totals = SqliteAdmissionClasses(), SqliteTotals(con)
+        self._lock, self._path, self._clock, self._guard = lock, path, clock, guard
+        self._sql, self._failures = statements(), failures(path)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self.now = self._clock()
+        #: The number of the first event of this transaction.
+        self.batch = self.totals.last_event + 1
+        #: Called before the commit: the sync takes a while, and needs no interpreter.
+        self.previews: list[Callable[[], None]] = []
+        #: The numbers of jobs that became DONE, by which pruning will find them.
+        self.done: list[int] = []
+        #: What jobs of this transaction have in common that differ by their payload alone: see `changes.submit`.
+        self.templates: dict[Any, Any] = {}
+        self._last_job = self.totals.last_job
+        self._jobs: list[tuple[Any, ...]] = []
+        self._queued: list[tuple[Any, ...]] = []
+        self._intents: list[tuple[Any, ...]] = []
+        self._events: list[tuple[Any, ...]] = []
+        self._mentioned: set[int] = set()
+
+    # begin and end
 
     def __enter__(self) -> Self:
         with self._failures:
             self._begin()
-        self._pages = SqliteWriteBatch(self._con, self._demands, self._sums, self._now)
         return self
 
     def _begin(self) -> None:
         self._lock.__enter__()
         try:
             # IMMEDIATE, always: a deferred transaction that turns into a writer fails at once, whatever the busy timeout.
-            self._con.execute("BEGIN IMMEDIATE")
+            self.con.execute("BEGIN IMMEDIATE")
             self._guard.look()
-            self._sums.begin()
-            # One moment for all that is committed together, asked for when the lock has been waited for.
-            self._now = self._clock()
-        except BaseException as error:  # `__exit__` will not come, so the lock goes back here
-            if self._con.in_transaction:
-                self._con.execute("ROLLBACK")
+            self.totals.begin()
+            self._prepare()
+        except BaseException as error:  # `__exit__` will not come, so the lock is released here
+            if self.con.in_transaction:
+                self.con.execute("ROLLBACK")
             try:
                 if isinstance(error, FileLost):
                     raise self._guard.save(error) from None
@@ -117,34 +124,30 @@ class Transaction(SqliteUpkeep):
         with self._failures:
             self._end(error)
         self._failures.__exit__(kind, error, trace)
-        if error is None and self._pages.told:
-            self._committed()
-        del self._pages  # with the payloads of what was submitted
 
     def _end(self, error: BaseException | None) -> None:
         stands = False
         try:
             if error is None:
-                self._pages.flush()
-                for preview in self._previews:  # the sync takes a while, and needs no interpreter
+                self._flush()
+                for preview in self.previews:
                     preview()
                 self._commit()
-                self._sums.committed()
+                self.totals.committed()
                 stands = True
-                self._guard.committed(self._sums.event)
+                self._guard.committed(self.totals.last_event)
         finally:
-            self._previews.clear()
             if not stands:
                 self._undo()
             self._lock.__exit__()
 
     def _commit(self) -> None:
         """
-        An error here leaves the outcome open: all that a commit writes may be in the `-wal` when its sync fails, and the next process
-        to open the file finds it there.
+        An error here leaves the outcome open: all that a commit writes may be in the `-wal` when its sync fails, and the next
+        process to open the file finds it there.
         """
         try:
-            self._con.execute("COMMIT")
+            self.con.execute("COMMIT")
         except apsw.IOError as error:
             self._erase()
             raise OutcomeUnknown(
@@ -154,247 +157,233 @@ class Transaction(SqliteUpkeep):
 
     def _erase(self) -> None:
         """
-        Overwrite in the `-wal` what a failed commit has written: a job that is not found now must not be there after the next start. That
-        holds for a kill even if this sync fails as well; only after a power cut the outcome is open.
+        Overwrite in the `-wal` what a failed commit has written: a job that is not found now must not be there after the next
+        start. That holds for a kill even if this sync fails as well; only after a power cut the outcome is open.
         """
         with suppress(apsw.Error):
             self._undo()
-            version = self._con.pragma("user_version")
-            self._con.execute(f"BEGIN IMMEDIATE; PRAGMA user_version = {version}; COMMIT")
+            version = self.con.pragma("user_version")
+            self.con.execute(f"BEGIN IMMEDIATE; PRAGMA user_version = {version}; COMMIT")
 
     def _undo(self) -> None:
         """SQLite may have done its part already, as it does on a full disk."""
-        if self._con.in_transaction:
-            self._con.execute("ROLLBACK")
-        self._demands.forget()
-        self._sums.forget()
-        self._like = None
+        if self.con.in_transaction:
+            self.con.execute("ROLLBACK")
+        self.classes.forget()
+        self.totals.forget()
 
-    def write(self, operation: Operation[Any]) -> Any:
-        match operation:
-            case NamedSubmit():
-                return self.submit(operation.intents, operation.depth, operation.job_ids, sure=operation.sure)
-            case Submit(intents, depth):
-                return self.submit(intents, depth)
-            case Complete(done):
-                return complete(self._pages, done, self._ordering.sharing, self._now)
-            case Admit():
-                grants = self.admit(operation)
-                if operation.preview is not None:
-                    self._previews.append(partial(operation.preview, grants))
-                return grants
-            case Apply(changes):
-                return self.apply(changes)
-            case Renew(renewals, notes_for):
-                return self.renew(renewals, notes_for)
-            case AcceptLoss(loss):
-                return self.accept_loss(loss)
-        return self.keep_up(operation)
+    # rows
 
-    # submit
+    def write(self, name: str, values: tuple[Any, ...], rows: int = 1) -> None:
+        """
+        Execute a statement that must change so many rows. Each names the state that it leaves: if it does not find that
+        state, there is a bug in this store, and nothing of it may be committed.
+        """
+        before = self.con.total_changes()
+        self.con.execute(self._sql[name], values)
+        if self.con.total_changes() - before != rows:
+            raise AssertionError(f"{name}: a row was not in the state it was read in")
 
-    def submit(
-        self, intents: Sequence[Intent], depth: Depth, names: Sequence[JobId] = (), *, sure: bool = True
-    ) -> list[Receipt]:
-        """`names`: the ids that the jobs shall have. Not `sure`: another process may have written them already."""
-        known = {
-            i: self._known(intent) for i, intent in enumerate(intents) if intent.idempotency_key is not None
-        }
-        known.update({} if sure else self._written(names))
-        fresh = [intent for i, intent in enumerate(intents) if known.get(i) is None]
-        depth.check(fresh, self._pages.queued)
-        receipts = []
-        made: dict[tuple[AddonId, str], tuple[Receipt, bytes]] = {}
-        for i, intent in enumerate(intents):
-            receipt = known.get(i)
-            key = (intent.addon_id, intent.idempotency_key or "")
-            if receipt is None and key in made:
-                receipt = _same_body(made[key], intent)
-            if receipt is None:
-                receipt = self._insert(intent, names[i] if names else JobId(self._new_id()))
-                if intent.idempotency_key is not None:
-                    made[key] = (replace(receipt, created=False), body_hash(intent))
-            receipts.append(receipt)
-        return receipts
+    def run(self, name: str, values: apsw.Bindings) -> None:
+        """Execute a statement that may change any number of rows."""
+        self.con.execute(self._sql[name], values)
 
-    def _known(self, intent: Intent) -> Receipt | None:
-        self._pages.flush_rows()
-        found = {"addon_id": intent.addon_id, "key": intent.idempotency_key}
-        for job_id, state, said in query(self._con, "jobs_by_key", found):
-            return _same_body((Receipt(job_id, JobState(state), created=False), said), intent)
-        return None
+    def insert(self, name: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        first, remaining = 0, len(rows)
+        for size in ROWS_AT_ONCE:
+            while remaining >= size:
+                values = tuple(chain.from_iterable(rows[first : first + size]))
+                self.con.execute(_of_many_rows(name, size), values)
+                first, remaining = first + size, remaining - size
 
-    def _written(self, names: Sequence[JobId]) -> dict[int, Receipt]:
-        self._pages.flush_rows()
-        there = self._rows(JOBS, list(names))
-        return {
-            i: Receipt(name, JobState(there[name][1]), created=True)
-            for i, name in enumerate(names)
-            if name in there
-        }
-
-    def _insert(self, intent: Intent, job_id: JobId) -> Receipt:
-        now, no, like = self._now, self._pages.next_no(), all_but_payload(intent)
-        if like != self._like:
-            self._put_into_rows(intent, like)
-        elif now != self._like_at:
-            if intent.earliest_start_at is not None or intent.deadline_at is not None:
-                self._put_into_rows(intent, like, self._admission_class)
-            else:
-                self._move_rows_to(now)
-        of_job, of_queue, of_intent = self._rest
-        job = (no, job_id, self._pages.batch, *of_job)
-        self._pages.add_job(job, NewQueued(no, job_id, *of_queue), (no, intent.payload, *of_intent))
-        self._pages.fresh[no] = intent
-        self._pages.tally[intent.addon_id, JobState.QUEUED] += 1
-        self._pages.tell((now, _SUBMITTED, job_id, 1, _QUEUED, "", None, None))
-        return Receipt(job_id, JobState.QUEUED, created=True)
-
-    def _put_into_rows(
-        self, intent: Intent, like: Any, admission_class: AdmissionClass | None = None
+    def add_job(
+        self,
+        job_id: JobId,
+        payload: str,
+        template: tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]],
     ) -> None:
-        now = self._now
-        its_place = place(intent, now, None, self._ordering, admission_class)
-        class_no = self._demands.number(self._con, its_place.admission_class)
-        row = job_row(0, JobId(""), intent, its_place, class_no=class_no, now=now)
-        (addon_id, _, line, turn, ready_at, urgent_at, priority, _, earliest, deadline, *limits, key) = row[
-            2:
-        ]
-        self._like, self._like_at, self._admission_class = like, now, its_place.admission_class
-        of_job = (addon_id, class_no, ready_at, priority, now, earliest, deadline, *limits, key)
-        of_queue = (class_no, line, turn, ready_at, urgent_at, deadline, priority, *limits)
-        self._rest = of_job, of_queue, intent_row(0, intent)[2:]
+        """`template`: the columns behind these in the rows of `job`, `queue` and `intent`."""
+        self._last_job += 1
+        of_job, of_queue, of_intent = template
+        self._jobs.append((self._last_job, job_id, self.batch, *of_job))
+        self._queued.append((self._last_job, job_id, *of_queue))
+        self._intents.append((self._last_job, payload, *of_intent))
 
-    def _move_rows_to(self, now: Moment) -> None:
-        """Of a job that may start at once and has no deadline: all of its moments are this one."""
-        (addon_id, class_no, _, priority, _, *of_job), (_, line, turn, _, *of_queue), of_intent = self._rest
-        self._rest = (
-            (addon_id, class_no, now, priority, now, *of_job),
-            (class_no, line, turn + now - self._like_at, now, *of_queue),
-            of_intent,
+    def flush_jobs(self) -> None:
+        """Write the new jobs: before anything reads jobs."""
+        if self._jobs:
+            self.insert("insert_job", self._jobs)
+            self.insert("insert_intent", self._intents)
+            self.insert("insert_new_queued", self._queued)
+            self._jobs, self._intents, self._queued = [], [], []
+
+    # events
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    def add_events(self, *events: tuple[Any, ...]) -> None:
+        """
+        As `rows.pack` says. Their numbers are taken under the write lock, so they follow commits and a reader's cursor skips
+        nothing. A job knows in which batch it was submitted, and an attempt in which it began and was completed; every
+        other event must be mentioned (`add_note`).
+        """
+        self._events += events
+
+    def add_note(self, at: Moment, note: Note, job: EventJob, dispatch_id: DispatchId | None = None) -> None:
+        attempt = dispatch_id
+        if job.job_id is not None and dispatch_id is not None:
+            attempt = DispatchId(dispatch_id[len(job.job_id) + 1 :])
+        self.add_events(
+            (at, note.kind, job.job_id, job.n, job.state, note.reason, attempt, note.data or None)
         )
-        self._like_at = now
+        if job.no is not None and job.no <= self.totals.last_job:
+            self._mentioned.add(job.no)
 
-    # admit
+    def _flush(self) -> None:
+        self.flush_jobs()
+        if self._events:  # no job is submitted or moved without one
+            size = len(self._events)
+            self.run("insert_events", (self.batch, size, self._last_job, pack(self._events).decode()))
+            if self._mentioned:
+                self.run("insert_mentions", (self.batch, listed(sorted(self._mentioned))))
+            self.totals.last_job, self.totals.last_event = self._last_job, self.batch + size - 1
+        if self.done:
+            self.run("insert_ended_jobs", (self.now, listed(self.done)))
+        self.insert("set_totals", self.totals.changed_rows())
 
-    def admit(self, admit: Admit) -> list[Grant]:
-        host, terms = admit.host, admit.terms
-        now, admission_view = self._now, self._pages.admission_view(host, self._now)
-        if admission_view.anybody:
-            # Looked for first: an UPDATE that finds nobody costs fifty times what this does, and nearly always there is nobody.
-            step = list(query(self._con, "due_jobs", {"now": now, "most": STEPS}))
-            if step:
-                self._con.executemany(self._sql["step_into_line"], step)
-        try:
-            round_result = admit.run_round(admission_view)
-        finally:
-            admission_view.close()
-        self._deny(round_result, now)
-        grants = take(self._pages, round_result.picks, terms, self._ordering, host=host, now=now)
-        if round_result.loan is not None:
-            grants.append(Grant(self._loan(round_result.loan, host, now, terms)))
-        return grants
+    # what dispatches hold
 
-    def _deny(self, round_result: RoundResult, now: Moment) -> None:
-        if round_result.denials or round_result.passed:
-            self._pages.flush_rows()
-        rows = []
-        for denial in round_result.denials:
-            no, code, data = denial.waiting.no, denial.reason.code, denial.as_json()
-            n = cast("Queued", denial.waiting).events + 1
-            told = (no, denial.waiting.job_id, n, JobState.QUEUED)
-            self._pages.note(now, Note(EventKind.DENIED, code, data), told)
-            rows.append((code, encode(data) or "{}", now, n, no))
-        if rows:
-            self._con.executemany(self._sql["deny_jobs"], rows)
-        if round_result.passed:
-            self._con.executemany(
-                self._sql["pass_jobs"], [(now, waiting.no) for waiting in round_result.passed]
+    def give_back(self, host: HostId, class_no: int, n: int) -> AdmissionClass:
+        """Return what `n` dispatches held that have ended. Nowhere else are units returned."""
+        admission_class = self.classes.admission_class(self.con, class_no)
+        self.totals.hold(host, admission_class, -n)
+        account = self.totals.account(admission_class.addon_id)
+        account.hold(-n * admission_class.cost_units, self.now, self.ordering.sharing)
+        return admission_class
+
+
+@cache
+def _of_many_rows(name: str, size: int) -> str:
+    head, _, values = statements()[name].rpartition("VALUES")
+    return f"{head}VALUES {', '.join([values] * size)}"
+
+
+# what admission reads
+
+
+class SqliteAdmissionClasses:
+    """Admission classes are few and never change, so each is read once. Forgotten on a rollback, which may undo one."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[AdmissionClass, int] = {}
+        self._classes: dict[int, AdmissionClass] = {}
+
+    def number(self, con: apsw.Connection, admission_class: AdmissionClass) -> int:
+        no = self._numbers.get(admission_class)
+        if no is None:
+            (no,) = one(con, "class_by_key", {"key": admission_class.key}) or one(
+                con, "add_class", class_row(admission_class)
             )
+            self._numbers[admission_class] = no
+        return no
 
-    def _loan(self, admission_class: AdmissionClass, host: HostId, now: Moment, terms: Terms) -> Dispatch:
-        dispatch_id = DispatchId(f"{self._new_id()}.0")
-        made = new_dispatch(dispatch_id, None, admission_class, Placement.LEASE, terms, host=host, now=now)
-        class_no = self._demands.number(self._con, admission_class)
-        self._pages.flush_rows()
-        (no,) = one(self._con, "next_standalone_lease")
-        self._pages.add_live(
-            [(no, dispatch_id, class_no, host, 0, made.phase, 0, None, now, now, made.expires_at, None, None, None, made.worker)]
-        )  # fmt: skip
-        self._pages.hold(host, class_no, 1)
-        self._pages.touched.add(
-            admission_class.addon_id
-        )  # its account was changed by the round, as it picked
-        self._pages.note(now, Note(EventKind.ADMITTED), NO_JOB, dispatch_id)
-        return made
+    def admission_class(self, con: apsw.Connection, no: int) -> AdmissionClass:
+        admission_class = self._classes.get(no)
+        if admission_class is None:
+            admission_class = class_from(one(con, "classes_by_no", {"no": no}))
+            self._classes[no] = admission_class
+        return admission_class
 
-    # apply
-
-    def apply(self, changes: Sequence[Change]) -> list[bool]:
-        self._pages.forget_leases()
-        self._pages.flush_rows()
-        jobs = self._rows(JOBS, [change.job.job_id for change in changes if change.job is not None])
-        named = [change.dispatch.dispatch_id for change in changes if change.dispatch is not None]
-        dispatches = self._rows(DISPATCHES, named)
-        return [self._apply(change, jobs, dispatches, self._now) for change in changes]
-
-    def _rows(self, name: str, ids: list[Any]) -> dict[str, Any]:
-        """All that a batch decides on, read at once. A row is taken out when it is moved: whoever comes next reads it anew."""
-        values = by_name(ids) if name == DISPATCHES else listed(ids)
-        return {row[-1]: row for row in query(self._con, name, {"ids": values})}
-
-    def _row(self, rows: dict[str, Any], name: str, key: str) -> Any:
-        if key not in rows:
-            self._pages.flush_rows()
-            rows.update(self._rows(name, [key]))
-        return rows.get(key)
-
-    def _apply(self, change: Change, jobs: dict[str, Any], dispatches: dict[str, Any], now: Moment) -> bool:
-        job, dispatch = change.job, change.dispatch
-        if (job is not None and not self._job_matches(job, jobs)) or (
-            dispatch is not None and not self._dispatch_matches(dispatch, dispatches, now)
-        ):
-            return False
-        no, _, _, n, addon_id, _ = _NO_ROW if job is None else jobs.pop(job.job_id)
-        active, dispatch_id, events = 0, None, n + len(change.notes)
-        if dispatch is not None:
-            dispatch_id = dispatch.dispatch_id
-            _, _, class_no, host, started_at, in_flight, *_ = dispatches.pop(dispatch_id)
-            move_dispatch(self._pages, dispatch, in_flight, events, now)
-            if dispatch.target is DispatchPhase.ENDED:  # only here do units go back, and a row ends once
-                self._pages.give_back(host, class_no, 1, self._ordering.sharing, now)
-                active = 0 if started_at is None else max(0, now - started_at)
-        if job is None:
-            for note in change.notes:
-                self._pages.note(change.at, note, NO_JOB, dispatch_id)
-            return True
-        move_job(self._pages, job, Moved(no, events, active, now))
-        self._pages.moved(addon_id, job.source, job.target)
-        for note in change.notes:
-            n += 1
-            self._pages.note(change.at, note, (no, job.job_id, n, job.target), dispatch_id)
-        return True
-
-    def _job_matches(self, step: JobStep, jobs: dict[str, Any]) -> bool:
-        row = self._row(jobs, JOBS, step.job_id)
-        return row is not None and row[1] == step.source and row[2] == step.fence
-
-    def _dispatch_matches(self, step: DispatchStep, dispatches: dict[str, Any], now: Moment) -> bool:
-        row = self._row(dispatches, DISPATCHES, step.dispatch_id)
-        if row is None or row[0] != step.source or row[6] != step.source_reason:
-            return False
-        return row[1] > now or not step.while_valid
-
-    # renew
-
-    def renew(self, renewals: Iterable[Renewal], notes_for: NotesFor) -> list[Standing | None]:
-        self._pages.forget_leases()
-        self._pages.flush_rows()
-        return [renew(self._con, self._pages, renewal, notes_for, self._now) for renewal in renewals]
+    def forget(self) -> None:
+        self._numbers.clear()
+        self._classes.clear()
 
 
-def _same_body(first: tuple[Receipt, bytes], intent: Intent) -> Receipt:
-    receipt, said = first
-    if said != body_hash(intent):
-        raise key_conflict(intent, receipt.job_id)
-    return receipt
+#: A row of `totals`: scope and name.
+_Key: TypeAlias = tuple[str, str]
+_NONE_HELD: Final = (0, 0)
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(dict[str, int]).decode
+
+
+class SqliteTotals:
+    """
+    The rows of `totals` as values, and the newest numbers of jobs and events. `ledger` has the units and the number of
+    dispatches of each row. A round changes the accounts as it picks.
+    """
+
+    def __init__(self, con: apsw.Connection) -> None:
+        self._con = con
+        self.forget()
+
+    def forget(self) -> None:
+        self._version: int | None = None
+        self.last_job = self.last_event = 0
+        self.ledger: dict[_Key, tuple[int, int]] = {}
+        self.accounts: dict[AddonId, Account] = {}
+        self._jobs: dict[AddonId, dict[str, int]] = {}
+        #: What the ledger had in a row before this transaction; None: the row is written in any case.
+        self._changed: dict[_Key, tuple[int, int] | None] = {}
+
+    def begin(self) -> None:
+        """Inside a transaction that no other connection can write beside."""
+        if self._con.data_version() != self._version:
+            self.forget()
+            self.read()
+            self.last_job, self.last_event = one(self._con, "newest_numbers") or (0, 0)
+
+    def read(self) -> Self:
+        for row in query(self._con, "totals"):
+            scope, name, units, running, weight, paused, average, held, at, jobs = row
+            self.ledger[scope, name] = (units, running)
+            if weight is not None:
+                self.accounts[name] = Account(weight, bool(paused), average, held, at)
+            if jobs is not None:
+                self._jobs[name] = _decode(jobs)
+        return self
+
+    def committed(self) -> None:
+        self._version = self._con.data_version()
+
+    def queued(self, addon_id: AddonId | None) -> int:
+        """How many jobs of an addon are queued, or in all (None)."""
+        counts = self._jobs.values() if addon_id is None else [self._jobs.get(addon_id, {})]
+        return sum(jobs.get(JobState.QUEUED, 0) for jobs in counts)
+
+    def account(self, addon_id: AddonId) -> Account:
+        """To be changed."""
+        self._changed["addon", addon_id] = None
+        return self.accounts.setdefault(addon_id, Account())
+
+    def hold(self, host: HostId, admission_class: AdmissionClass, n: int) -> None:
+        """`n` dispatches more; less than 0: so many have ended."""
+        for key in (("host", host), *keys_of(admission_class)):
+            before = units, running = self.ledger.get(key, _NONE_HELD)
+            self._changed.setdefault(key, before)
+            self.ledger[key] = (units + n * admission_class.cost_units, running + n)
+
+    def count(self, addon_id: AddonId, state: JobState, n: int) -> None:
+        self._changed["addon", addon_id] = None
+        jobs = self._jobs.setdefault(addon_id, {})
+        jobs[state] = jobs.get(state, 0) + n
+
+    def move(self, addon_id: AddonId, source: JobState, target: JobState, n: int = 1) -> None:
+        self.count(addon_id, source, -n)
+        self.count(addon_id, target, n)
+
+    def changed_rows(self) -> list[tuple[Any, ...]]:
+        """Whole, to be written. Most of what a transaction gives back it also takes again: such rows are the same."""
+        changed, self._changed = self._changed, {}
+        return [
+            self._row(*key) for key, before in changed.items() if self.ledger.get(key, _NONE_HELD) != before
+        ]
+
+    def _row(self, scope: str, name: str) -> tuple[Any, ...]:
+        held = self.ledger.get((scope, name), _NONE_HELD)
+        if scope != "addon":
+            return (scope, name, *held, *(None,) * 6)
+        a, jobs = self.accounts.get(AddonId(name)), self._jobs.get(AddonId(name), {})
+        account = (None,) * 5 if a is None else (a.weight, int(a.paused), a.average, a.units, a.at)
+        return (scope, name, *held, *account, _encode(jobs).decode())
