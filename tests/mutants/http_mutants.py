@@ -87,7 +87,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: a stranger comes by the socket",
-        "penstock/server/accepting.py",
+        "penstock/server/connections.py",
         "SocketListener._admit",
         "if user not in (os.geteuid(), 0):",
         "if False:",
@@ -233,7 +233,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: trailers count as headers",
-        "penstock/server/connection.py",
+        "penstock/server/connections.py",
         "HttpConnection.on_header",
         "        if self._in_head:\n            super().on_header(name, value)\n",
         "        super().on_header(name, value)\n",
@@ -257,7 +257,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: plain HTTP is taken from any address",
-        "penstock/server/accepting.py",
+        "penstock/server/connections.py",
         "Peers.may_connect",
         "        return self._tls or _plain(address).is_loopback or self.is_proxy(address)\n",
         "        return True\n",
@@ -265,15 +265,15 @@ MUTANTS = [
     ),
     Mutant(
         "http: a full listener refuses newcomers",
-        "penstock/server/accepting.py",
+        "penstock/server/connections.py",
         "ConnectionBudget._make_room",
-        "            if (holder := held.idle()) is not None:\n",
-        "            if False and (holder := held.idle()) is not None:\n",
+        "                    if has_proven is proven and connection.idle:\n",
+        "                    if False:\n",
         ("tests/server/test_listening.py::test_clients_that_say_nothing_lock_nobody_out",),
     ),
     Mutant(
         "http: one peer may have all places",
-        "penstock/server/accepting.py",
+        "penstock/server/connections.py",
         "ConnectionBudget.enter",
         "len(own) >= self._per_peer and",
         "len(own) >= self._most and",
@@ -281,7 +281,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: a handshake may take its time",
-        "penstock/server/accepting.py",
+        "penstock/server/connections.py",
         "SocketListener._open",
         '"ssl_handshake_timeout": self._limits.head_sec',
         '"ssl_handshake_timeout": 600.0',
@@ -289,7 +289,7 @@ MUTANTS = [
     ),
     Mutant(
         "http: an answer may wait for its reader for ever",
-        "penstock/server/connection.py",
+        "penstock/server/connections.py",
         "HttpConnection.pause_writing",
         "self.loop.call_later(self._limits.unread_sec, self.transport.abort)",
         "self.loop.call_later(1e9, self.transport.abort)",
@@ -297,9 +297,9 @@ MUTANTS = [
     ),
     Mutant(
         "http: connections may use all descriptors",
-        "penstock/server/accepting.py",
+        "penstock/server/listener.py",
         "most_connections",
-        "max(4, most // 2 - unix)",
+        "max(4, most // 2 - local)",
         "max(4, 4 * most)",
         ("tests/server/test_listening.py::test_half_of_the_descriptors_are_kept_back_for_jobs",),
     ),

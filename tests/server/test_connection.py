@@ -15,7 +15,7 @@ from tests.waiting import until
 
 from penstock.core.errors import Unavailable
 from penstock.scheduler.permissions import Unsafe
-from penstock.server.connection import ConnectionLimits
+from penstock.server.connections import ConnectionLimits
 from penstock.server.listener import Config, serve
 from penstock.wire import PREFIX
 
@@ -209,7 +209,7 @@ def test_a_socket_left_by_a_killed_server_is_taken_over_and_a_live_one_is_not(tm
 
 def test_a_visitor_of_another_user_is_not_let_in(place, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
-    monkeypatch.setattr("penstock.server.accepting.peer_uid", lambda _: 54_321)
+    monkeypatch.setattr("penstock.server.connections.peer_uid", lambda _: 54_321)
 
     with pytest.raises(OSError):
         place.local.get("/stats")

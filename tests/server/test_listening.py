@@ -14,9 +14,8 @@ from tests.daemon import Daemon
 from tests.waiting import LONG, until
 
 from penstock.scheduler.permissions import Unsafe
-from penstock.server.accepting import ConnectionBudget, MostConnections, Peers, most_connections
-from penstock.server.connection import ConnectionLimits
-from penstock.server.listener import Server
+from penstock.server.connections import ConnectionBudget, ConnectionLimits, Peers
+from penstock.server.listener import Config, Server, most_connections
 from penstock.wire import PREFIX
 
 
@@ -237,7 +236,7 @@ def from_elsewhere(monkeypatch):
     """What the kernel says of every peer: a documentation address stands for a machine in the network."""
 
     def come_from(address):
-        monkeypatch.setattr("penstock.server.accepting.peer_address", lambda _: address)
+        monkeypatch.setattr("penstock.server.connections.peer_address", lambda _: address)
 
     return come_from
 
@@ -308,8 +307,6 @@ def test_in_the_clear_only_this_machine_and_declared_proxies_come(address, allow
 
 
 def test_a_proxy_that_is_no_address_is_refused_at_the_start(place):
-    from penstock.server.listener import Config
-
     with pytest.raises(Unsafe, match=r"proxy.example.org"):
         Server(
             place.service,
@@ -323,16 +320,16 @@ def test_a_proxy_that_is_no_address_is_refused_at_the_start(place):
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [
-        (64, MostConnections(24, 8)),
-        (1_024, MostConnections(384, 128)),
-        (1_000_000, MostConnections(1_000, 250)),
-        (resource.RLIM_INFINITY, MostConnections(1_000, 250)),
+        (64, (24, 8)),
+        (1_024, (384, 128)),
+        (1_000_000, (1_000, 250)),
+        (resource.RLIM_INFINITY, (1_000, 250)),
     ],
 )
 def test_half_of_the_descriptors_are_kept_back_for_jobs(monkeypatch, limit, expected):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
 
-    assert most_connections(ConnectionLimits()) == expected
+    assert tuple(most_connections(ConnectionLimits(), unix=unix) for unix in (False, True)) == expected
 
 
 @pytest.mark.long

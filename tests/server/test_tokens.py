@@ -12,7 +12,7 @@ from http_kit import Place
 
 from penstock.core.jobs.types import SECOND, when
 from penstock.scheduler.permissions import Unsafe, private_directory, secret_key
-from penstock.server.accepting import check_exposure
+from penstock.server.listener import check_exposure
 from penstock.server.problems import BadToken
 from penstock.server.tokens import FIRST_FILE, TOKENS_FILE, TokenFile, read_secret
 from penstock.wire import NewToken, Scope

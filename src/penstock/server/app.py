@@ -138,7 +138,7 @@ class Api:
             raise RuntimeError("only HTTP is served here")
         request: Request[Any, Any] = Request(self._app_state, scope, receive, send)
         try:
-            if scope.get("penstock.proxied", False) and _in_the_clear(scope["headers"]):
+            if request.connection.proxied and _in_the_clear(scope["headers"]):
                 raise Forbidden("the proxy took this request in the clear; use HTTPS")
             if self._page is not None and self._page.owns(scope["path"]):
                 check_origin(request.headers, self._exposure, any_site=self._page.is_opened_by(request))
@@ -158,8 +158,8 @@ class Api:
             _refuse_doubles(scope["headers"])
         check_origin(request.headers, self._exposure)
         request.principal = who = _NOBODY if scope["path"] == "/healthz" else self._principal(request)
-        if who is not _NOBODY and (proven := scope.get("penstock.proven")) is not None:
-            proven()  # the connection of a client with a token gives way after those that have shown none
+        if who is not _NOBODY:
+            request.connection.prove()
         route, request.path = _ROUTER.find(scope["method"], scope["path"])
         if not isinstance(route.scope, OpenRoute) and route.scope not in who.scopes:
             raise Forbidden(f"this needs a token with the scope {route.scope}", scope=str(route.scope))
@@ -191,7 +191,7 @@ class Api:
             if runs is not None and token is not None and (run := runs.dispatch_of(token)) is not None:
                 return Principal(f"run {run}", frozenset({Scope.RUN_SELF}))
             return self._app_state.tokens.principal(authorization)
-        if request.scope.get("penstock.local", False):
+        if request.connection.local:
             return LOCAL
         if sessions is not None and (principal := sessions.principal(request.headers)) is not None:
             return principal
@@ -243,9 +243,7 @@ class Api:
                     await request.send({"type": "http.response.body", "body": chunk, "more_body": True})
             await request.send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
-            # Not closed in good order: what waits to be sent would wait for ever.
-            if (abort := request.scope.get("penstock.abort")) is not None:
-                abort()
+            request.connection.abort()
         finally:
             await chunks.aclose()  # type: ignore[attr-defined]  # it is a generator, and must leave the trail
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
+import resource
 import socket
 import ssl
 from collections.abc import Callable, Collection, Iterator
@@ -28,15 +30,9 @@ from penstock.runner.output import Output
 from penstock.runner.payload import Functions
 from penstock.scheduler.permissions import Unsafe, private_directory, secret_key
 from penstock.scheduler.service import SchedulerService
-from penstock.server.accepting import (
-    Peers,
-    SocketListener,
-    check_exposure,
-    most_connections,
-)
 from penstock.server.app import LOOPBACK, Api, Exposure, RequestLimits
 from penstock.server.app_state import AppState, Runs
-from penstock.server.connection import ConnectionLimits, HttpConnection
+from penstock.server.connections import ConnectionLimits, HttpConnection, Peers, SocketListener
 from penstock.server.metrics import MetricsCollector
 from penstock.server.page import WebPage
 from penstock.server.tokens import FIRST_FILE, LOCAL, Sessions, TokenFile
@@ -208,10 +204,10 @@ class Server:
         unix = sock.family == socket.AF_UNIX
         return SocketListener(
             sock,
-            lambda local, proxied: HttpConnection(
-                settings, state, limits, self._loop, local=local, proxied=proxied
+            lambda budget, peer, proxied: HttpConnection(
+                settings, state, limits, self._loop, budget=budget, peer=peer, local=unix, proxied=proxied
             ),
-            most=most_connections(limits).unix if unix else most_connections(limits).tcp,
+            most=most_connections(limits, unix=unix),
             limits=limits,
             peers=self._peers,
             tls=None if unix else self._tls(),
@@ -281,3 +277,37 @@ def _clear_stale(path: Path) -> None:
                 f"another process listens on {path} already: is a daemon running?", path=str(path)
             )
     path.unlink()
+
+
+def check_exposure(
+    bind: str, *, tls: bool, trusted_proxies: Collection[str] = (), allowed_hosts: Collection[str] = ()
+) -> None:
+    """Refuse, before anything listens, an address that others can reach without encryption and a list of names."""
+    if _is_loopback(bind):
+        return
+    if not tls and not trusted_proxies:
+        raise Unsafe(
+            f"listening on {bind} would send tokens in the clear: give a certificate and its key, "
+            "or declare the proxy in front that has them",
+            bind=bind,
+        )
+    if not allowed_hosts:
+        raise Unsafe(
+            f"listening on {bind} needs a list of the host names it is reached by (allowed_hosts)", bind=bind
+        )
+
+
+def _is_loopback(bind: str) -> bool:
+    try:
+        return ipaddress.ip_address(bind.strip("[]")).is_loopback
+    except ValueError:
+        return bind == "localhost"
+
+
+def most_connections(limits: ConnectionLimits, *, unix: bool) -> int:
+    """Half of the descriptors that this process may open are kept back: for jobs, their output and the database."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if most == resource.RLIM_INFINITY:
+        return limits.local if unix else limits.connections
+    local = min(limits.local, max(4, most // 8))
+    return local if unix else min(limits.connections, max(4, most // 2 - local))

@@ -24,6 +24,7 @@ from penstock.core.jobs.explain import Viewer
 from penstock.core.jobs.job import Dispatch, Event, Job
 from penstock.core.jobs.types import AddonId, DispatchId, JobId, when
 from penstock.server.app_state import AppState
+from penstock.server.connections import HttpConnection
 from penstock.server.problems import (
     MOST_PROBLEMS,
     BadFields,
@@ -71,6 +72,11 @@ class Request(Generic[Q, B]):
 
     def __post_init__(self) -> None:
         self.headers = dict(self.scope["headers"])
+
+    @property
+    def connection(self) -> HttpConnection:
+        connection: HttpConnection = self.scope["penstock.connection"]
+        return connection
 
     @property
     def store(self) -> Store:
