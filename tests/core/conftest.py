@@ -26,18 +26,18 @@ class Scene:
 
     def enter(self, names):
         """Calls whose payload exists."""
-        return self._come(self.queue.enter, names, eager=True)
+        return self._come(names, eager=True)
 
     def reserve(self, names):
         """Callers that make their payload when they have a place."""
-        return self._come(self.queue.reserve, names, eager=False)
+        return self._come(names, eager=False)
 
-    def _come(self, how, names, *, eager):
+    def _come(self, names, *, eager):
         verdicts = []
         for name in names.split():
             self.calls[name] = Call(name)
             self.calls[name].eager = eager
-            verdicts.append(how(self[name], self.now))
+            verdicts.append(self.queue.enter(self[name], self.now))
         return verdicts[0] if len(verdicts) == 1 else verdicts
 
     def start(self, names):

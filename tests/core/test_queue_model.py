@@ -119,7 +119,7 @@ class Comparison:
     # The steps
 
     def enter(self, one, two):
-        self.come(self.queue.enter, built=True)
+        self.come(built=True)
 
     def enter_run(self, one, two):
         calls = [self.make(built=True) for _ in range(two % 5)]
@@ -130,19 +130,19 @@ class Comparison:
         self.calls += calls[:entered]
 
     def reserve(self, one, two):
-        self.come(self.queue.reserve, built=False, in_turn=one % 8 < 4)
+        self.come(built=False, in_turn=one % 8 < 4)
 
     def make(self, *, built, in_turn=False):
         call = Call()
         call.eager, call.in_turn, call.expected = built, in_turn, ExpectedCall(self.now)
         return call
 
-    def come(self, how, *, built, in_turn=False):
+    def come(self, *, built, in_turn=False):
         call = self.make(built=built, in_turn=in_turn)
         self.calls.append(call)
         verdict = self.model.come(call, self.now, built=built)
         room = self.queue.free_places()
-        assert verdict is how(call, self.now)
+        assert verdict is self.queue.enter(call, self.now)
         assert (room > 0) is (
             verdict in {EnterResult.ACCEPTED, EnterResult.RESERVED} and not self.queue.evicted
         )

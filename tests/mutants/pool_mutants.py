@@ -230,14 +230,6 @@ MUTANTS = [
         ("tests/pools/test_executor.py::test_a_map_with_much_room_raises_what_one_of_its_calls_raised",),
     ),
     Mutant(
-        "pool: what is reserved counts as room",
-        "penstock/core/calls/queue.py",
-        "DispatchQueue.free_places",
-        "startable - self.pending - self.reserved)\n",
-        "startable - self.pending)\n",
-        ("tests/core/test_queue_model.py",),
-    ),
-    Mutant(
         "pool: the reader thread spins while a caller releases the pipes",
         "penstock/pools/workers/replies.py",
         "ReplyReader._wait_once",
@@ -250,7 +242,7 @@ MUTANTS = [
     Mutant(
         "pool: a future tells those again who saw that it is done",
         "penstock/pools/future.py",
-        "Call.set_outcome",
+        "LazyFuture.set_outcome",
         "            self._state = state\n            wait_state = self._wait_state\n",
         "            self._state = state\n            wait_state = self._wait_state\n            if wait_state is not None and wait_state.condition is not None:\n                self._notify_waiters(wait_state, wait_state.condition, state)\n",
         ("tests/pools/test_executor.py::test_who_sees_that_a_future_is_done_is_not_told_again",),
@@ -258,8 +250,8 @@ MUTANTS = [
     Mutant(
         "pool: who asks for a future's lock while it is settled is forgotten",
         "penstock/pools/future.py",
-        "Call._condition",
-        "        if self.body is _SETTLING:\n",
+        "LazyFuture._condition",
+        "        if self._settling:\n",
         "        if False:\n",
         ("tests/pools/test_executor.py::test_who_asks_for_the_lock_while_it_is_settled_gets_it_after",),
     ),

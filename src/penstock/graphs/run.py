@@ -36,7 +36,7 @@ from penstock.graphs.node_attempts import NodeAttempts
 from penstock.graphs.result import RunResult
 from penstock.graphs.run_context import RunContext
 from penstock.graphs.trace import Trace, TraceRecorder
-from penstock.pools.future import LazyFuture
+from penstock.pools.future import AwaitableFuture
 from penstock.pools.timers import Timer, call_at, clock
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ _ids: Final = count(1)
 _STOP_ERRORS: Final = (CancelledError, asyncio.CancelledError, CallEnded)
 
 
-class Run(LazyFuture[RunResult]):
+class Run(AwaitableFuture[RunResult]):
     """What `submit` returns: a Future of the RunResult. It can be canceled at any time, and awaited."""
 
     # Slots, because there are more than thirty attributes with those of a Future: then the interpreter no

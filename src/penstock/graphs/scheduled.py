@@ -6,14 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures._base import RUNNING
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.errors import CallCanceled, PoolClosedError
 from penstock.core.text import is_kind
 from penstock.graphs.run_context import RunContext, current_context
-from penstock.pools.future import LazyFuture
+from penstock.pools.future import AwaitableFuture
 from penstock.pools.timers import call_at, clock
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Scheduled(LazyFuture[T], Generic[T]):
+class Scheduled(AwaitableFuture[T], Generic[T]):
     """
     A Future that can be awaited from any event loop and chained: `ex.schedule(fetch, url,
     lane="io").then(parse)`. It waits in the same queue as the runs, and takes its turn like them.
@@ -44,6 +43,7 @@ class Scheduled(LazyFuture[T], Generic[T]):
         self._lane = lane
         self._call = (fn, args, kwargs or {})
         self._context = copy_context()
+        self._begun = False
         self._worker: LaneWorker | None = None  # the worker whose thread runs it
         self._once = threading.Lock()  # taken for good by the thread that settles it
 
@@ -70,6 +70,9 @@ class Scheduled(LazyFuture[T], Generic[T]):
         elif worker is not None:
             call_at(clock() + self._executor.grace, self._replace_if_stuck, worker)
         return True
+
+    def running(self) -> bool:
+        return self._begun and not self.done()
 
     def _replace_if_stuck(self, worker: LaneWorker) -> None:
         if self._worker is worker:
@@ -116,7 +119,7 @@ class Scheduled(LazyFuture[T], Generic[T]):
     def next_call(self) -> Scheduled[T] | None:
         if self.done():
             return None
-        self._state = RUNNING
+        self._begun = True
         return self
 
     def context_in(self, worker: LaneWorker) -> RunContext | None:  # noqa: ARG002  # it belongs to no run

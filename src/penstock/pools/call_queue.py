@@ -40,6 +40,9 @@ from penstock.pools.timers import call_at, clock
 from penstock.pools.workers.base import CallTotals, WorkerGroup
 from penstock.telemetry.hooks import HookDispatcher, QueueHooks
 
+#: A call that ended, with its result or its error.
+Outcome = tuple[Call[Any], Any, BaseException | None]
+
 
 class CallQueue:
     def __init__(self, limits: QueueLimits, *, name: str, hooks: Iterable[QueueHooks] = ()) -> None:
@@ -69,8 +72,9 @@ class CallQueue:
                 self._end_unentered(call, error)
                 raise
             prepare = None
-        call.eager = prepare is None
-        if prepare is not None:
+        if prepare is None:
+            call.eager = True
+        else:
             call.in_turn = True
         if self.enter(call) is WAIT:
             self.wait_for_place(call)
@@ -92,7 +96,7 @@ class CallQueue:
                     raise self.refusal.copy()
                 if call.guarded:
                     self._check_guards(call)
-                enter_result = queue.enter(call, now) if call.eager else queue.reserve(call, now)
+                enter_result = queue.enter(call, now)
                 if enter_result is ACCEPTED:
                     if hooks.queued is not None:
                         hooks.events.append((hooks.queued, call))
@@ -240,11 +244,7 @@ class CallQueue:
 
     # Ending
 
-    def deliver(
-        self,
-        done: Iterable[tuple[Call[Any], Any, BaseException | None]],
-        wake: Iterable[Callable[[], object]],
-    ) -> None:
+    def deliver(self, done: Iterable[Outcome], wake: Iterable[Callable[[], object]]) -> None:
         """
         With the lock released: set the outcomes of calls that count, and wake the callers who got a place
         when they ended.
@@ -255,25 +255,20 @@ class CallQueue:
         for call, result, error in done:
             if call.guarded:
                 self.unguard(call)
+            call.body = None  # it may be large
             call.set_outcome(result, error)
             settled.append(call)
         if settled:
             self.hooks.record_all(self.hooks.settle, settled)
-        self.after_change()
-
-    def after_change(self) -> None:
-        """
-        With the lock released, after a call ended: deliver events, and call the idle callbacks if the queue
-        is idle.
-        """
         if self.hooks.events:
             self.hooks.deliver()
         if self.idle_callbacks:
-            self.call_idle_callbacks()
+            self._call_idle_callbacks()
 
     def _settle_with(self, call: Call[Any], error: PenstockError) -> None:
         """End a call with an error that does not come from its run."""
         self.unguard(call)
+        call.body = None
         call.set_outcome(None, error)
         if call.span is not None:
             call.span.end(call, error)
@@ -432,9 +427,9 @@ class CallQueue:
         """Call `fn` once, as soon as nothing is in flight, pending, waiting or reserved."""
         with self.lock:
             self.idle_callbacks.append(fn)
-        self.call_idle_callbacks()
+        self._call_idle_callbacks()
 
-    def call_idle_callbacks(self) -> None:
+    def _call_idle_callbacks(self) -> None:
         with self.lock:
             if not self.queue.state().idle:
                 return

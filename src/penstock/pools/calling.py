@@ -83,10 +83,10 @@ class PoolInternals:
         """
         call: Call[Any] = Call(self.call_queue, fn)
         prepare = self.group.pack_call(call, fn, args, kwargs)
-        timeout = self.timeout if timeout is None else timeout
-        if key is None and self.key_of is not None:
-            key = self.key_of(*args, **kwargs)
-        if timeout is not None or key is not None or signal is not None:
+        if self.needs_guards or timeout is not None or key is not None or signal is not None:
+            timeout = self.timeout if timeout is None else timeout
+            if key is None and self.key_of is not None:
+                key = self.key_of(*args, **kwargs)
             self.call_queue.guard(call, key=key, timeout=timeout, signal=signal)
         if self.tracing is not None:
             self.tracing.begin(call)

@@ -1,11 +1,12 @@
 """
 The Futures of pools and graphs. They are `concurrent.futures.Future`s, so `wait`, `as_completed` and
-`asyncio.wrap_future` accept them; and they cost little until a thread waits for them.
+`asyncio.wrap_future` accept them; and they cost little until a thread waits for them: the parts of a Future
+that most calls never need (the condition, the lists of waiters and callbacks) are made on first use. The
+standard library reaches into exactly these attributes.
 
 `Call` is the Future that a caller of a pool holds and the ticket that its queue moves, in one object: a call
-lives for microseconds, and making objects is most of its cost. For the same reason the parts of a Future that
-most calls never need (the condition, the lists of waiters and callbacks) are made on first use. The standard
-library reaches into exactly these attributes. `LazyFuture` is the base of graph runs and of calls on lanes.
+lives for microseconds, and making objects is most of its cost. `AwaitableFuture` is the base of graph runs
+and of calls on lanes.
 
 Why setting an outcome without the condition's lock is safe. A thread in `result()` first adds its lock to
 `sleepers` and then reads the state; `set_outcome` first writes the state and then looks for sleepers; so one
@@ -20,11 +21,11 @@ from __future__ import annotations
 import threading
 import time
 from _thread import LockType, allocate_lock
-from collections.abc import Callable, Generator, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import Future
-from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
+from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.calls.ticket import ENDING, IN_FLIGHT, Ticket
 from penstock.core.errors import CallCanceled
@@ -60,9 +61,6 @@ class _WaitState:
 
 _making_wait_state = threading.Lock()
 
-#: In the slot of a call's payload: its outcome is being written without any lock.
-_SETTLING: Final = object()
-
 
 def until_settled(settling: Callable[[], bool]) -> None:
     """Wait while another thread sets an outcome: a moment, or at most a second if that thread is stuck."""
@@ -72,68 +70,22 @@ def until_settled(settling: Callable[[], bool]) -> None:
         time.sleep(0 if turn < 10 else 0.001)
 
 
-class Call(Ticket, Future[R], Generic[R]):
-    """
-    What `submit` returns: a Future that can also be canceled while it runs, and that can say how long it
-    waited.
-    """
+class LazyFuture(Future[R], Generic[R]):
+    """A Future whose condition and lists are made on first use."""
 
-    # Fields that every call writes or reads are slots. Rare ones are class attributes, so that the common
-    # call needs no `__dict__`; reading one that a call does not have is three times slower than a slot.
-    __slots__ = (
-        "_exception", "_result", "_state", "_wait_state", "asleep", "awaited", "body", "call_queue",
-        "extra", "fn", "function", "guarded", "notifier", "ran_for", "worker",
-    )  # fmt: skip
+    # Defaults; a subclass may have slots of these names.
+    _state: str = PENDING
+    _result: R | None = None
+    _exception: BaseException | None = None
+    _wait_state: _WaitState | None = None
+    _settling = False  # its outcome is being written, or was written, without any lock
+    notifier: LoopNotifier | None = None  # of the event loop that awaits it
 
-    span: CallSpan | None = None  # of its caller, while it is traced
-    key: Hashable = None
-    timeout: float | None = None
-    deadline: float | None = None
-    timer: Timer | None = None
-    signal: CancelSignal | None = None
-
-    def __init__(self, call_queue: CallQueue, fn: Callable[..., R]) -> None:
-        # Future.__init__ is not called on purpose: it makes what `_WaitState` makes on demand.
-        Ticket.__init__(self)
-        self._state: str = PENDING
-        self._result: R | None = None
-        self._exception: BaseException | None = None
-        self._wait_state: _WaitState | None = None
-        self.call_queue = call_queue
-        self.fn = fn
-        self.function: Any = None  # how the worker group names `fn` to its workers
-        self.body: Any = None  # the arguments, in the form in which they travel
-        self.extra: Any = None  # what travels beside them, for the few calls that need it
-        self.guarded = False  # has a key, a timeout or a signal
-        self.asleep: Any = None  # the lock on which its caller's thread sleeps while it waits for a place
-        self.notifier: LoopNotifier | None = None  # of the event loop that awaits it
-        self.awaited: asyncio.Future[None] | None = None  # what its coroutine awaits there
-        self.worker: Any = None  # the worker that has it
-        self.ran_for = 0.0
-
-    @property
-    def pid(self) -> int | None:
-        """
-        Of the worker process that has it. None: no worker has it, or it runs in a thread or on another
-        machine.
-        """
-        return getattr(self.worker, "pid", None)
-
-    # For the holder of the Future
-
-    def cancel(self, reason: str | None = None) -> bool:
-        """
-        End the call wherever it is. Unlike the standard Future this also works while it runs: the caller is
-        released now, the function can see it (`current_call().canceled`), and its worker is ended after a
-        grace period.
-        """
-        return self.call_queue.cancel(self, reason) or self.cancelled()
+    def __init__(self) -> None:
+        """Future's own is not called on purpose: it makes what `_WaitState` makes on demand."""
 
     def done(self) -> bool:
         return self._state is not PENDING
-
-    def running(self) -> bool:
-        return self.stage is IN_FLIGHT or self.stage is ENDING
 
     def result(self, timeout: float | None = None) -> R:
         if self._state is PENDING:
@@ -142,7 +94,7 @@ class Call(Ticket, Future[R], Generic[R]):
             try:
                 raise self._exception
             finally:
-                self = None  # type: ignore[assignment]  # noqa: PLW0642  # or the traceback keeps the call alive
+                self = None  # type: ignore[assignment]  # noqa: PLW0642  # or the traceback keeps the future alive
         return self._result  # type: ignore[return-value]  # R or None, and None only if R is
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -153,10 +105,7 @@ class Call(Ticket, Future[R], Generic[R]):
         return self._exception
 
     def _wait(self, timeout: float | None) -> None:
-        if self.call_queue.group.read_while_waiting(self, timeout):
-            if self._state is PENDING:
-                raise TimeoutError
-            return
+        """Sleep until it is done. TimeoutError if it is not by then."""
         sleeper = allocate_lock()
         sleeper.acquire()
         (self._wait_state or self._make_wait_state()).sleepers.append(sleeper)
@@ -165,31 +114,18 @@ class Call(Ticket, Future[R], Generic[R]):
             if self._state is PENDING:
                 raise TimeoutError
 
-    # For its pool
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error that it ended with; None if it has not ended, or ended well."""
-        return self._exception
-
-    def succeeded(self) -> bool:
-        return self._state is FINISHED and self._exception is None
-
-    def make_context(self) -> CallContext:
-        return CallContext(self.dispatch, self.key, self.attempt, self.deadline, lambda: self.stage is ENDING)
-
     def set_outcome(self, result: R | None, error: BaseException | None) -> None:
-        """End the call and wake the threads that wait for it. Called once."""
+        """End it and wake the threads that wait for it. The caller makes sure that this happens once."""
         self._result = result
         state = FINISHED
         if error is not None:
             self._exception = error
             if is_kind(error, CallCanceled):
                 state = CANCELLED_AND_NOTIFIED
-        self.body = _SETTLING  # this also frees the payload, which may be large
+        self._settling = True
         wait_state = self._wait_state
         if wait_state is not None and wait_state.condition is not None:
-            self.body = None
+            self._settling = False
             self._notify_waiters(wait_state, wait_state.condition, state)
         else:
             self._state = state
@@ -198,13 +134,19 @@ class Call(Ticket, Future[R], Generic[R]):
             for sleeper in wait_state.sleepers:
                 sleeper.release()
         if self.notifier is not None:
-            self.notifier.notify(self)
+            self.notifier.notify(self)  # type: ignore[arg-type]  # only calls of pools have one
 
     def _notify_waiters(self, wait_state: _WaitState, condition: threading.Condition, state: str) -> None:
+        """As `Future.set_result` does; the waiters are those of `concurrent.futures.wait` and `as_completed`."""
         with condition:
             self._state = state
-            _notify_future_waiters(self, wait_state.waiters, self._exception, state)
-            condition.notify_all()
+            for waiter in wait_state.waiters:
+                if state is CANCELLED_AND_NOTIFIED:
+                    waiter.add_cancelled(self)
+                elif self._exception is not None:
+                    waiter.add_exception(self)
+                else:
+                    waiter.add_result(self)
         if wait_state.callbacks:
             self._invoke_callbacks()  # type: ignore[attr-defined]  # of Future: logs what a callback raises
 
@@ -223,8 +165,8 @@ class Call(Ticket, Future[R], Generic[R]):
             with _making_wait_state:
                 if wait_state.condition is None:
                     wait_state.condition = threading.Condition()
-        if self.body is _SETTLING:
-            until_settled(lambda: self.body is _SETTLING and self._state is PENDING)
+        if self._settling:
+            until_settled(lambda: self._settling and self._state is PENDING)
         return wait_state.condition
 
     @property
@@ -236,55 +178,87 @@ class Call(Ticket, Future[R], Generic[R]):
         return (self._wait_state or self._make_wait_state()).callbacks
 
 
-def _notify_future_waiters(
-    future: Future[Any], waiters: Iterable[Any], error: BaseException | None, state: str
-) -> None:
-    """As `Future.set_result` does; `waiters` are those of `concurrent.futures.wait` and `as_completed`."""
-    for waiter in waiters:
-        if state is CANCELLED_AND_NOTIFIED:
-            waiter.add_cancelled(future)
-        elif error is not None:
-            waiter.add_exception(future)
-        else:
-            waiter.add_result(future)
-
-
-class _Lazy:
-    """An attribute that the first read makes; afterwards the instance's own dict has it."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, future: object, owner: type) -> Any:
-        return future.__dict__.setdefault(self._name, self._make())
-
-
-class LazyFuture(Future[R], Generic[R]):
+class Call(Ticket, LazyFuture[R], Generic[R]):
     """
-    A Future that can be awaited from any event loop, and whose condition and lists are made on first use.
+    What `submit` returns: a Future that can also be canceled while it runs, and that can say how long it
+    waited.
     """
 
-    _state: str = PENDING
-    _result: R | None = None
-    _exception: BaseException | None = None
-    _settling = False
-    _waiters = _Lazy(list)
-    _done_callbacks = _Lazy(list)
+    # Fields that every call writes or reads are slots. Rare ones are class attributes, so that the common
+    # call needs no `__dict__`; reading one that a call does not have is three times slower than a slot.
+    __slots__ = (
+        "_exception", "_result", "_settling", "_state", "_wait_state", "asleep", "awaited", "body",
+        "call_queue", "extra", "fn", "function", "guarded", "notifier", "ran_for", "worker",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
-        """Future's own is not called on purpose: it makes what the lazy attributes make on demand."""
+    span: CallSpan | None = None  # of its caller, while it is traced
+    key: Hashable = None
+    timeout: float | None = None
+    deadline: float | None = None
+    timer: Timer | None = None
+    signal: CancelSignal | None = None
+
+    def __init__(self, call_queue: CallQueue, fn: Callable[..., R]) -> None:
+        Ticket.__init__(self)
+        self._state = PENDING
+        self._result = None
+        self._exception = None
+        self._wait_state = None
+        self._settling = False
+        self.call_queue = call_queue
+        self.fn = fn
+        self.function: Any = None  # how the worker group names `fn` to its workers
+        self.body: Any = None  # the arguments, in the form in which they travel
+        self.extra: Any = None  # what travels beside them, for the few calls that need it
+        self.guarded = False  # has a key, a timeout or a signal
+        self.asleep: Any = None  # the lock on which its caller's thread sleeps while it waits for a place
+        self.notifier = None
+        self.awaited: asyncio.Future[None] | None = None  # what its coroutine awaits there
+        self.worker: Any = None  # the worker that has it
+        self.ran_for = 0.0
 
     @property
-    def _condition(self) -> threading.Condition:  # type: ignore[override]  # Future's own code only reads it
-        condition: threading.Condition | None = self.__dict__.get("condition")
-        if condition is None:
-            condition = self.__dict__.setdefault("condition", threading.Condition())
-        if self._settling:
-            until_settled(lambda: self._settling and self._state in (PENDING, RUNNING))
-        return condition
+    def pid(self) -> int | None:
+        """
+        Of the worker process that has it. None: no worker has it, or it runs in a thread or on another
+        machine.
+        """
+        return getattr(self.worker, "pid", None)
+
+    def cancel(self, reason: str | None = None) -> bool:
+        """
+        End the call wherever it is. Unlike the standard Future this also works while it runs: the caller is
+        released now, the function can see it (`current_call().canceled`), and its worker is ended after a
+        grace period.
+        """
+        return self.call_queue.cancel(self, reason) or self.cancelled()
+
+    def running(self) -> bool:
+        return self.stage is IN_FLIGHT or self.stage is ENDING
+
+    def _wait(self, timeout: float | None) -> None:
+        """The waiting thread reads the workers' replies, if it may."""
+        if not self.call_queue.group.read_while_waiting(self, timeout):
+            super()._wait(timeout)
+        elif self._state is PENDING:
+            raise TimeoutError
+
+    # For its pool
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that it ended with; None if it has not ended, or ended well."""
+        return self._exception
+
+    def succeeded(self) -> bool:
+        return self._state is FINISHED and self._exception is None
+
+    def make_context(self) -> CallContext:
+        return CallContext(self.dispatch, self.key, self.attempt, self.deadline, lambda: self.stage is ENDING)
+
+
+class AwaitableFuture(LazyFuture[R], Generic[R]):
+    """A Future that can be awaited from any event loop."""
 
     def __await__(self) -> Generator[Any, None, R]:
         """
@@ -311,33 +285,3 @@ class LazyFuture(Future[R], Generic[R]):
             self.cancel()
             raise
         return self.result()
-
-    def result(self, timeout: float | None = None) -> R:
-        if self._state in (PENDING, RUNNING):
-            with self._condition:
-                if not self._condition.wait_for(self.done, timeout):
-                    raise TimeoutError
-        if self._exception is not None:
-            try:
-                raise self._exception
-            finally:
-                self = None  # type: ignore[assignment]  # noqa: PLW0642  # or the traceback keeps it alive
-        return self._result  # type: ignore[return-value]  # R or None, and None only if R is
-
-    def set_outcome(self, result: R | None, error: BaseException | None) -> None:
-        """End it and wake the threads that wait for it. The caller makes sure that this happens once."""
-        self._result = result
-        self._exception = error
-        state = CANCELLED_AND_NOTIFIED if is_kind(error, CallCanceled) else FINISHED
-        self._settling = True
-        condition: threading.Condition | None = self.__dict__.get("condition")
-        if condition is None:
-            self._state = state
-            return
-        self._settling = False
-        with condition:
-            self._state = state
-            _notify_future_waiters(self, self._waiters, error, state)
-            condition.notify_all()
-        if "_done_callbacks" in self.__dict__:
-            self._invoke_callbacks()  # type: ignore[attr-defined]  # of Future: logs what a callback raises

@@ -54,12 +54,11 @@ from penstock.core.calls.ticket import (
 )
 
 TicketT = TypeVar("TicketT", bound=Ticket)
-_make_tuple = tuple.__new__
 
 
 class DispatchQueue(Generic[TicketT]):
     """
-    Calls enter by `enter` or by `reserve` and `fill`, leave by `take`, and end by `settle`, `cancel`, `lose`
+    Calls enter by `enter` (and `fill`, if they had no payload), leave by `take`, and end by `settle`, `cancel`, `lose`
     or `dispose`.
 
     Effects of one call on *other* tickets are left in two lists, which the shell collects before it releases
@@ -68,15 +67,13 @@ class DispatchQueue(Generic[TicketT]):
     """
 
     __slots__ = (
-        "_blocks", "_building", "_cursor", "_evicts", "_front", "_max_in_flight", "_pending", "_policy", "_serial", "_waiters", "disposed", "evicted", "granted", "in_flight", "limit",
-        "limits", "max_queue_depth", "paused", "pending", "reserved", "slots", "waiting",
+        "_blocks", "_building", "_cursor", "_evicts", "_front", "_pending", "_serial", "_waiters", "disposed",
+        "evicted", "granted", "in_flight", "limit", "limits", "max_queue_depth", "paused", "pending", "reserved", "slots", "waiting",
     )  # fmt: skip
 
     def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
-        self._policy = limits.policy
         self._blocks = limits.policy is Policy.BLOCK
-        self._max_in_flight = limits.max_in_flight
         # With a depth of 0 a pending call came back from a crash, and the new one could not start in its
         # place.
         self._evicts = limits.policy is Policy.DROP_OLDEST and limits.max_queue_depth > 0
@@ -101,44 +98,27 @@ class DispatchQueue(Generic[TicketT]):
     # Entering
 
     def enter(self, ticket: TicketT, now: float) -> EnterResult:
-        """Accept a call whose payload exists, make it wait, or refuse it."""
+        """
+        Accept a call whose payload exists (`eager`), or reserve a place for one whose payload does not: then
+        `fill` or `cancel` must follow. Or make it wait, or refuse it.
+        """
         ticket.called_at = now
         if self.disposed:
             return CLOSED
-        if not self.waiting and self._building is None:
-            # `_has_place` and `_accept`, written out: every call takes this path.
-            free = self.limit - self.in_flight
-            if self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0):
-                ticket.stage = PENDING
-                ticket.entered_at = now
-                self._serial += 1
-                ticket.serial = self._serial
-                self.pending += 1
-                self._pending.append(ticket)
-                return ACCEPTED
-        if self._blocks:
-            return self._wait(ticket)
-        if self._evicts and self.pending:
+        if self.waiting or self._building is not None or self._places() <= 0:
+            if self._blocks:
+                ticket.stage = WAITING
+                self.waiting += 1
+                self._waiters.append(ticket)
+                return WAIT
+            if not (self._evicts and self.pending):
+                return REFUSED
             self._evict_oldest()
+        if ticket.eager:
             self._accept(ticket, now)
             return ACCEPTED
-        return REFUSED
-
-    def reserve(self, ticket: TicketT, now: float) -> EnterResult:
-        """The same for a caller that has not made its payload yet; `fill` or `cancel` must follow."""
-        ticket.called_at = now
-        if self.disposed:
-            return CLOSED
-        if not self.waiting and self._building is None and self._has_place():
-            self._keep_place(ticket)
-            return EnterResult.RESERVED
-        if self._blocks:
-            return self._wait(ticket)
-        if self._evicts and self.pending:
-            self._evict_oldest()
-            self._keep_place(ticket)
-            return EnterResult.RESERVED
-        return REFUSED
+        self._reserve(ticket)
+        return EnterResult.RESERVED
 
     def fill(self, ticket: TicketT, now: float) -> bool:
         """Put the payload in its place. False if the place is gone: canceled, or the queue was disposed."""
@@ -175,12 +155,12 @@ class DispatchQueue(Generic[TicketT]):
         """How many calls would be accepted now, one after the other."""
         if self.waiting or self.disposed or self._building is not None:
             return 0
-        startable = max(0, self.limit - self.in_flight)
-        return max(0, self.max_queue_depth + startable - self.pending - self.reserved)
+        return max(0, self._places())
 
-    def _has_place(self) -> bool:
+    def _places(self) -> float:
+        """How many more calls may be accepted or reserved. Negative after calls came back from a crash."""
         free = self.limit - self.in_flight
-        return self.pending + self.reserved < self.max_queue_depth + (free if free > 0 else 0)
+        return self.max_queue_depth + (free if free > 0 else 0) - self.pending - self.reserved
 
     def _accept(self, ticket: TicketT, now: float) -> None:
         ticket.stage = PENDING
@@ -191,15 +171,9 @@ class DispatchQueue(Generic[TicketT]):
         self.pending += 1
         self._pending.append(ticket)
 
-    def _keep_place(self, ticket: TicketT) -> None:
+    def _reserve(self, ticket: TicketT) -> None:
         ticket.stage = RESERVED
         self.reserved += 1
-
-    def _wait(self, ticket: TicketT) -> EnterResult:
-        ticket.stage = WAITING
-        self.waiting += 1
-        self._waiters.append(ticket)
-        return WAIT
 
     def _evict_oldest(self) -> None:
         oldest = self._pop_pending()
@@ -212,8 +186,7 @@ class DispatchQueue(Generic[TicketT]):
         Give room to waiters, first come first served; each takes one place, now or when its payload is made.
         """
         waiters = self._waiters
-        free = self.limit - self.in_flight
-        places = self.max_queue_depth + (free if free > 0 else 0) - self.pending - self.reserved
+        places = self._places()
         while places > 0 and waiters and self._building is None:
             ticket = waiters.popleft()
             if ticket.stage is not WAITING:
@@ -223,7 +196,7 @@ class DispatchQueue(Generic[TicketT]):
             if ticket.eager:
                 self._accept(ticket, now)
             else:
-                self._keep_place(ticket)
+                self._reserve(ticket)
                 if ticket.in_turn:
                     self._building = ticket
             self.granted.append(ticket)
@@ -410,18 +383,14 @@ class DispatchQueue(Generic[TicketT]):
         return len(self._pending), len(self._front), len(self._waiters)
 
     def state(self) -> QueueState:
-        # Not by NamedTuple's own constructor, which takes as long again as the rest.
-        return _make_tuple(
-            QueueState,
-            (
-                self.in_flight,
-                self.pending,
-                self.waiting,
-                self.reserved,
-                self._max_in_flight,
-                self.max_queue_depth,
-                self._policy,
-                self.paused,
-                self.disposed,
-            ),
+        return QueueState(
+            self.in_flight,
+            self.pending,
+            self.waiting,
+            self.reserved,
+            self.limits.max_in_flight,
+            self.max_queue_depth,
+            self.limits.policy,
+            self.paused,
+            self.disposed,
         )

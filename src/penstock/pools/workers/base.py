@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -102,28 +103,23 @@ class SelfReporting:
     def read_on_loop(self, notifier: object) -> None: ...
 
 
+@dataclass(slots=True)
 class CallTotals:
     """Plain counters, changed under the call queue's lock and read from anywhere."""
 
-    __slots__ = ("canceled", "crashed", "dispatched", "failed", "rejected", "requeued", "spawned", "succeeded", "terminated", "timed_out")  # fmt: skip
-
-    def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, 0)
-
-    dispatched: int
-    succeeded: int
-    failed: int
-    canceled: int
-    timed_out: int
-    rejected: int
-    requeued: int
-    spawned: int
-    crashed: int
-    terminated: int
+    dispatched: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    canceled: int = 0
+    timed_out: int = 0
+    rejected: int = 0
+    requeued: int = 0
+    spawned: int = 0
+    crashed: int = 0
+    terminated: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 class Condition(Enum):

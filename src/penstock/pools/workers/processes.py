@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.pools.call_queue import CallQueue
+from penstock.pools.call_queue import CallQueue, Outcome
 from penstock.pools.child import protocol, shared_memory
-from penstock.pools.child.protocol import ERROR, PLAIN, SHARED, cannot_be_rebuilt, unpack_error
+from penstock.pools.child.protocol import ERROR, PICKLED, PLAIN, SHARED, cannot_be_rebuilt, unpack_error
 from penstock.pools.future import Call
 from penstock.pools.timers import Timer, call_at, clock
 from penstock.pools.workers.base import COLD, LIVE
@@ -39,9 +40,8 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
         self._setup = options.pack_setup()
         self.packer = Packer()
         self.reader = ReplyReader(self, call_queue.name)
-        self._enough = (
-            self._calls_per_worker * 3 // 4
-        )  # a pipe with more calls than this can wait for its next batch
+        # A pipe with more calls than this can wait for its next batch.
+        self._enough = self._calls_per_worker * 3 // 4
         self._trim_timer: Timer | None = None
         self.pack_call = self.packer.pack_call
         self.read_while_waiting = self.reader.read_while_waiting
@@ -203,7 +203,7 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
 
     def settle(self, worker: WorkerProcess, messages: list[tuple[Any, ...]]) -> None:
         call_queue = self._call_queue
-        queue, totals, hooks = call_queue.queue, call_queue.totals, call_queue.hooks
+        queue, totals = call_queue.queue, call_queue.totals
         outcomes: list[tuple[Call[Any], int, Any]] = []
         settled = failed = 0
         with call_queue.lock:
@@ -238,31 +238,10 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
                 self.dispatch_pending(now)
             if worker.unsent and len(calls) - worker.unsent <= self._enough:
                 self._write(worker)
-            wake = call_queue.collect_granted() if queue.granted else ()
-            if hooks.state is not None:
-                hooks.events.append((hooks.state, queue.state()))
-        for wake_up in wake:
-            wake_up()
-        self._deliver(worker, outcomes)
-
-    def _deliver(self, worker: WorkerProcess, outcomes: list[tuple[Call[Any], int, Any]]) -> None:
-        """With the lock released: the next calls are on their way, so now there is time for these callers."""
-        call_queue, hooks = self._call_queue, self._call_queue.hooks
-        settled = []
-        for call, kind, value in outcomes:
-            error = None
-            if kind != PLAIN:
-                value, error = self._unpack(worker, kind, value)  # noqa: PLW2901  # its packed form is no longer needed
-            if call.guarded:
-                call_queue.unguard(call)
-            call.set_outcome(value, error)
-            settled.append(call)
-        if settled:
-            hooks.record_all(hooks.settle, settled)
-        if hooks.events:
-            hooks.deliver()
-        if call_queue.idle_callbacks:
-            call_queue.call_idle_callbacks()
+            wake = call_queue.collect_granted()
+            call_queue.record_state()
+        # The next calls are on their way, so now there is time for these callers.
+        call_queue.deliver(self._unpacked(worker, outcomes), wake)
 
     def _handle_control(self, worker: WorkerProcess, message: tuple[Any, ...]) -> None:
         match message:
@@ -272,15 +251,20 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
                 worker.failure = (reason, trace)
 
     @staticmethod
-    def _unpack(worker: WorkerProcess, kind: int, value: Any) -> tuple[Any, BaseException | None]:
-        try:
-            if kind == protocol.PICKLED:
-                return pickle.loads(value), None
-            if kind == protocol.SHARED:
-                return shared_memory.load(value[0], value[1], worker.mapper), None
-            return None, unpack_error(value)
-        except Exception as error:  # noqa: BLE001  # unpickling runs the result's own code
-            return None, cannot_be_rebuilt(error)
+    def _unpacked(worker: WorkerProcess, outcomes: list[tuple[Call[Any], int, Any]]) -> Iterator[Outcome]:
+        for call, kind, value in outcomes:
+            try:
+                if kind == PLAIN:
+                    outcome: Outcome = call, value, None
+                elif kind == PICKLED:
+                    outcome = call, pickle.loads(value), None
+                elif kind == SHARED:
+                    outcome = call, shared_memory.load(value[0], value[1], worker.mapper), None
+                else:
+                    outcome = call, None, unpack_error(value)
+            except Exception as error:  # noqa: BLE001  # unpickling runs the result's own code
+                outcome = call, None, cannot_be_rebuilt(error)
+            yield outcome
 
     # Starting and ending workers (with the call queue's lock held)
 

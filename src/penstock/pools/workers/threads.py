@@ -276,7 +276,7 @@ class ThreadWorkers(SelfReporting):
             while (call := self._take()) is not None:  # no thread will take these, and they occupy slots
                 del self._calls[call.dispatch]
                 call_queue.queue.settle(call, call.dispatch, now)
-        call_queue.after_change()
+        call_queue.deliver((), ())
 
     def _next(self, worker: ThreadWorker) -> Call[Any] | None:
         """Sleep until there is a call to run; None if there never will be."""
@@ -372,40 +372,28 @@ class ThreadWorkers(SelfReporting):
         Settle all calls that have ended and dispatch those that they make room for. Returns the call that
         this worker should run next; it is taken last, because callbacks may run for long.
         """
-        call_queue, ended_calls = self._call_queue, self._ended
-        queue, hooks, totals = call_queue.queue, call_queue.hooks, call_queue.totals
-        counted: list[_Ended] = []
+        call_queue = self._call_queue
+        queue, totals = call_queue.queue, call_queue.totals
+        outcomes: list[tuple[Call[Any], Any, BaseException | None]] = []
         failed = 0
         with call_queue.lock:
             now = clock()
-            while ended_calls:
-                outcome = ended_calls.popleft()
-                call, dispatch, _, error, ran_for = outcome
+            while self._ended:
+                call, dispatch, result, error, ran_for = self._ended.popleft()
                 del self._calls[dispatch]
                 self._short_calls = self._short_calls + 1 if ran_for <= _SHORT else 0
                 if queue.settle(call, dispatch, now):
-                    counted.append(outcome)
-                    if error is not None:
-                        failed += 1
+                    call.ran_for = ran_for
+                    outcomes.append((call, result, error))
+                    failed += error is not None
             totals.failed += failed
-            totals.succeeded += len(counted) - failed
+            totals.succeeded += len(outcomes) - failed
             if queue.pending:
                 self._take_pending(now)
             continues = worker is not None and self._continues(worker, now)
-            wake = call_queue.collect_granted() if queue.granted else ()
-            if hooks.state is not None:
-                hooks.events.append((hooks.state, queue.state()))
-        for wake_up in wake:
-            wake_up()
-        for call, _, result, error, ran_for in counted:
-            call.ran_for = ran_for
-            if call.guarded:
-                call_queue.unguard(call)
-            call.set_outcome(result, error)
-        if counted:
-            hooks.record_all(hooks.settle, [outcome[0] for outcome in counted])
-        if hooks.events or call_queue.idle_callbacks:
-            call_queue.after_change()
+            wake = call_queue.collect_granted()
+            call_queue.record_state()
+        call_queue.deliver(outcomes, wake)
         return self._take() if continues else None
 
     def _continues(self, worker: ThreadWorker, now: float) -> bool:
