@@ -95,7 +95,7 @@ MUTANTS = [
     ),
     Mutant(
         "graph: types are not checked",
-        "penstock/core/calls/graph_types.py",
+        "penstock/core/calls/graph_checks.py",
         "clash",
         "    if not _related(made, expected):\n        return True\n",
         "",
@@ -103,7 +103,7 @@ MUTANTS = [
     ),
     Mutant(
         "graph: a narrower type is a mistake",
-        "penstock/core/calls/graph_types.py",
+        "penstock/core/calls/graph_checks.py",
         "_related",
         "issubclass(made, expected) or issubclass(expected, made)",
         "issubclass(made, expected)",
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "graph: keyword-only inputs go by position",
-        "penstock/core/calls/graph_layout.py",
+        "penstock/core/calls/graph_compile.py",
         "_Slots.binding",
         "                keywords.append((name, self.feed(source)))",
         "                positional.append(self.feed(source))",

@@ -275,8 +275,8 @@ MUTANTS = [
         "pool: Ctrl-C waits for the running call",
         "penstock/pools/pool.py",
         "WorkerPool.__exit__",
-        "        interrupted = isinstance(error, KeyboardInterrupt)\n",
-        "        interrupted = False\n",
+        "        if isinstance(error, KeyboardInterrupt):\n",
+        "        if False:\n",
         ("tests/pools/test_pool_ending.py::test_ctrl_c_does_not_wait_for_the_running_call",),
     ),
     Mutant(

@@ -8,7 +8,7 @@ MUTANTS = [
     Mutant(
         "queue: limits are not checked",
         "penstock/core/calls/ticket.py",
-        "_check_count",
+        "check_count",
         "if not isinstance(value, int) or isinstance(value, bool) or value < least:",
         "if False:",
         (

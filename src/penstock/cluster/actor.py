@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from penstock.cluster.engine import Cluster
 from penstock.pools.child import protocol
-from penstock.pools.child.main import CallTarget, SetupFailed, is_plain_result, make_context, unsendable
+from penstock.pools.child.main import CallTarget, SetupFailed, make_context, unsendable
 from penstock.pools.child.protocol import pack_error
 from penstock.pools.context import CallContext, process_contexts
 from penstock.pools.timers import clock
@@ -131,7 +131,7 @@ class Actor:
 
 
 def _pack(value: Any) -> tuple[int, Any]:
-    if is_plain_result(value):
+    if protocol.is_plain(value):
         return protocol.PLAIN, value
     try:
         data, buffers = protocol.pack_result(value)

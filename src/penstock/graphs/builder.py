@@ -20,15 +20,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
-from typing import Any, TypeVar, overload
+from typing import Any, Required, TypedDict, TypeVar, Unpack, overload
 
+from penstock.core.calls.graph_checks import did_you_mean
 from penstock.core.calls.graph_compile import compile_plan
 from penstock.core.calls.graph_plan import NodeSpec, Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = [field.name for field in fields(NodeSpec) if field.name != "fn"]
+
+
+class NodeOptions(TypedDict, total=False):
+    """The options of `Graph.node`."""
+
+    name: str | None
+    inputs: Mapping[str, Any] | None
+    lane: str | None
+    retries: int
+    retry_delay: float
+    retry_on: tuple[type[BaseException], ...] | type[BaseException]
+    timeout: float | None
+    on_error: str
+
+
+class MapOptions(NodeOptions, total=False):
+    """The options of `Graph.map`."""
+
+    over: Required[Any]
+    each: str | None
+    limit: int | None
 
 
 class Graph:
@@ -47,48 +68,23 @@ class Graph:
     @overload
     def node(self, fn: F, /) -> F: ...
     @overload
-    def node(
-        self,
-        /,
-        *,
-        name: str | None = None,
-        inputs: Mapping[str, Any] | None = None,
-        lane: str | None = None,
-        retries: int = 0,
-        retry_delay: float = 0.0,
-        retry_on: tuple[type[BaseException], ...] | type[BaseException] = Exception,
-        timeout: float | None = None,
-        on_error: str = "fail",
-    ) -> Callable[[F], F]: ...
+    def node(self, /, **options: Unpack[NodeOptions]) -> Callable[[F], F]: ...
     def node(self, fn: Any = None, /, **options: Any) -> Any:
         """
         Add a function as a node.
 
-        `lane`: "compute" (default), "io" (default for `async def`), "process" or "cluster". `timeout` is for
-        one attempt. `on_error`: "fail" ends the run, "skip_dependents" skips only the nodes that need this
-        one. `retry_delay` doubles with each retry; only errors in `retry_on` are retried.
+        `name` (default: the function's own) and `inputs` (what feeds each parameter). `lane`: "compute"
+        (default), "io" (default for `async def`), "process" or "cluster". `timeout` is for one attempt, in
+        seconds. `on_error`: "fail" (default) ends the run, "skip_dependents" skips only the nodes that need
+        this one. `retries` (default 0), `retry_delay` (default 0 s) doubles with each; only errors in
+        `retry_on` (default: every Exception) are retried.
         """
         return self._decorated(fn, options)
 
     @overload
     def map(self, fn: F, /, *, over: Any) -> F: ...
     @overload
-    def map(
-        self,
-        /,
-        *,
-        over: Any,
-        each: str | None = None,
-        limit: int | None = None,
-        name: str | None = None,
-        inputs: Mapping[str, Any] | None = None,
-        lane: str | None = None,
-        retries: int = 0,
-        retry_delay: float = 0.0,
-        retry_on: tuple[type[BaseException], ...] | type[BaseException] = Exception,
-        timeout: float | None = None,
-        on_error: str = "fail",
-    ) -> Callable[[F], F]: ...
+    def map(self, /, **options: Unpack[MapOptions]) -> Callable[[F], F]: ...
     def map(self, fn: Any = None, /, **options: Any) -> Any:
         """
         Add a function that is called once for each item of a list which another node makes; the node's value
@@ -126,8 +122,7 @@ class Graph:
     def _append(self, fn: Any, options: Mapping[str, Any]) -> NodeSpec:
         unknown = next((option for option in options if option not in _OPTIONS), None)
         if unknown is not None:
-            close = get_close_matches(unknown, _OPTIONS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(_OPTIONS)}"
+            hint = did_you_mean(unknown, _OPTIONS) or f"there are {', '.join(_OPTIONS)}"
             raise TypeError(f"node {NodeSpec(fn=fn).title!r}: there is no option {unknown!r}; {hint}")
         given = {key: value for key, value in options.items() if key != "inputs" or value is not None}
         spec = NodeSpec(fn=fn, **given)

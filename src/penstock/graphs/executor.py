@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from penstock.core.calls.graph_plan import Lane as LaneName
 from penstock.core.calls.graph_plan import Plan, Queue
+from penstock.core.calls.ticket import check_count
 from penstock.core.errors import BadCall, PoolClosedError
-from penstock.graphs.lanes import LoopLane, PoolLane, ThreadLane, cluster_lane, process_lane
+from penstock.graphs.lanes import AnyLane, LoopLane, ThreadLane, cluster_lane, process_lane
 from penstock.graphs.result import GraphTotals, LaneCounts, RunResult
 from penstock.graphs.run import Run
 from penstock.graphs.run_context import thread_state
 from penstock.graphs.scheduled import Scheduled
 from penstock.graphs.trace import LaneBars, RunRecorder, TraceRecorder
-from penstock.pools.options import seconds, whole
+from penstock.pools.options import seconds
 from penstock.pools.timers import clock
 from penstock.telemetry import registry
 from penstock.telemetry.registry import TaskSnapshot
@@ -83,11 +84,11 @@ class GraphExecutor:
         name: str | None = None,
     ) -> None:
         compute = (os.cpu_count() or 1) if compute is None else compute
-        whole("compute", compute, least=1)
-        whole("io", io, least=1)
-        whole("tasks", tasks, least=1)
+        check_count("compute", compute, least=1)
+        check_count("io", io, least=1)
+        check_count("tasks", tasks, least=1)
         if processes is not None:
-            whole("processes", processes, least=1)
+            check_count("processes", processes, least=1)
         if pool is not None and not isinstance(pool, Executor):
             raise TypeError(
                 f"pool is {pool!r}; it must be a WorkerPool or another concurrent.futures.Executor"
@@ -171,9 +172,8 @@ class GraphExecutor:
         executor's share.
         """
         env = {} if env is None else env
-        deadline = None
-        if timeout is not None:
-            deadline = clock() + _checked_timeout(timeout)
+        seconds("timeout", timeout, or_none=True)
+        deadline = None if timeout is None else clock() + timeout
         if plan.env:
             _check_env(plan, env)
         if Queue.CLUSTER in plan.lanes:
@@ -230,7 +230,7 @@ class GraphExecutor:
         """
         Like a pool's. Pending nodes are those that are ready; nodes that still lack an input are not counted.
         """
-        runs, workers = list(self.live_runs), [*self._compute.worker_numbers(), *self._io.worker_numbers()]
+        runs, workers = list(self.live_runs), [*self._compute.workers, *self._io.workers]
         inside = {number for run in runs for number in list(run.node_by_worker)}
         now = self.counts()
         return TaskSnapshot(
@@ -285,7 +285,8 @@ class GraphExecutor:
         threads that it had to leave behind because their node did not return: they are daemons, and hold up
         nothing.
         """
-        until = clock() + (_FOREVER if timeout is None else _checked_timeout(timeout))
+        seconds("timeout", timeout, or_none=True)
+        until = clock() + (_FOREVER if timeout is None else timeout)
         self.closed = True
         runs, calls = list(self.live_runs), list(self.live_calls)
         endings: list[Run | Scheduled[Any]] = [*runs, *calls]
@@ -372,11 +373,6 @@ class GraphExecutor:
         return int(number * self._sample) > int((number - 1) * self._sample)
 
 
-def _checked_timeout(timeout: float) -> float:
-    seconds("timeout", timeout)
-    return timeout
-
-
 def _check_env(plan: Plan, env: Mapping[str, Any]) -> None:
     missing = [name for name in plan.env if name not in env]
     if missing:
@@ -385,7 +381,7 @@ def _check_env(plan: Plan, env: Mapping[str, Any]) -> None:
         raise BadCall(f"the run of {plan.name!r} lacks {names} in its env{given}", missing=missing)
 
 
-def _stop_lanes(lanes: Iterable[ThreadLane | LoopLane | PoolLane]) -> None:
+def _stop_lanes(lanes: Iterable[AnyLane]) -> None:
     """The executor was dropped, or the program ends: let the threads end."""
     for lane in lanes:
         lane.stop()

@@ -73,13 +73,6 @@ class LaneEntry(Protocol):
         """What `current_run` returns there."""
 
 
-class LaneQueue(Protocol):
-    width: int  # how many calls may run at once
-    entries: int  # how often one run may be in the queue
-
-    def push(self, entry: LaneEntry) -> None: ...
-
-
 class LaneWorker:
     __slots__ = ("entry", "lane", "number", "replaced", "thread", "wakeup")
 
@@ -96,7 +89,10 @@ class LaneWorker:
 
 
 class ThreadLane:
-    """Threads for `def` nodes. They start when there is work for them, and stay."""
+    """
+    Threads for `def` nodes. They start when there is work for them, and stay. Its `width` is how many calls
+    may run at once, `entries` how often one run may be in its queue.
+    """
 
     def __init__(self, name: str, width: int, numbers: Iterator[int]) -> None:
         self.name = name
@@ -132,9 +128,6 @@ class ThreadLane:
             self.threads_given_up += 1
             self._stuck_workers = [lost for lost in self._stuck_workers if lost.thread.is_alive()] + [worker]
         self._start_worker()
-
-    def worker_numbers(self) -> list[int]:
-        return list(self.workers)
 
     def stop(self) -> None:
         """No more turns. Sleeping threads end now, the others when their node returns."""
@@ -478,3 +471,6 @@ def _width_for(pool: Executor, workers: int) -> int:
     if state is None:
         return int(2 * getattr(pool, "_max_workers", workers))
     return int(state.max_in_flight + min(state.max_queue_depth, state.max_in_flight))
+
+
+AnyLane = ThreadLane | LoopLane | PoolLane

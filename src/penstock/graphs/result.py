@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import CancelledError
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from penstock.core.calls.graph_plan import UNSET, NodeStatus, Plan, RunStatus
 from penstock.core.errors import CallCanceled, CallTimeout, NodeFailed, NodeSkipped
 from penstock.core.text import error_line, is_kind
+from penstock.pools.workers.base import CallTotals
 
 if TYPE_CHECKING:
     from penstock.graphs.lanes import ThreadLane
     from penstock.graphs.trace import Trace
-
-
-_MANY: Final = 1000
-_NODES: Final = ("dispatched", "succeeded", "failed", "canceled", "timed_out", "rejected", "requeued")
-_WORKERS: Final = ("spawned", "crashed", "terminated")
 
 
 class RunResult:
@@ -43,14 +38,14 @@ class RunResult:
     def __init__(self, plan: Plan, status: RunStatus, values: Sequence[Any], seconds: float) -> None:
         self.status = status
         self.seconds = seconds
-        self._plan = plan
+        self.plan = plan
         self._values = values
 
     def __repr__(self) -> str:
         counts = {status: len(self.nodes(status)) for status in NodeStatus}
         message = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         why = f" ({self.reason})" if self.reason else ""
-        return f"<RunResult of {self._plan.name!r}: {self.status}{why}; {message}>"
+        return f"<RunResult of {self.plan.name!r}: {self.status}{why}; {message}>"
 
     def __getitem__(self, node: str) -> Any:
         number = self._number(node)
@@ -60,14 +55,10 @@ class RunResult:
         return value
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._plan.names)
+        return iter(self.plan.names)
 
     def __len__(self) -> int:
-        return len(self._plan)
-
-    @property
-    def plan(self) -> Plan:
-        return self._plan
+        return len(self.plan)
 
     @property
     def whole(self) -> bool:
@@ -81,17 +72,17 @@ class RunResult:
     def values(self) -> dict[str, Any]:
         """Of the nodes that have one."""
         # Not strict: the slots of constants and the environment come after the nodes'.
-        pairs = zip(self._plan.names, self._values, strict=False)
+        pairs = zip(self.plan.names, self._values, strict=False)
         return {name: value for name, value in pairs if value is not UNSET}
 
     @property
     def errors(self) -> dict[str, BaseException]:
-        return {self._plan.names[node]: error for node, error in sorted(self._errors.items())}
+        return {self.plan.names[node]: error for node, error in sorted(self._errors.items())}
 
     @property
     def skipped(self) -> dict[str, str]:
         """The nodes that were never called, and why."""
-        return {name: self._why_skipped(self._plan.index[name]) for name in self.nodes(NodeStatus.SKIPPED)}
+        return {name: self._why_skipped(self.plan.index[name]) for name in self.nodes(NodeStatus.SKIPPED)}
 
     @property
     def canceled(self) -> list[str]:
@@ -102,7 +93,7 @@ class RunResult:
         return self._status(self._number(name))
 
     def nodes(self, status: NodeStatus | str) -> list[str]:
-        return [name for number, name in enumerate(self._plan.names) if self._status(number) == status]
+        return [name for number, name in enumerate(self.plan.names) if self._status(number) == status]
 
     def check(self) -> RunResult:
         """
@@ -110,10 +101,10 @@ class RunResult:
         note that names the node; only an error that would be mistaken for something else (a SystemExit, a
         CancelledError) is raised as NodeFailed.
         """
-        message = f"the run of {self._plan.name!r} {self.reason}"
+        message = f"the run of {self.plan.name!r} {self.reason}"
         match self.status:
             case RunStatus.ERROR:
-                self._raise_for(self._plan.index[str(self.cause)])
+                self._raise_for(self.plan.index[str(self.cause)])
             case RunStatus.DEADLINE:
                 raise CallTimeout(message, phase="in-flight", result=self)
             case RunStatus.CANCELED:
@@ -132,9 +123,9 @@ class RunResult:
 
     def _number(self, name: str) -> int:
         try:
-            return self._plan.index[name]
+            return self.plan.index[name]
         except KeyError:
-            raise KeyError(f"graph {self._plan.name!r} has no node {name!r}") from None
+            raise KeyError(f"graph {self.plan.name!r} has no node {name!r}") from None
 
     def _status(self, number: int) -> NodeStatus:
         if self._values[number] is not UNSET:
@@ -145,13 +136,13 @@ class RunResult:
 
     def _why_skipped(self, number: int) -> str:
         if number in self._skipped:
-            return f"it needs {self._plan.names[self._skipped[number]]!r}, which failed"
+            return f"it needs {self.plan.names[self._skipped[number]]!r}, which failed"
         if self.status is RunStatus.ERROR:
             return f"the run ended with the error of {self.cause!r}"
         return f"the run {self.reason}"
 
     def _raise_for(self, number: int) -> NoReturn:
-        name = self._plan.names[number]
+        name = self.plan.names[number]
         error = self._errors.get(number)
         match self._status(number):
             case NodeStatus.ERROR if is_kind(error, Exception) and not is_kind(error, CancelledError):
@@ -170,63 +161,36 @@ class RunResult:
 
 class GraphTotals:
     """
-    Counts of what an executor has done so far.
-
-    Many threads end runs, and none should wait for another to count them: each appends a note, and a reader,
-    or a thread that finds many notes, adds them up. The names are those of a pool's totals: a node is to a
-    graph what a call is to a pool. Runs are counted beside them.
+    Counts of what an executor has done so far. The names are those of a pool's totals: a node is to a graph
+    what a call is to a pool. Runs are counted beside them.
     """
 
     def __init__(self, *lanes: ThreadLane) -> None:
         self.last_error: str | None = None
         self._lanes = lanes
-        self._sums = dict.fromkeys((*_NODES, *_WORKERS, *(f"runs_{status}" for status in RunStatus)), 0)
-        self._notes: deque[tuple[str, int, int, int]] = deque()
-        self._adding = threading.Lock()
-
-    def __getattr__(self, name: str) -> int:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        try:
-            return self.as_dict()[name]
-        except KeyError:
-            raise AttributeError(name) from None
+        self._lock = threading.Lock()
+        self._sums = CallTotals().as_dict() | {f"runs_{status}": 0 for status in RunStatus}
 
     def add(self, result: RunResult) -> None:
-        if result.whole:
-            self._notes.append((result.status, len(result.plan), 0, 0))
-        else:
-            self._add_partial(result)
-        if len(self._notes) > _MANY and self._adding.acquire(blocking=False):
-            try:
-                self._add_up()
-            finally:
-                self._adding.release()
-
-    def _add_partial(self, result: RunResult) -> None:
-        errors = result.errors
-        self._notes.append(
-            (result.status, len(result.values), len(errors), len(result.nodes(NodeStatus.CANCELED)))
-        )
-        for node, error in errors.items():
-            self.last_error = f"node {node!r} of {result.plan.name!r}: {error_line(error)}"
-
-    def as_dict(self) -> dict[str, int]:
-        with self._adding:
-            self._add_up()
-            self._sums["spawned"] = sum(lane.threads_started for lane in self._lanes)
-            self._sums["terminated"] = sum(lane.threads_given_up for lane in self._lanes)
-            return dict(self._sums)
-
-    def _add_up(self) -> None:
-        sums = self._sums
-        for _ in range(len(self._notes)):
-            status, succeeded, failed, canceled = self._notes.popleft()
-            sums[f"runs_{status}"] += 1
+        succeeded, failed, canceled = len(result.plan), 0, 0
+        if not result.whole:
+            errors = result.errors
+            succeeded, failed, canceled = len(result.values), len(errors), len(result.canceled)
+            for node, error in errors.items():
+                self.last_error = f"node {node!r} of {result.plan.name!r}: {error_line(error)}"
+        with self._lock:
+            sums = self._sums
+            sums[f"runs_{result.status}"] += 1
             sums["dispatched"] += succeeded + failed + canceled
             sums["succeeded"] += succeeded
             sums["failed"] += failed
             sums["canceled"] += canceled
+
+    def as_dict(self) -> dict[str, int]:
+        spawned = sum(lane.threads_started for lane in self._lanes)
+        terminated = sum(lane.threads_given_up for lane in self._lanes)
+        with self._lock:
+            return self._sums | {"spawned": spawned, "terminated": terminated}
 
 
 class LaneCounts(NamedTuple):

@@ -41,7 +41,7 @@ from penstock.pools.timers import Timer, call_at, clock
 
 if TYPE_CHECKING:
     from penstock.graphs.executor import GraphExecutor
-    from penstock.graphs.lanes import LaneQueue, LaneWorker
+    from penstock.graphs.lanes import AnyLane, LaneWorker
     from penstock.graphs.node_attempts import NodeAttempt
 
 #: How long a worker stays with one run while others wait: so many nodes, or so many seconds.
@@ -60,7 +60,7 @@ class RunQueue:
 
     __slots__ = ("free_entries", "lane", "queue", "ready", "run")
 
-    def __init__(self, run: Run, lane: LaneQueue, queue: int) -> None:
+    def __init__(self, run: Run, lane: AnyLane, queue: int) -> None:
         self.run = run
         self.lane = lane
         self.queue = queue

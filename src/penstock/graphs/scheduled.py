@@ -17,7 +17,7 @@ from penstock.pools.timers import call_at, clock
 
 if TYPE_CHECKING:
     from penstock.graphs.executor import GraphExecutor
-    from penstock.graphs.lanes import LaneQueue, LaneWorker
+    from penstock.graphs.lanes import AnyLane, LaneWorker
 
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Scheduled(AwaitableFuture[T], Generic[T]):
     def __init__(
         self,
         executor: GraphExecutor,
-        lane: LaneQueue,
+        lane: AnyLane,
         fn: Callable[..., Any],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,

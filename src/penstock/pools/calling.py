@@ -15,13 +15,13 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from penstock.core.calls.ticket import WAIT
+from penstock.core.calls.ticket import WAIT, check_count
 from penstock.core.text import safe_repr
 from penstock.pools.call_queue import CallQueue
 from penstock.pools.context import may_block
 from penstock.pools.future import Call
 from penstock.pools.guards import CancelSignal
-from penstock.pools.options import WorkerOptions, seconds, whole
+from penstock.pools.options import WorkerOptions, seconds
 from penstock.pools.timers import clock
 from penstock.pools.workers.base import WorkerGroup
 
@@ -300,7 +300,7 @@ class OrderedMap(Iterator[R], Generic[R]):
         timeout: float | None,
         chunksize: int,
     ) -> None:
-        whole("chunksize", chunksize, least=1)
+        check_count("chunksize", chunksize, least=1)
         self._internals = internals
         self._submit_one = submit
         items: Iterator[tuple[Any, ...]] = zip(*iterables, strict=False)

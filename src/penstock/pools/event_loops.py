@@ -108,9 +108,8 @@ class LoopNotifier:
             if future is not None and not future.done():
                 future.set_result(None)
             if not calls and not call.call_queue.queue_is_idle():
-                call.call_queue.group.read_on_loop(
-                    self
-                )  # another thread had to read; now this loop can again
+                # Another thread had to read; now this loop can again.
+                call.call_queue.group.read_on_loop(self)
 
     def add_reader(self, fd: int, fn: Callable[[], object]) -> bool:
         """On the loop's own thread. False if this kind of loop cannot watch descriptors."""
@@ -143,18 +142,12 @@ class LoopNotifier:
 
 
 _notifiers: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopNotifier] = WeakKeyDictionary()
-_latest: tuple[ref[asyncio.AbstractEventLoop], LoopNotifier] | None = None
 
 
 def loop_notifier() -> LoopNotifier:
     """The notifier of the running loop."""
-    global _latest  # noqa: PLW0603  # most programs have one loop, and a look at a weak dictionary takes a microsecond
     loop = asyncio.get_running_loop()
-    latest = _latest
-    if latest is not None and latest[0]() is loop and latest[1].thread == get_ident():
-        return latest[1]
-    box = _notifiers.get(loop)
-    if box is None or box.thread != get_ident():
-        box = _notifiers[loop] = LoopNotifier(loop)
-    _latest = ref(loop), box
-    return box
+    notifier = _notifiers.get(loop)
+    if notifier is None or notifier.thread != get_ident():
+        notifier = _notifiers[loop] = LoopNotifier(loop)
+    return notifier

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from penstock.core.calls.ticket import Policy, QueueLimits
+from penstock.core.calls.ticket import Policy, QueueLimits, check_count
 from penstock.pools import context
 from penstock.pools.child import protocol
 
@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 Kind = Literal["process", "thread", "cluster"]
 
 
-@dataclass(slots=True)
-class _Defaults:
-    max_queue_depth: float | None = None
-
-
-_defaults = _Defaults()
+_default_depth: float | None = None
 
 
 def set_defaults(*, max_queue_depth: float | None = None) -> None:
@@ -34,9 +29,10 @@ def set_defaults(*, max_queue_depth: float | None = None) -> None:
     Set defaults for all pools that this program makes from now on. None restores Penstock's own default:
     twice `max_in_flight` for a pool, 2 for a singleton.
     """
+    global _default_depth  # noqa: PLW0603  # a default of the whole program
     if max_queue_depth is not None:
         QueueLimits(max_in_flight=1, max_queue_depth=max_queue_depth)  # raises if it is no depth
-    _defaults.max_queue_depth = max_queue_depth
+    _default_depth = max_queue_depth
 
 
 def make_limits(
@@ -50,7 +46,7 @@ def make_limits(
     singleton: bool = False,
 ) -> QueueLimits:
     in_flight = workers if max_in_flight is None else max_in_flight
-    depth = max_queue_depth if max_queue_depth is not None else _defaults.max_queue_depth
+    depth = max_queue_depth if max_queue_depth is not None else _default_depth
     if depth is None:
         depth = 2 if singleton else 2 * in_flight if isinstance(in_flight, int) else 0
     one_of("requeue", requeue, ("front", "back"))
@@ -89,12 +85,12 @@ class WorkerOptions:
         one_of("kind", self.kind, get_args(Kind))
         if self.cluster is not None and self.kind != "cluster":
             raise TypeError(f'cluster= is for kind="cluster"; this pool has kind={self.kind!r}')
-        whole("workers", self.workers, least=1)
-        whole("crash_max_retries", self.crash_max_retries, least=0)
+        check_count("workers", self.workers, least=1)
+        check_count("crash_max_retries", self.crash_max_retries, least=0)
         if self.max_calls is not None:
-            whole("recycle_after_calls", self.max_calls, least=1)
+            check_count("recycle_after_calls", self.max_calls, least=1)
         if self.max_memory is not None:
-            whole("recycle_above_rss", self.max_memory, least=1)
+            check_count("recycle_above_rss", self.max_memory, least=1)
         seconds("idle_stop", self.idle_stop, or_none=True)
         seconds("grace", self.grace)
         if self.initializer is not None and not callable(self.initializer):
@@ -121,11 +117,6 @@ class WorkerOptions:
         paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109  # pathlib is slow to import
         environment = paths, os.getcwd(), sys.argv  # noqa: PTH109  # as above
         return environment, f"penstock: {self.name}", blob, main
-
-
-def whole(name: str, value: Any, *, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}")
 
 
 def seconds(name: str, value: Any, *, or_none: bool = False) -> None:

@@ -243,17 +243,14 @@ class WorkerPool(Executor):
         self._group.stop()
 
     def start_workers(self) -> None:
-        self._check_open()
+        if self._closed:
+            raise PoolClosedError(f"{self.name} is closed", pool=self.name)
         self._call_queue.reopen()
         self._group.resume()
 
     def restart(self) -> None:
         """After a halt: forget the crashes and accept calls again."""
         self.start_workers()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise PoolClosedError(f"{self.name} is closed", pool=self.name)
 
     # Closing
 
@@ -281,14 +278,11 @@ class WorkerPool(Executor):
         End everything now: each waiting, pending and running call fails with PoolClosedError; workers are
         killed.
         """
-        self._end_all()
-        self._group.gone.wait(timeout)
-
-    def _end_all(self) -> None:
         self._closed = True
         why = PoolClosedError(f"{self.name} was closed", pool=self.name)
         self._call_queue.fail_all(why, lambda _: why.copy(), dispose=True)
         self._group.close(kill=True)
+        self._group.gone.wait(timeout)
 
     def _abort(self) -> None:
         """
@@ -306,16 +300,14 @@ class WorkerPool(Executor):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """`shutdown`; on Ctrl-C, which the workers do not get from the terminal, end them instead."""
-        interrupted = isinstance(error, KeyboardInterrupt)
+        if isinstance(error, KeyboardInterrupt):
+            self._abort()
+            return
         try:
-            if not interrupted:
-                self.shutdown()
+            self.shutdown()
         except KeyboardInterrupt:
-            interrupted = True
+            self._abort()
             raise
-        finally:
-            if interrupted:
-                self._abort()
 
     async def aclose(self) -> None:
         """`shutdown` without blocking the event loop."""
@@ -330,16 +322,14 @@ class WorkerPool(Executor):
         """`aclose`; if the task is canceled, as `asyncio.run` does on Ctrl-C, all calls are ended instead."""
         from asyncio import CancelledError  # noqa: PLC0415  # slow to import for those who do not use it
 
-        interrupted = isinstance(error, (KeyboardInterrupt, CancelledError))
+        if isinstance(error, (KeyboardInterrupt, CancelledError)):
+            await in_daemon(self._abort)
+            return
         try:
-            if not interrupted:
-                await self.aclose()
+            await self.aclose()
         except (KeyboardInterrupt, CancelledError):
-            interrupted = True
+            await in_daemon(self._abort)
             raise
-        finally:
-            if interrupted:
-                await in_daemon(self._abort)
 
     def __del__(self) -> None:
         # Like the standard executors: the workers of a pool that was dropped end once they are done.

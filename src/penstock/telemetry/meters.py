@@ -86,7 +86,7 @@ _meters: weakref.WeakKeyDictionary[Any, weakref.ref[Meters]] = weakref.WeakKeyDi
 
 
 class Totals(Protocol):
-    """Counters that only grow, as attributes and as a dict."""
+    """Counters that only grow."""
 
     def as_dict(self) -> dict[str, int]: ...
 
@@ -146,7 +146,8 @@ class Meters:
     def _count(self, fields: tuple[str, ...], _: CallbackOptions) -> Iterable[Observation]:
         sums: Counter[Labels] = Counter()
         for _source, followed in self._living():
-            sums[followed.labels] += sum(getattr(followed.totals, field) for field in fields)
+            totals = followed.totals.as_dict()
+            sums[followed.labels] += sum(totals[field] for field in fields)
         with self._lock:
             for labels, gone in self._gone.items():
                 sums[labels] += sum(gone[field] for field in fields)

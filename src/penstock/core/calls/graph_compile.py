@@ -4,35 +4,46 @@ From the graph as written to a `Plan`, or to one GraphError with all problems.
 Compiling does not stop at the first mistake: each check notes its problems and the next check goes on with
 the rest, so that an author with five mistakes reads five lines once instead of one line five times. Every
 problem names its node and says what to change.
+
+The last step, when nothing can be wrong any more, puts numbers in place of names. All that a run needs of a
+node goes into one tuple, because a big graph is bound by memory: with a closure per node, which is a
+function, a tuple and a cell for each variable, 100,000 nodes cost almost twice as much each as 1,000.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
-from types import FunctionType
-from typing import Any
+from dataclasses import replace
+from operator import itemgetter
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
-from penstock.core.calls.graph_layout import cycles, lay_out, topological
+from penstock.core.calls.graph_checks import TypeCheck, checked_queue, checked_rules, did_you_mean
 from penstock.core.calls.graph_plan import (
+    BOUND,
+    CAREFUL,
+    ITEM,
     ITEM_SOURCE,
+    NOWHERE,
+    UNSET,
+    Binding,
     Const,
     Env,
+    Feed,
     GraphProblem,
-    Lane,
     Leaf,
     Node,
-    NodeRules,
     NodeSpec,
-    OnError,
     Plan,
     Queue,
     Resolved,
+    Step,
+    cycles,
+    topological,
 )
-from penstock.core.calls.graph_types import TypeCheck
 from penstock.core.errors import GraphError
-from penstock.core.text import safe_repr, safe_str
+from penstock.core.text import safe_repr
 
 
 def compile_plan(name: str, specs: Sequence[NodeSpec], env: Mapping[str, Any]) -> Plan:
@@ -48,7 +59,7 @@ def compile_plan(name: str, specs: Sequence[NodeSpec], env: Mapping[str, Any]) -
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = [f"graph {name!r} has {count}:", *(f"  - {problem}" for problem in problems)]
         raise GraphError("\n".join(lines), problems=problems)
-    return lay_out(name, [(nodes[node], feeders[node]) for node in order], env)
+    return _lay_out(name, [(nodes[node], feeders[node]) for node in order], env)
 
 
 def _cycle_problems(feeders: Mapping[str, Sequence[str]]) -> list[GraphProblem]:
@@ -202,7 +213,7 @@ class _Compiler:
         if not node.parameters:
             fix = "its function has no parameters at all"
         else:
-            fix = _did_you_mean(name, node.parameters) or f"it has {_listed(node.parameters)}"
+            fix = did_you_mean(name, node.parameters) or f"it has {_listed(node.parameters)}"
         self._note(node.name, "arity", f"{where} {name!r}, which is no parameter of its function", fix)
 
     def _feed_by_name(self, node: Node, parameter: inspect.Parameter, nodes: Mapping[str, Node]) -> None:
@@ -216,7 +227,7 @@ class _Compiler:
         elif default is not inspect.Parameter.empty:
             node.feeds[name] = Const(default)
         else:
-            hint = _did_you_mean(name, [*nodes, *self._env])
+            hint = did_you_mean(name, [*nodes, *self._env])
             fix = f"add a node of that name, declare it with graph.env({name!r}), or bind it by inputs={{{name!r}: ...}}"
             self._note(
                 node.name,
@@ -243,7 +254,7 @@ class _Compiler:
             case Env(name=name):
                 if name in self._env:
                     return source
-                fix = _did_you_mean(name, self._env) or f"declare it with graph.env({name!r})"
+                fix = did_you_mean(name, self._env) or f"declare it with graph.env({name!r})"
                 self._note(
                     node.name,
                     "unknown input",
@@ -270,7 +281,7 @@ class _Compiler:
         if name in self._env:
             return Env(name)
         fix = (
-            _did_you_mean(name, [*nodes, *self._env])
+            did_you_mean(name, [*nodes, *self._env])
             or f"add that node, or write Const({name!r}) for the text itself"
         )
         self._note(
@@ -279,116 +290,167 @@ class _Compiler:
         return None
 
 
-def _did_you_mean(name: str, names: Iterable[str]) -> str:
-    close = get_close_matches(name, list(names), n=1)
-    return f"did you mean {close[0]!r}?" if close else ""
-
-
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-_PLAIN = NodeRules()
-_QUEUES = {
-    Lane.COMPUTE: Queue.COMPUTE,
-    Lane.IO: Queue.IO,
-    Lane.PROCESS: Queue.PROCESS,
-    Lane.CLUSTER: Queue.CLUSTER,
-}
+# Laying out, when nothing can be wrong any more: numbers instead of names
+
+_Call: TypeAlias = tuple[int, Callable[..., Any], int, int, int]  # the first five fields of a step
 
 
-def checked_queue(name: str, spec: NodeSpec) -> tuple[Queue, list[GraphProblem]]:
-    """The lane comes from the function (`async def`: io, `def`: compute) unless the node names one."""
-    if _yields(spec.fn):
-        text = "its function yields, so its value could be read by one reader only"
-        return Queue.COMPUTE, [GraphProblem(name, "function", text, "return a list instead")]
-    waits = _is_async(spec.fn)
-    if spec.lane is not None and spec.lane not in _QUEUES:
-        return Queue.COMPUTE, [_not_one_of(name, "lane", spec.lane, [str(lane) for lane in Lane])]
-    if waits and spec.lane not in (None, Lane.IO):
-        text = f"an async def cannot run on the {spec.lane} lane"
-        return Queue.LOOP, [GraphProblem(name, "lane", text, "leave lane= out, or make it a plain def")]
-    if waits:
-        return Queue.LOOP, []
-    return _QUEUES[Lane(spec.lane or Lane.COMPUTE)], []
-
-
-def checked_rules(name: str, spec: NodeSpec) -> tuple[NodeRules, list[GraphProblem]]:
-    if _given(spec) == _GIVEN_NOTHING:
-        return _PLAIN, []
-    wrong: list[GraphProblem] = []
-
-    def check(good: bool, option: str, value: object, fix: str) -> None:
-        if not good:
-            wrong.append(
-                GraphProblem(name, "option", f"{option}={safe_repr(value, 200)} makes no sense", fix)
-            )
-
-    errors = spec.retry_on if isinstance(spec.retry_on, tuple) else (spec.retry_on,)
-    check(
-        _is_int(spec.retries) and spec.retries >= 0, "retries", spec.retries, "give a whole number from 0 up"
+def _lay_out(name: str, order: Sequence[tuple[Node, Sequence[str]]], env: Iterable[str]) -> Plan:
+    """`order`: the nodes, each after those that feed it, with the names of its feeders."""
+    placed = [node for node, _ in order]
+    index = {node.name: number for number, node in enumerate(placed)}
+    # The same int objects everywhere: a hundred thousand more would compete for the cache.
+    numbers = list(index.values())
+    slots = _Slots(index, env)
+    bindings = tuple(slots.binding(node) for node in placed)
+    rules = tuple(
+        node.rules if node.over is None else replace(node.rules, over=slots.feed(node.over))
+        for node in placed
     )
-    check(_is_seconds(spec.retry_delay), "retry_delay", spec.retry_delay, "give seconds, from 0 up")
-    check(all(map(_is_exception, errors)), "retry_on", spec.retry_on, "give exception classes")
-    check(
-        spec.timeout is None or (_is_seconds(spec.timeout) and spec.timeout > 0),
-        "timeout",
-        spec.timeout,
-        "give seconds above 0, or None for no timeout",
+    predecessors = tuple(tuple(sorted(map(index.__getitem__, feeders))) for _, feeders in order)
+    queues = bytes([*(node.queue for node in placed), NOWHERE])
+    successors = _successors(numbers, predecessors)
+    functions = tuple(node.spec.fn for node in placed)
+    calls = [
+        _call(fn, binding) if rule.plain else (CAREFUL, fn, -1, -1, -1)
+        for fn, binding, rule in zip(functions, bindings, rules, strict=True)
+    ]
+    return Plan(
+        name=name,
+        names=tuple(index),
+        index=MappingProxyType(index),
+        functions=functions,
+        bindings=bindings,
+        rules=rules,
+        queues=queues,
+        predecessors=predecessors,
+        successors=successors,
+        steps=_steps(calls, queues, predecessors, successors),
+        roots=_by_queue([node for node in numbers if not predecessors[node]], queues),
+        values=tuple(slots.values),
+        pending=(*map(len, predecessors), sum(not fed for fed in successors)),
+        env=MappingProxyType(slots.env),
+        tolerant=any(rule.skip_dependents for rule in rules),
+        simple=all(rule.plain for rule in rules) and set(queues[:-1]) <= {Queue.COMPUTE, Queue.IO},
+        lanes=tuple(sorted(set(queues[:-1]))),
     )
-    check(
-        spec.limit is None or (_is_int(spec.limit) and spec.limit >= 1),
-        "limit",
-        spec.limit,
-        "give a whole number from 1 up, or None for what the lane allows",
-    )
-    if spec.on_error not in list(OnError):
-        wrong.append(_not_one_of(name, "on_error", spec.on_error, [str(choice) for choice in OnError]))
-    if wrong:
-        return _PLAIN, wrong
-    return NodeRules(
-        retries=spec.retries,
-        retry_delay=spec.retry_delay,
-        retry_on=errors,
-        timeout=spec.timeout,
-        skip_dependents=spec.on_error == OnError.SKIP_DEPENDENTS,
-        limit=spec.limit,
-    ), []
 
 
-def _given(spec: NodeSpec) -> tuple[Any, ...]:
-    return spec.retries, spec.retry_delay, spec.retry_on, spec.timeout, spec.on_error, spec.limit
+class _Slots:
+    """
+    Allocates slots in the list of values: the nodes first, the end of the run, then the environment and
+    constants.
+    """
+
+    def __init__(self, index: Mapping[str, int], env: Iterable[str]) -> None:
+        self._index = index
+        self.values: list[Any] = [UNSET] * (len(index) + 1)
+        self.env: dict[str, int] = {name: self._add(UNSET) for name in env}
+
+    def _add(self, value: Any) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def binding(self, node: Node) -> Binding:
+        positional: list[Feed] = []
+        keywords: list[tuple[str, Feed]] = []
+        for name, source in node.feeds.items():
+            kind = node.parameters[name].kind if name in node.parameters else inspect.Parameter.VAR_KEYWORD
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                many = source if isinstance(source, tuple) else (source,)
+                positional.extend(self._leaf(leaf) for leaf in many)
+            elif kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+                positional.append(self.feed(source))
+            else:
+                keywords.append((name, self.feed(source)))
+        return Binding(tuple(positional), tuple(keywords))
+
+    def feed(self, source: Resolved) -> Feed:
+        return tuple(map(self._leaf, source)) if isinstance(source, tuple) else self._leaf(source)
+
+    def _leaf(self, leaf: Leaf) -> int:
+        match leaf:
+            case str():
+                return self._index[leaf]
+            case Env(name=name):
+                return self.env[name]
+            case Const(value=value):
+                return self._add(value)
+            case _:
+                return ITEM
 
 
-_GIVEN_NOTHING = _given(NodeSpec(fn=None))
+def _successors(numbers: Sequence[int], predecessors: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Those with the longest way still to go come first: a worker goes straight on with the first."""
+    successors: list[list[int]] = [[] for _ in predecessors]
+    for node, feeders in zip(numbers, predecessors, strict=True):
+        for feeder in feeders:
+            successors[feeder].append(node)
+    height = [0] * len(successors)
+    for node in reversed(range(len(successors))):
+        following = successors[node]
+        following.sort(key=lambda successor: -height[successor])
+        height[node] = 1 + height[following[0]] if following else 0
+    return tuple(map(tuple, successors))
 
 
-def _not_one_of(name: str, option: str, given: object, choices: list[str]) -> GraphProblem:
-    close = get_close_matches(safe_str(given, 200), choices, n=1)
-    fix = f"did you mean {close[0]!r}?" if close else f"it is one of {', '.join(map(repr, choices))}"
-    return GraphProblem(name, "option", f"there is no {option}={safe_repr(given, 200)}", fix)
+def _steps(
+    calls: Sequence[_Call],
+    queues: bytes,
+    predecessors: Sequence[Sequence[int]],
+    successors: Sequence[Sequence[int]],
+) -> tuple[Step, ...]:
+    end = len(calls)
+    steps: list[Step] = []
+    for node, call in enumerate(calls):
+        solo = [one for one in successors[node] if len(predecessors[one]) == 1]
+        straight = next((one for one in solo if queues[one] == queues[node]), -1)
+        shared = tuple(one for one in successors[node] if len(predecessors[one]) > 1)
+        pushes = _by_queue([one for one in solo if one != straight], queues)
+        steps.append((*call, straight, pushes, shared if successors[node] else (end,)))
+    return tuple(steps)
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _by_queue(nodes: Iterable[int], queues: bytes) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    by_queue: dict[int, list[int]] = {}
+    for node in nodes:
+        by_queue.setdefault(queues[node], []).append(node)
+    return tuple((queue, tuple(members)) for queue, members in by_queue.items())
 
 
-def _is_seconds(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+def _call(fn: Callable[..., Any], binding: Binding) -> _Call:
+    """The call of a node. Up to three inputs, which most nodes have, are read by the hot loop itself."""
+    if binding.keywords:
+        return BOUND, _general_call(fn, binding), -1, -1, -1
+    match binding.positional:
+        case ():
+            return 0, fn, -1, -1, -1
+        case (int(a),):
+            return 1, fn, a, -1, -1
+        case (int(a), int(b)):
+            return 2, fn, a, b, -1
+        case (int(a), int(b), int(c)):
+            return 3, fn, a, b, c
+    return BOUND, _general_call(fn, binding), -1, -1, -1
 
 
-def _is_exception(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, BaseException)
+def _general_call(fn: Callable[..., Any], binding: Binding) -> Callable[[list[Any]], Any]:
+    """Two forms that may have many inputs, made quick; and one for everything."""
+    slots = [feed for feed in binding.positional if isinstance(feed, int)]
+    match binding:
+        case Binding(positional=((_, _, *_) as gathered,), keywords=()):
+            pick = itemgetter(*gathered)
+            return lambda values: fn(list(pick(values)))
+        case Binding(positional=many, keywords=()) if len(slots) == len(many):
+            pick = itemgetter(*slots)
+            return lambda values: fn(*pick(values))
 
+    def call(values: list[Any]) -> Any:
+        args, kwargs = binding.arguments(values)
+        return fn(*args, **kwargs)
 
-def _is_async(fn: Callable[..., Any]) -> bool:
-    # Nearly all are plain functions, for which this costs a tenth of `inspect`.
-    if isinstance(fn, FunctionType) and not fn.__dict__:
-        return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004  # an object's own
-
-
-def _yields(fn: Callable[..., Any]) -> bool:
-    if isinstance(fn, FunctionType):
-        return bool(fn.__code__.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR))
-    return inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
+    return call

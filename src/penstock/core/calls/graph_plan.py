@@ -9,11 +9,9 @@ plan, its `Step`, so that the hot loop touches one object per node and allocates
 Two things make the counting cheap:
 
 - A successor with a single predecessor needs no count: it is ready the moment that predecessor is done. Only
-  *shared* successors (two
-  predecessors or more) are counted, and only they need a lock.
+  *shared* successors (two predecessors or more) are counted, and only they need a lock.
 - The end of the run is one more shared successor, numbered `end`, which every sink feeds. So no node has to
-  check whether the run is
-  complete; a count reaches zero.
+  check whether the run is complete; a count reaches zero.
 
 Nodes are numbered in topological order. That makes index order a valid serial order (the reference in the
 tests is a plain loop over it) and keeps neighbours in the graph neighbours in memory.
@@ -25,6 +23,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from heapq import heapify, heappop, heappush
 from typing import Any, Final, TypeAlias
 
 from penstock.core.text import is_kind, safe_repr
@@ -357,3 +356,52 @@ class Node:
 def _all_leaves(sources: list[Resolved]) -> Iterator[Leaf]:
     for source in sources:
         yield from leaves(source)
+
+
+def cycles(feeders: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """
+    One path for each group of nodes that wait for each other, in the direction of the data: a -> b -> a.
+    """
+    paths: list[list[str]] = []
+    remaining = dict(feeders)
+    while stuck := remaining.keys() - set(topological(remaining)):
+        # Each stuck node waits for another stuck one: walk against the data until one comes up twice.
+        name, seen = next(name for name in remaining if name in stuck), list[str]()
+        while name not in seen:
+            seen.append(name)
+            name = next(feeder for feeder in remaining[name] if feeder in stuck)
+        cycle = seen[seen.index(name) :][::-1]
+        first = cycle.index(next(name for name in feeders if name in cycle))
+        path = cycle[first:] + cycle[:first]
+        paths.append([*path, path[0]])
+        remaining = {
+            name: [feeder for feeder in names if feeder not in cycle]
+            for name, names in remaining.items()
+            if name not in cycle
+        }
+    return paths
+
+
+def topological(feeders: Mapping[str, Sequence[str]]) -> list[str]:
+    """
+    Kahn's algorithm with the author's order as the tie-breaker, so that a picture and a trace read as the
+    code does. Nodes that wait for themselves are left out.
+    """
+    names = list(feeders)
+    rank = {name: number for number, name in enumerate(names)}
+    waits = {name: len(feeders[name]) for name in names}
+    feeds: dict[str, list[str]] = {name: [] for name in names}
+    for name in names:
+        for feeder in feeders[name]:
+            feeds[feeder].append(name)
+    ready = [rank[name] for name in names if not waits[name]]
+    heapify(ready)
+    order: list[str] = []
+    while ready:
+        name = names[heappop(ready)]
+        order.append(name)
+        for fed in feeds[name]:
+            waits[fed] -= 1
+            if not waits[fed]:
+                heappush(ready, rank[fed])
+    return order

@@ -72,12 +72,12 @@ class QueueLimits:
     requeue_to_front: bool = True
 
     def __post_init__(self) -> None:
-        _check_count("max_in_flight", self.max_in_flight, least=1)
+        check_count("max_in_flight", self.max_in_flight, least=1)
         if self.max_queue_depth != math.inf:
-            _check_count(
+            check_count(
                 "max_queue_depth", self.max_queue_depth, least=0, or_else=", or math.inf for no bound"
             )
-        _check_count("max_attempts", self.max_attempts, least=1)
+        check_count("max_attempts", self.max_attempts, least=1)
         try:
             # A plain "drop-oldest" equals the member but is not it, and the queue compares with `is`.
             object.__setattr__(self, "policy", Policy(self.policy))
@@ -86,7 +86,7 @@ class QueueLimits:
             raise ValueError(f"policy is {self.policy!r}; it must be one of {names}") from None
 
 
-def _check_count(name: str, value: float, *, least: int, or_else: str = "") -> None:
+def check_count(name: str, value: float, *, least: int, or_else: str = "") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}{or_else}")
 

@@ -253,7 +253,7 @@ class ChildWorker:
     # Replying
 
     def _pack(self, value: Any) -> tuple[int, Any]:
-        if is_plain_result(value):
+        if protocol.is_plain(value):
             return protocol.PLAIN, value
         try:
             data, buffers = protocol.pack_result(value)
@@ -360,11 +360,6 @@ def make_context(dispatch: int, terms: Any, look: Callable[[], bool]) -> CallCon
     """`terms` are (attempt, key, deadline), or None for a first attempt without the others."""
     attempt, key, deadline = terms if terms is not None else (1, None, None)
     return CallContext(dispatch, pickle.loads(key) if type(key) is bytes else key, attempt, deadline, look)
-
-
-def is_plain_result(value: Any) -> bool:
-    kind = type(value)
-    return kind in protocol.PLAIN_TYPES or (kind is str and len(value) <= protocol.SHORT)
 
 
 def unsendable(value: Any, error: Exception) -> NotPicklable:

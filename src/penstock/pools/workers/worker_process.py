@@ -25,6 +25,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -241,28 +242,22 @@ def _page() -> int:
     return fd
 
 
+@dataclass(slots=True, eq=False)
 class PackedFunction:
     """A function that is sent to a worker once and then named by its number."""
 
-    __slots__ = ("blob", "needs_main", "number")
-
-    def __init__(self, number: int, blob: bytes, needs_main: bool) -> None:
-        self.number = number
-        self.blob = blob
-        self.needs_main = needs_main
+    number: int
+    blob: bytes
+    needs_main: bool
 
 
+@dataclass(slots=True, eq=False)
 class Packed:
     """Arguments that do not fit into a message as they are."""
 
-    __slots__ = ("data", "filled", "needs_main")
-
-    def __init__(
-        self, data: bytes | None, filled: shared_memory.FilledSegment | None, needs_main: bool
-    ) -> None:
-        self.data = data
-        self.filled = filled
-        self.needs_main = needs_main
+    data: bytes | None
+    filled: FilledSegment | None
+    needs_main: bool
 
 
 class Packer:
@@ -282,9 +277,8 @@ class Packer:
         except (KeyError, TypeError):
             function = fn if type(fn) is str else self._function(fn)
         if function is not None and not kwargs:
-            for (
-                value
-            ) in args:  # `protocol.is_plain`, written out: calling it takes as long as all the rest here
+            # `protocol.is_plain`, written out: calling it takes as long as all the rest here.
+            for value in args:
                 kind = type(value)
                 if kind not in PLAIN_TYPES and (kind not in SHORT_TYPES or len(value) > SHORT):
                     break

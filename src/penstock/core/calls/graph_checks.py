@@ -1,8 +1,9 @@
 """
-Checks whether two type hints contradict each other.
+The checks of a graph that concern one node or one edge: options that make no sense, and type hints that
+contradict each other.
 
-Only certain contradictions are reported, because a false alarm stops a graph that works. So this is not a
-type checker: a hint that it cannot decide (type variables, protocols, hints that cannot be evaluated,
+Of hints only certain contradictions are reported, because a false alarm stops a graph that works. So this is
+not a type checker: a hint that it cannot decide (type variables, protocols, hints that cannot be evaluated,
 anything unknown) passes, and so does a narrower type where a wider one comes in, since the value may well be
 of the narrower one. The rest is what a reader would call wrong at a glance: a `str` into an `int`, a
 `list[str]` into a `list[float]`.
@@ -14,10 +15,24 @@ import collections.abc
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from types import FunctionType
 from typing import Any, Union, get_args, get_origin
 
-from penstock.core.calls.graph_plan import Const, Env, GraphProblem, Leaf, Node, leaves
+from penstock.core.calls.graph_plan import (
+    Const,
+    Env,
+    GraphProblem,
+    Lane,
+    Leaf,
+    Node,
+    NodeRules,
+    NodeSpec,
+    OnError,
+    Queue,
+    leaves,
+)
 from penstock.core.text import safe_repr, safe_str
 
 #: The numeric tower of PEP 484, and what type checkers accept for `bytes`.
@@ -47,28 +62,24 @@ class TypeCheck:
             yield from self._map(node)
 
     def _edge(self, node: Node, parameter: str, leaf: Leaf, wanted: Any) -> Iterator[GraphProblem]:
-        fix = f"change the hint of {parameter!r}, or feed it from something else"
         match leaf:
             case Const(value=value):
-                if value_clash(value, wanted):
-                    text = f"{parameter!r} wants {hint_text(wanted)} and gets the constant {safe_repr(value, 200)}"
-                    yield GraphProblem(node.name, "types", text, fix)
+                wrong, source = value_clash(value, wanted), f" and gets the constant {safe_repr(value, 200)}"
             case Env(name=name):
-                if clash(self._env[name], wanted):
-                    text = f"{parameter!r} wants {hint_text(wanted)}, but Env({name!r}) is {hint_text(self._env[name])}"
-                    yield GraphProblem(node.name, "types", text, fix)
-                elif self._env[name] is _UNKNOWN:
+                made = self._env[name]
+                wrong, source = clash(made, wanted), f", but Env({name!r}) is {hint_text(made)}"
+                if made is _UNKNOWN:
                     self._env[name] = wanted  # the first hint decides an undeclared type
             case str():
                 made = self._result(leaf)
-                if clash(made, wanted):
-                    text = f"{parameter!r} wants {hint_text(wanted)}, but node {leaf!r} returns {hint_text(made)}"
-                    yield GraphProblem(node.name, "types", text, fix)
+                wrong, source = clash(made, wanted), f", but node {leaf!r} returns {hint_text(made)}"
             case _:
                 made = item_hint(self._over(node))
-                if clash(made, wanted):
-                    text = f"{parameter!r} wants {hint_text(wanted)}, but the items it maps over are {hint_text(made)}"
-                    yield GraphProblem(node.name, "types", text, fix)
+                wrong, source = clash(made, wanted), f", but the items it maps over are {hint_text(made)}"
+        if wrong:
+            text = f"{parameter!r} wants {hint_text(wanted)}{source}"
+            fix = f"change the hint of {parameter!r}, or feed it from something else"
+            yield GraphProblem(node.name, "types", text, fix)
 
     def _map(self, node: Node) -> Iterator[GraphProblem]:
         over = self._over(node)
@@ -110,7 +121,7 @@ def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
     TYPE_CHECKING).
     """
     target: Any = fn
-    if isinstance(fn, types.FunctionType) and not fn.__annotations__:
+    if isinstance(fn, FunctionType) and not fn.__annotations__:
         return {}
     if inspect.isclass(fn):
         target = fn.__init__
@@ -144,7 +155,7 @@ def clash(produced: Any, wanted: Any) -> bool:
 def value_clash(value: Any, wanted: Any) -> bool:
     """The same for a constant, whose value is at hand."""
     wanted = _plain(wanted)
-    if _open(wanted) or isinstance(value, (types.FunctionType, type)):
+    if _open(wanted) or isinstance(value, (FunctionType, type)):
         return False
     if _is_union(wanted):
         return all(value_clash(value, part) for part in get_args(wanted))
@@ -240,3 +251,117 @@ def _parameters_clash(produced: Any, wanted: Any) -> bool:
     if all(kind is not None and issubclass(kind, collections.abc.Collection) for kind in kinds):
         return len(made) == len(expected) and any(map(clash, made, expected))
     return False
+
+
+# The options of a node
+
+_PLAIN = NodeRules()
+
+
+_QUEUES = {
+    Lane.COMPUTE: Queue.COMPUTE,
+    Lane.IO: Queue.IO,
+    Lane.PROCESS: Queue.PROCESS,
+    Lane.CLUSTER: Queue.CLUSTER,
+}
+
+
+def checked_queue(name: str, spec: NodeSpec) -> tuple[Queue, list[GraphProblem]]:
+    """The lane comes from the function (`async def`: io, `def`: compute) unless the node names one."""
+    if _yields(spec.fn):
+        text = "its function yields, so its value could be read by one reader only"
+        return Queue.COMPUTE, [GraphProblem(name, "function", text, "return a list instead")]
+    waits = _is_async(spec.fn)
+    if spec.lane is not None and spec.lane not in _QUEUES:
+        return Queue.COMPUTE, [_not_one_of(name, "lane", spec.lane, [str(lane) for lane in Lane])]
+    if waits and spec.lane not in (None, Lane.IO):
+        text = f"an async def cannot run on the {spec.lane} lane"
+        return Queue.LOOP, [GraphProblem(name, "lane", text, "leave lane= out, or make it a plain def")]
+    if waits:
+        return Queue.LOOP, []
+    return _QUEUES[Lane(spec.lane or Lane.COMPUTE)], []
+
+
+def checked_rules(name: str, spec: NodeSpec) -> tuple[NodeRules, list[GraphProblem]]:
+    if _given(spec) == _GIVEN_NOTHING:
+        return _PLAIN, []
+    wrong: list[GraphProblem] = []
+
+    def check(good: bool, option: str, value: object, fix: str) -> None:
+        if not good:
+            wrong.append(
+                GraphProblem(name, "option", f"{option}={safe_repr(value, 200)} makes no sense", fix)
+            )
+
+    errors = spec.retry_on if isinstance(spec.retry_on, tuple) else (spec.retry_on,)
+    check(
+        _is_int(spec.retries) and spec.retries >= 0, "retries", spec.retries, "give a whole number from 0 up"
+    )
+    check(_is_seconds(spec.retry_delay), "retry_delay", spec.retry_delay, "give seconds, from 0 up")
+    check(all(map(_is_exception, errors)), "retry_on", spec.retry_on, "give exception classes")
+    check(
+        spec.timeout is None or (_is_seconds(spec.timeout) and spec.timeout > 0),
+        "timeout",
+        spec.timeout,
+        "give seconds above 0, or None for no timeout",
+    )
+    check(
+        spec.limit is None or (_is_int(spec.limit) and spec.limit >= 1),
+        "limit",
+        spec.limit,
+        "give a whole number from 1 up, or None for what the lane allows",
+    )
+    if spec.on_error not in list(OnError):
+        wrong.append(_not_one_of(name, "on_error", spec.on_error, [str(choice) for choice in OnError]))
+    if wrong:
+        return _PLAIN, wrong
+    return NodeRules(
+        retries=spec.retries,
+        retry_delay=spec.retry_delay,
+        retry_on=errors,
+        timeout=spec.timeout,
+        skip_dependents=spec.on_error == OnError.SKIP_DEPENDENTS,
+        limit=spec.limit,
+    ), []
+
+
+def _given(spec: NodeSpec) -> tuple[Any, ...]:
+    return spec.retries, spec.retry_delay, spec.retry_on, spec.timeout, spec.on_error, spec.limit
+
+
+_GIVEN_NOTHING = _given(NodeSpec(fn=None))
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    close = get_close_matches(name, list(names), n=1)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def _not_one_of(name: str, option: str, given: object, choices: list[str]) -> GraphProblem:
+    fix = did_you_mean(safe_str(given, 200), choices) or f"it is one of {', '.join(map(repr, choices))}"
+    return GraphProblem(name, "option", f"there is no {option}={safe_repr(given, 200)}", fix)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def _is_async(fn: Callable[..., Any]) -> bool:
+    # Nearly all are plain functions, for which this costs a tenth of `inspect`.
+    if isinstance(fn, FunctionType) and not fn.__dict__:
+        return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004  # an object's own
+
+
+def _yields(fn: Callable[..., Any]) -> bool:
+    if isinstance(fn, FunctionType):
+        return bool(fn.__code__.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR))
+    return inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
