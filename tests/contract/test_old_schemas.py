@@ -35,14 +35,14 @@ def old_file(path):
 
 def old_server(postgres, monkeypatch):
     psycopg = pytest.importorskip("psycopg")
-    from penstock.stores.postgres import migrations as postgres_schema
+    from penstock.stores.postgres import database as postgres_schema
     from penstock.stores.postgres.database import ConnectionOptions, Database
     from penstock.stores.postgres.store import PostgresStore
 
     link = Database(postgres.dsn, postgres.schema, ConnectionOptions(), None)
     with monkeypatch.context() as before:
         before.setattr(postgres_schema, "migrations", lambda _: migrations("postgres")[:4])
-        postgres_schema.migrate(link)
+        link.migrate()
     with psycopg.connect(postgres.dsn, autocommit=True) as con:
         con.execute(link.in_schema((ROWS / "postgres_34feb69.sql").read_text("utf-8")))
     link.close()

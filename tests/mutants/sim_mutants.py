@@ -6,7 +6,7 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
-        "sim: fence check dropped (memory)",
+        "sim: fence check dropped",
         "penstock/core/jobs/job.py",
         "JobStep.applies_to",
         "job.state is self.source and job.fence == self.fence",

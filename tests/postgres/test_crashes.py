@@ -57,7 +57,7 @@ def through_a_crash(request, server, monkeypatch):
         finish, reached, crashed = DatabaseSession.finish, Event(), Event()
 
         def lose(session):
-            if not session._left or reached.is_set():
+            if not session.deferred or reached.is_set():
                 return finish(session)
             session.finishing = True
             reached.set()

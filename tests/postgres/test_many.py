@@ -19,9 +19,9 @@ from penstock.core.jobs.ordering import Ordering, Placement, RoundResult, run_ro
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import Admit, Apply, Depth, Query, Submit, Terms, committed
-from penstock.stores.postgres import admission_view as postgres_floor
-from penstock.stores.postgres.changes import Completing
-from penstock.stores.postgres.rounds import _Turning
+from penstock.stores.postgres import admission_view
+from penstock.stores.postgres.changes import Completions
+from penstock.stores.postgres.rounds import RoundAttempt
 
 RULES = {"schedules": Schedules(), "ordering": Ordering()}
 
@@ -192,7 +192,7 @@ def test_the_tally_is_right_while_it_is_added_up(opened):
 
     assert [] == store.audit()
     assert 260 == store.addons()[0].jobs["QUEUED"]
-    with store._link.connection() as con:
+    with store.database.connection() as con:
         assert con.execute("SELECT count(*) FROM emptied.tally").fetchone()[0] < 260
 
 
@@ -227,18 +227,20 @@ def test_a_round_that_starts_nothing_and_refuses_nothing_new_writes_no_row(opene
     tick(store, capacity=40)
 
     def written(session):
-        return session.plain("SELECT sum(n_tup_ins + n_tup_upd + n_tup_del) FROM pg_stat_xact_user_tables")
+        return session.execute_sql(
+            "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del) FROM pg_stat_xact_user_tables"
+        )
 
     def before_and_after(session):
         before = written(session)
-        turning = _Turning(
-            store._rounds.admitting, {("host", "here"), *keys_of(AdmissionClass("a", "t", 50))}, careful=False
+        keys = {("host", "here"), *keys_of(AdmissionClass("a", "t", 50))}
+        nothing_ended = Completions(store.database, store.classes, [])
+        RoundAttempt(store.rounds, keys, careful=False).run(
+            session, nothing_ended, [Admit("here", lambda _: RoundResult())]
         )
-        nothing_ended = Completing(store._link, store._demands, [])
-        turning.run(session, nothing_ended, [Admit("here", lambda admission_view: RoundResult())])
         return before, written(session)
 
-    before, after = store._link.transact(before_and_after)
+    before, after = store.database.transact(before_and_after)
     assert before == after
 
 
@@ -261,8 +263,8 @@ def test_where_looking_has_become_slow_a_round_begins_where_the_last_one_did_and
 ):
     """As behind a transaction of somebody else's that has been open for an hour. What nobody knew of is found all the same."""
     store = opened()
-    monkeypatch.setattr(postgres_floor, "SLOW_SEC", 0)
-    monkeypatch.setattr(postgres_floor, "REST", 1e9)
+    monkeypatch.setattr(admission_view, "SLOW_SEC", 0)
+    monkeypatch.setattr(admission_view, "REST", 1e9)
     jobs = [receipt.job_id for receipt in committed(store, Submit([JOB] * 9, Depth()))]
     started = [d.job_id for d in tick(store, capacity=30)]
     [first] = committed(store, Submit([replace(JOB, priority=60)], Depth()))
@@ -271,13 +273,13 @@ def test_where_looking_has_become_slow_a_round_begins_where_the_last_one_did_and
     started += [d.job_id for d in tick(store, capacity=80)]
 
     assert {*jobs[:6], *of_other_kinds} == set(started)
-    store._rounds.admitting.scan_hint._look_again_at = 0
+    store.rounds.scan_hint._read_all_at = 0
     assert {first.job_id, jobs[6]} == {d.job_id for d in tick(store, capacity=100)}
 
 
 def test_rounds_that_follow_upon_each_other_see_what_was_put_first_meanwhile_from_here(opened, monkeypatch):
     store = opened()
-    monkeypatch.setattr(postgres_floor, "REST", 1e9)
+    monkeypatch.setattr(admission_view, "REST", 1e9)
     committed(store, Submit([JOB] * 9, Depth()))
     started = exchange(store, tick(store, capacity=20), capacity=20)
     [first] = committed(store, Submit([replace(JOB, priority=60)], Depth()))
@@ -288,12 +290,12 @@ def test_rounds_that_follow_upon_each_other_see_what_was_put_first_meanwhile_fro
 def test_a_turn_that_gives_back_as_much_as_it_takes_writes_no_sum_anew(opened):
     """Behind a long reader every version of a row stays, and whoever comes for the row steps over all of them."""
     store = opened()
-    sums = store._link.in_schema(
+    sums = store.database.in_schema(
         "SELECT xmin::text FROM penstock.ledger UNION ALL SELECT xmin::text FROM penstock.addon"
     )
 
     def versions():
-        return store._link.transact(lambda session: session.plain(sums))
+        return store.database.transact(lambda session: session.execute_sql(sums))
 
     committed(store, Submit([JOB] * 8, Depth()))
     started = tick(store, capacity=20)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from threading import Event
 
-import psycopg
 import pytest
-from tests.postgres.conftest import JOB, until_there_is
+from tests.postgres.conftest import JOB
 from tests.waiting import until
 
 from penstock.stores.api import Depth, Query, Submit, committed
 from penstock.stores.postgres import wakeups
 from penstock.stores.postgres.database import ConnectionOptions
-from penstock.stores.postgres.pipeline import statement
 
 
 def wakeup_client(store):
@@ -47,15 +45,13 @@ def test_while_nothing_happens_nothing_is_heard(opened):
     assert not quiet.wait(2.5)
 
 
-def test_any_number_may_dispatch_and_the_database_knows_them(opened):
-    first, second = opened(), opened()
-    first.acquire_dispatch("the first")
-    second.acquire_dispatch("the second")
-    first.release_dispatch()
-    first.release_dispatch()
-
-    with second._link.connection() as con:
-        assert [("the second",)] == con.execute("SELECT holder FROM emptied.dispatcher").fetchall()
+def test_any_number_may_dispatch(opened):
+    stores = [opened(), opened()]
+    for store in stores:
+        store.acquire_dispatch("the same holder")
+    for store in stores:
+        store.release_dispatch()
+        store.release_dispatch()
 
 
 def test_the_ear_hears_again_after_the_server_cut_it_off(opened, postgres_server):
@@ -69,7 +65,7 @@ def test_the_ear_hears_again_after_the_server_cut_it_off(opened, postgres_server
 
 def test_a_notice_that_fails_takes_nothing_back(opened):
     store = opened()
-    store._link.behind = lambda: ("settle_commit", {"token": "not a token"})
+    store.database.notice = lambda: ("settle_commit", {"token": "not a token"})
     receipts = committed(store, Submit([JOB], Depth()))
 
     assert [receipt.job_id for receipt in receipts] == [job.job_id for job in store.find(Query())]
@@ -78,8 +74,8 @@ def test_a_notice_that_fails_takes_nothing_back(opened):
 def test_a_notice_goes_out_with_the_commit_and_those_close_behind_it_are_one(opened, monkeypatch):
     store, sent = opened(), []
     monkeypatch.setattr(wakeups, "GAP_SEC", 600)
-    along = store._link.behind
-    monkeypatch.setattr(store._link, "behind", lambda: sent.append(along()) or sent[-1])
+    along = store.database.notice
+    monkeypatch.setattr(store.database, "notice", lambda: sent.append(along()) or sent[-1])
     for _ in range(3):
         committed(store, Submit([JOB], Depth()))
 
@@ -87,30 +83,13 @@ def test_a_notice_goes_out_with_the_commit_and_those_close_behind_it_are_one(ope
     assert [None, None] == sent[1:]
 
 
-def test_nobody_waits_for_a_notice(opened, postgres, postgres_server):
-    """Its statement waits for a lock, so whoever waited for it would wait until the lock is given back."""
-    store = opened()
-    committed(store, Submit([JOB], Depth()))
-    store._wakeups._by_notice = False  # its thread would be the one that comes next
-    store._link.sql["slow"] = statement("SELECT pg_catalog.pg_advisory_xact_lock(4711)")
-    with psycopg.connect(postgres.dsn) as other:
-        other.execute("SELECT pg_advisory_xact_lock(4711)")
-        store._link.behind = lambda: ("slow", None)
-        committed(store, Submit([JOB], Depth()))
-        until_there_is(postgres_server, "pg_stat_activity WHERE wait_event = 'advisory'")  # it still waits
-        store._link.behind = lambda: None
-    committed(store, Submit([JOB], Depth()))
-
-    assert 3 == len(store.find(Query()))
-
-
 def test_what_was_not_told_goes_along_with_the_next_commit(opened, monkeypatch):
     store, due = opened(), []
-    monkeypatch.setattr(store._wakeups, "_start", lambda *_: None)  # no thread tells of it alone
+    monkeypatch.setattr(store.wakeups, "_start", lambda *_: None)  # no thread tells of it alone
     for gap in (600, 600, 0, 600):
         monkeypatch.setattr(wakeups, "GAP_SEC", gap)
         committed(store, Submit([JOB], Depth()))
-        due.append(store._wakeups._due)
+        due.append(store.wakeups.due)
 
     # The last one came too soon behind the third, which had told of the second.
     assert [False, True, False, True] == due
@@ -119,9 +98,9 @@ def test_what_was_not_told_goes_along_with_the_next_commit(opened, monkeypatch):
 def test_what_no_commit_takes_along_is_told_alone(opened, monkeypatch):
     store, alone = opened(), []
     monkeypatch.setattr(wakeups, "GAP_SEC", 0.5)
-    tell = store._wakeups._tell
-    monkeypatch.setattr(store._wakeups, "_tell", lambda: alone.append(tell()))
-    until(lambda: committed(store, Submit([JOB], Depth())) and (store._wakeups._due or alone))
+    tell = store.wakeups.send
+    monkeypatch.setattr(store.wakeups, "send", lambda: alone.append(tell()))
+    until(lambda: committed(store, Submit([JOB], Depth())) and (store.wakeups.due or alone))
 
     until(lambda: alone)
-    assert not store._wakeups._due
+    assert not store.wakeups.due

@@ -56,7 +56,7 @@ def test_while_the_server_is_away_everything_says_so_and_afterwards_goes_on(serv
             ask()
         assert "unreachable" == refusal.value.data["kind"]
     before = store.now()
-    store._link._asked -= 10  # it is time to ask again
+    store.database._asked -= 10  # it is time to ask again
     assert before < store.now() < before + 60 * SECOND
     server.start()
     assert [receipt.job_id] == [dispatch.job_id for dispatch in tick(store)]
@@ -150,7 +150,7 @@ def test_a_submit_whose_answer_was_lost_is_there_once(server, store, monkeypatch
 def test_a_submit_that_is_still_under_way_when_its_connection_breaks_is_there_once(server, store):
     """Whoever looks for its job then finds none, and it comes all the same."""
     committed(store, Submit([JOB], Depth()))
-    [con] = store._link._idle
+    [con] = store.database._idle
     with ThreadPoolExecutor(1) as pool, psycopg.connect(server.dsn) as other:
         other.execute("LOCK TABLE penstock.job IN SHARE MODE")
         submitting = pool.submit(committed, store, Submit([JOB]))
@@ -169,7 +169,7 @@ def test_a_submit_that_is_still_under_way_when_its_connection_breaks_is_there_on
 def test_a_transaction_that_is_still_under_way_when_its_connection_breaks_is_there_once(server, store):
     """It is made again at once, and the first one, when it gets that far, finds that it must not be committed any more."""
     committed(store, Submit([JOB], Depth(total=100)))
-    [con] = store._link._idle
+    [con] = store.database._idle
     with ThreadPoolExecutor(1) as pool, psycopg.connect(server.dsn) as other:
         other.execute("LOCK TABLE penstock.job IN SHARE MODE")
         submitting = pool.submit(committed, store, Submit([JOB], Depth(total=100)))
@@ -203,7 +203,7 @@ def test_proofs_of_commits_do_not_pile_up(server, store):
 def test_proofs_that_a_process_left_behind_are_forgotten(server, store):
     committed(store, Submit([JOB], Depth(total=100)))
     server.run("UPDATE penstock.commit_marker SET at = 0", "penstock")
-    store._link._answered.clear()  # as if that process were gone
+    store.database._answered.clear()  # as if that process were gone
     committed(store, Prune(0, 10))
 
     assert "0" == server.run("SELECT count(*) FROM penstock.commit_marker WHERE at = 0", "penstock")
@@ -238,15 +238,15 @@ def test_when_nobody_knows_what_became_of_several_submits_all_are_told_and_none_
     server, store, monkeypatch
 ):
     committed(store, Submit([JOB], Depth()))
-    once, sent = store._link.once, []
+    once, sent = store.database.once, []
 
     def lose(name, values):
         once(name, values)
         sent.append(name)
         raise OutcomeUnknown("lost", kind="unknown")
 
-    monkeypatch.setattr(store._link, "once", lose)
-    with store._submits._writing:
+    monkeypatch.setattr(store.database, "once", lose)
+    with store.submits._writing:
         answers = [store.commit(Submit([JOB], Depth()))[0] for _ in range(3)]
 
     assert ["unknown"] * 3 == [answer.exception().data["kind"] for answer in answers]
@@ -257,7 +257,7 @@ def test_when_nobody_knows_what_became_of_several_submits_all_are_told_and_none_
 
 @pytest.mark.parametrize("keys", [[None, None], ["one", "two"]])
 def test_a_submit_whose_outcome_is_unknown_is_told_which_jobs_to_ask_for(server, store, monkeypatch, keys):
-    link, told = store._link, []
+    link, told = store.database, []
 
     def losing(write):
         def lose(*args):

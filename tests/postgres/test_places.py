@@ -12,7 +12,7 @@ from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import SECOND
 from penstock.stores.api import Apply, Complete, CompletedDispatch, Depth, Prune, Query, Submit, committed
 from penstock.stores.common.rows import migrations
-from penstock.stores.postgres import migrations as postgres_schema
+from penstock.stores.postgres import database as postgres_schema
 from penstock.stores.postgres.database import ConnectionOptions, Database
 from penstock.stores.postgres.store import PostgresStore
 
@@ -50,7 +50,7 @@ def brought_forward(postgres, monkeypatch):
     until = link.now() + 600 * SECOND
     with monkeypatch.context() as before:
         before.setattr(postgres_schema, "migrations", lambda _: steps[:3])
-        postgres_schema.migrate(link)
+        link.migrate()
     with psycopg.connect(postgres.dsn, autocommit=True) as con:
         con.execute(link.in_schema(BEFORE.replace("{until}", str(until))).encode())
     link.close()

@@ -12,7 +12,7 @@ from penstock.core.errors import SchemaNewer, StoreFailed
 from penstock.core.jobs.intent import Intent
 from penstock.stores.api import Complete, CompletedDispatch, Depth, Submit, committed
 from penstock.stores.common.rows import migrations, statements
-from penstock.stores.postgres import migrations as postgres_schema
+from penstock.stores.postgres import database as postgres_schema
 from penstock.stores.postgres.database import ConnectionOptions
 from penstock.stores.postgres.store import PostgresStore
 
@@ -109,7 +109,7 @@ def test_every_connection_is_bounded_in_time_and_looks_for_nothing_by_path(postg
         options=ConnectionOptions(statement_timeout_ms=7_000, lock_timeout_ms=3_000, idle_timeout_ms=9_000),
     )
 
-    with store._link.connection() as con:
+    with store.database.connection() as con:
         shown = [
             con.execute(f"SHOW {name}").fetchone()[0]
             for name in (
@@ -121,7 +121,7 @@ def test_every_connection_is_bounded_in_time_and_looks_for_nothing_by_path(postg
 
 
 def prepared(store):
-    with store._link.connection() as con:
+    with store.database.connection() as con:
         return con.execute("SELECT count(*) FROM pg_prepared_statements WHERE statement ~ 'job'").fetchone()[
             0
         ]
@@ -143,7 +143,7 @@ def test_what_is_asked_twice_in_one_trip_is_prepared_once(opened):
     store = opened()
     committed(store, Submit([JOB] * 1_000, Depth()))  # piece by piece
 
-    with store._link.connection() as con:
+    with store.database.connection() as con:
         names = con.execute("SELECT statement, count(*) FROM pg_prepared_statements GROUP BY 1").fetchall()
     assert names
     assert {1} == {count for _, count in names}
@@ -156,7 +156,7 @@ def test_a_plan_that_was_made_for_empty_tables_is_not_kept(postgres, con):
     for _ in range(20):
         committed(store, Submit([Intent(addon_id="a", job_type="t", cost_units=1)] * 90, Depth()))
         committed(store, Complete([CompletedDispatch(run.dispatch_id) for run in tick(store)]))
-    with store._link.connection() as busiest:
+    with store.database.connection() as busiest:
         plans = busiest.execute(
             "SELECT name, statement FROM pg_prepared_statements WHERE statement LIKE '%Of those that run under%'"
         ).fetchall()
@@ -173,9 +173,9 @@ def test_behind_a_pooler_the_bounds_come_with_each_transaction_and_nothing_is_pr
     for _ in range(8):
         [receipt] = committed(store, Submit([JOB], Depth()))
         store.job(receipt.job_id)
-    shown = store._link.snapshot(lambda session: session.plain("SHOW statement_timeout"))
+    shown = store.database.snapshot(lambda session: session.execute_sql("SHOW statement_timeout"))
 
-    with store._link.connection() as con:
+    with store.database.connection() as con:
         assert ("7s",) != con.execute("SHOW statement_timeout").fetchone()
     assert 0 == prepared(store)
     assert [("7s",)] == shown
@@ -227,7 +227,7 @@ def test_the_database_itself_refuses_what_would_break_an_invariant(opened, postg
     committed(store, Submit([JOB] * 2, Depth()))
     tick(store, capacity=10)
 
-    with store._link.connection() as con, pytest.raises(psycopg.Error, match=why):
+    with store.database.connection() as con, pytest.raises(psycopg.Error, match=why):
         con.execute(sql.format("emptied").encode())
 
 
@@ -235,7 +235,7 @@ def test_a_final_state_cannot_be_left_even_by_hand(opened):
     store = opened()
     committed(store, Submit([JOB], Depth()))
 
-    with store._link.connection() as con, con.transaction(force_rollback=True):
+    with store.database.connection() as con, con.transaction(force_rollback=True):
         con.execute("UPDATE emptied.job SET state = 'CANCELED', ended_at = 1")
         with pytest.raises(psycopg.errors.RaiseException, match="final"):
             con.execute("UPDATE emptied.job SET state = NULL, ended_at = NULL")
@@ -246,7 +246,7 @@ def test_an_attempt_that_has_ended_cannot_live_again_even_by_hand(opened):
     committed(store, Submit([JOB], Depth()))
     tick(store)
 
-    with store._link.connection() as con, con.transaction(force_rollback=True):
+    with store.database.connection() as con, con.transaction(force_rollback=True):
         con.execute("UPDATE emptied.dispatch SET phase = 'ended', ended_at = 1, how = 'completed'")
         with pytest.raises(psycopg.errors.RaiseException, match="ended"):
             con.execute("UPDATE emptied.dispatch SET phase = 'leased', ended_at = NULL, how = NULL")

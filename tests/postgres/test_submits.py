@@ -12,7 +12,6 @@ from tests.postgres.conftest import JOB
 
 from penstock.stores.api import Depth, Query, Submit, committed
 from penstock.stores.common.group_commit import GroupCommit
-from penstock.stores.postgres import submit as postgres_forms
 from penstock.stores.postgres import submit as postgres_submit
 from penstock.stores.postgres.pipeline import PipelineConnection
 
@@ -23,7 +22,7 @@ def trips(store, monkeypatch):
     committed(store, Submit([JOB], Depth()))
     exchange, seen = PipelineConnection.exchange, []
     # Those that other threads ask when it is time.
-    apart = {store._link.sql[name].text for name in ("notify_unsynced", "committed_events", "now")}
+    apart = {store.database.sql[name].text for name in ("notify_unsynced", "committed_events", "now")}
 
     def count(con, calls, behind=()):
         texts = [statement.text for statement, _ in calls]
@@ -94,7 +93,7 @@ def test_one_alone_is_written_as_one_of_several(opened, said):
     committed(store, Submit([replace(JOB, **said)], Depth()))
     other = said | ({"idempotency_key": "other"} if "idempotency_key" in said else {})
     committed(store, Submit([JOB, replace(JOB, **other)], Depth()))
-    with store._link.connection() as con:
+    with store.database.connection() as con:
         rows = con.execute("""
             SELECT to_jsonb(job) - '{no,job_id,submitted_in,idempotency_key,body_hash}'::text[],
                    to_jsonb(queue) - '{no,job_id}'::text[], body_hash IS NULL
@@ -124,19 +123,19 @@ def test_what_is_kept_of_a_kind_is_not_its_moment(opened):
 
     assert [1_000_000, 1_000_000, 3_000_000, 3_000_000] == [job.created_at for job in jobs]
     assert [1_000_000, 2_500_000, 3_000_000, 3_000_000] == [job.ready_at for job in jobs]
-    with store._link.connection() as con:
+    with store.database.connection() as con:
         lines = con.execute("SELECT line, turn - ready_at FROM emptied.queue ORDER BY no").fetchall()
     assert [1, 0, 1, 1] == [line for line, _ in lines]
     assert 1 == len({gap for _, gap in lines})
 
 
 def test_no_more_kinds_are_kept_than_come_again(store, monkeypatch):
-    monkeypatch.setattr(postgres_forms, "MOST_KEPT", 3)
+    monkeypatch.setattr(postgres_submit, "MOST_KEPT", 3)
     for n in range(5):
         committed(store, Submit([replace(JOB, tags=(str(n),))], Depth()))
         committed(store, Submit([replace(JOB, idempotency_key=str(n), payload=str(n))], Depth()))
 
-    assert 2 == len(store._submitting._forms._kept)
+    assert 2 == len(store.submits.rows.kept)
     assert not committed(store, Submit([replace(JOB, idempotency_key="4", payload="4")], Depth()))[0].created
 
 
@@ -184,7 +183,7 @@ def test_many_at_once_go_out_together(store, trips):
 def test_what_the_commit_refuses_was_not_submitted(store):
     """The statement itself is answered before its transaction is over."""
     committed(store, Submit([JOB], Depth()))
-    with store._link.connection() as con:
+    with store.database.connection() as con:
         con.execute("""
             CREATE FUNCTION emptied.late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'too late'; END $$;
             CREATE CONSTRAINT TRIGGER late AFTER INSERT ON emptied.job DEFERRABLE INITIALLY DEFERRED
@@ -192,9 +191,9 @@ def test_what_the_commit_refuses_was_not_submitted(store):
 
     for told in (True, False):
         if not told:
-            store._link.behind = lambda: None
+            store.database.notice = lambda: None
         with pytest.raises(psycopg.errors.RaiseException, match="too late"):
             committed(store, Submit([JOB], Depth()))
     assert 1 == len(store.find(Query()))
-    with store._link.connection() as con:
+    with store.database.connection() as con:
         con.execute("DROP FUNCTION emptied.late() CASCADE")

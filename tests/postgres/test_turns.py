@@ -22,8 +22,8 @@ def at_commit(store):
     """A function: from now on the server does this when it commits an attempt that begins."""
 
     def run(sql):
-        with store._link.connect() as con:
-            con.execute(store._link.in_schema(sql))
+        with store.database.connect() as con:
+            con.execute(store.database.in_schema(sql))
 
     def do(what):
         run(
@@ -41,15 +41,15 @@ def at_commit(store):
 def test_jobs_are_made_ready_while_their_start_is_being_committed(store, at_commit):
     committed(store, Submit([JOB], Depth()))
     at_commit("PERFORM pg_advisory_xact_lock(7)")
-    with store._link.connect() as holder:
+    with store.database.connect() as holder:
         holder.execute("SELECT pg_advisory_lock(7)")
-        jobs_from = store._rounds.admitting.jobs_from
+        jobs_from_rows = store.classes.jobs
 
-        def ready(rows):
+        def ready(session, rows):
             holder.execute("SELECT pg_advisory_unlock(7)")  # the commit waits for this
-            return jobs_from(rows)
+            return jobs_from_rows(session, rows)
 
-        store._rounds.admitting.jobs_from = ready
+        store.classes.jobs = ready
         [grant] = committed(store, Admit("here", decider(90)))
 
     assert grant.dispatch.job_id == grant.job.job_id
@@ -84,7 +84,7 @@ def test_a_turn_leaves_nothing_to_the_garbage_collector(store):
 def asked(monkeypatch):
     """The names of what is asked, a list for each round trip. How far it looks (`_from`) depends on how long looks have taken."""
     trips = []
-    together = DatabaseSession.together
+    together = DatabaseSession.execute_many
 
     def noted(session, *calls):
         names = [name.removesuffix("_from") for name, _ in calls]
@@ -92,7 +92,7 @@ def asked(monkeypatch):
             trips.append(names)
         return together(session, *calls)
 
-    monkeypatch.setattr(DatabaseSession, "together", noted)
+    monkeypatch.setattr(DatabaseSession, "execute_many", noted)
     return trips
 
 

@@ -328,6 +328,23 @@ def forget(text: str, gone: Collection[str]) -> str | None:
     return pack(kept).decode() if any(kept) else None
 
 
+class Queued(QueuedJob, frozen=True, gc=False):
+    """A queued job with what a store must know of a job that starts."""
+
+    events: int = 0
+    max_runtime_sec: int | None = None
+    max_active_sec: int | None = None
+    active: int = 0
+
+
+def spent_from(rows: Iterable[Any], day: str) -> dict[AddonId, dict[str, int]]:
+    """`day`: the name of the period that is today; the others are this month."""
+    spent: dict[AddonId, dict[str, int]] = {}
+    for addon_id, period, amount in rows:
+        spent.setdefault(addon_id, {})["day" if period == day else "month"] = amount
+    return spent
+
+
 def new_dispatch(
     dispatch_id: DispatchId,
     waiting: QueuedJob | None,

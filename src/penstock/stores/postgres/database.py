@@ -1,14 +1,21 @@
 """
-The way to the server: connections, transactions, and what becomes of them when something is in the way.
+The database: its connections, its transactions, and its schema.
 
-A transaction is a function that is handed a `DatabaseSession`. It may be called again: after a deadlock, after a conflict of two that
-came at once, after a connection that turned out to be dead. What it wants written it leaves with the session, and that goes out
-with the COMMIT in one round trip. What can be said in one statement, and only once, needs no more than that (`once`).
+A transaction is a function that gets a `DatabaseSession`. It may be called again: after a deadlock, after a
+conflict with another transaction, after a connection that turned out to be dead. It defers its writes to the
+session, and they go out with the COMMIT in one round trip. A transaction of one statement with unique names
+needs no more than that statement (`once`).
 
-Only a row of our own proves that a transaction was committed: a crashed server gives transaction ids out again that never reached its
-log. So each transaction that must not run twice inserts a row with a token of its own (`commit_marker`). When the answer to its COMMIT is
-lost, the link inserts the same token as void: if that fails the transaction was committed, else it never will be, and runs again. Only
-if the server cannot be asked in time is the caller told that the outcome is unknown.
+Only a row of our own proves that a transaction was committed: a crashed server gives out transaction ids
+again that never reached its log. So each transaction that must not run twice inserts a row with a token of
+its own (`commit_marker`). When the answer to its COMMIT is lost, `Database` inserts the same token as void:
+if that fails, the transaction was committed; else it never will be, and runs again. Only if the server cannot
+be asked in time does the caller learn that the outcome is unknown.
+
+The schema comes forward in numbered steps, each in a transaction, one process at a time. Daemons are replaced
+one by one, so a new one brings the schema forward while old ones run. A step therefore only adds. What it
+must break, a later step breaks; that step sets the mark `needs` to the oldest schema that a Penstock must
+know. An older Penstock than that is refused; a merely older one is not.
 """
 
 from __future__ import annotations
@@ -27,12 +34,13 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import tuple_row
 
-from penstock.core.errors import OutcomeUnknown, StoreFailed
+from penstock.core.errors import OutcomeUnknown, SchemaNewer, StoreFailed
 from penstock.core.jobs.types import Moment
 from penstock.stores.api import Clock
-from penstock.stores.common.rows import statements, uuid7
+from penstock.stores.common.rows import migrations, statements, uuid7
 from penstock.stores.postgres.pipeline import (
-    Heard,
+    Call,
+    EarlyRows,
     PipelineConnection,
     RoundTrip,
     Statement,
@@ -43,30 +51,28 @@ from penstock.stores.postgres.pipeline import (
 
 T = TypeVar("T")
 
-#: How often a transaction is tried that others keep getting in the way of.
+#: How often a transaction that conflicts with others runs.
 TRIES: Final = 12
-#: How long the outcome of a COMMIT is asked for while the server is away.
+#: For so long the outcome of a COMMIT is asked for while the server is away.
 FIND_OUT_SEC: Final = 5.0
+#: Taken while a process changes the schema. Any number will do that is the same for all.
+SCHEMA_LOCK: Final = 0x50454E31
 BEGIN: Final = statement("BEGIN")
 SNAPSHOT: Final = statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 COMMIT: Final = statement("COMMIT")
 
 
-class Conflict(Exception):
-    """What this transaction decided on has changed under it."""
-
-
 class _Unanswered(Exception):
-    """It was sent, and may or may not have been committed."""
+    """The transaction was sent, and may have been committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """How we behave on a server that others use too. `pooler`: a PgBouncer in transaction mode is between us and it."""
+    """Timeouts and limits on a server that other programs use too. `pooler`: behind a PgBouncer in transaction mode."""
 
     statement_timeout_ms: int = 30_000
     lock_timeout_ms: int = 10_000
-    #: Of a transaction that has begun: whoever is stopped or cut off in the midst of one holds up all others for no longer.
+    #: A process that stops in the middle of a transaction keeps others waiting for no longer.
     idle_timeout_ms: int = 5_000
     connect_timeout_sec: int = 10
     connections: int = 16
@@ -79,86 +85,78 @@ class ConnectionOptions:
             "statement_timeout": str(self.statement_timeout_ms),
             "lock_timeout": str(self.lock_timeout_ms),
             "idle_in_transaction_session_timeout": str(self.idle_timeout_ms),
-            # A plan is kept for as long as its connection, and what is known of tables like these is always out of date: one that was
-            # made when they were small would scan them for ever. All of ours go from key to key.
+            # A plan is kept as long as its connection, and statistics of such tables are always old: a plan
+            # made for small tables would scan them for ever. All of ours go from key to key.
             "enable_seqscan": "off",
             "enable_hashjoin": "off",
             "enable_mergejoin": "off",
-            # Making one costs more than a batch of ten jobs, and there is only one way to go.
+            # Making a plan costs more than a batch of ten jobs, and there is only one good plan.
             "plan_cache_mode": "force_generic_plan",
             "jit": "off",
-            # To start a process takes longer than any of ours.
+            # Starting a process takes longer than any of our statements.
             "max_parallel_workers_per_gather": "0",
         }
 
 
 class DatabaseSession:
-    """One transaction. It begins with the first thing asked and is over with `finish`."""
+    """One transaction. It begins with the first statement and is over with `finish`."""
 
     def __init__(
         self,
         con: RoundTrip,
         sql: Mapping[str, Statement],
-        opening: Sequence[Statement],
-        behind: Callable[[], tuple[str, Values] | None] = lambda: None,
+        begin: Sequence[Statement],
+        notice: Callable[[], tuple[str, Values] | None] = lambda: None,
     ) -> None:
-        """`behind`: what goes out after the COMMIT of something that is to be told. What becomes of it is of no account."""
-        self._con, self._sql, self._opening, self._behind = con, sql, opening, behind
-        self._left: list[tuple[str, Values]] = []
-        #: Marks the transaction in the database, to prove its COMMIT. None: a second time does no harm.
+        """`notice`: goes out behind the COMMIT of a transaction with events. It may fail unnoticed."""
+        self._con, self._sql, self._begin, self._notice = con, sql, begin, notice
+        self.deferred: list[tuple[str, Values]] = []
+        #: Marks the transaction in the database, to prove its COMMIT. None: it may run twice.
         self.token: str | None = None
-        #: Something was left with it to be written.
         self.writes = False
-        #: Under which its events are told, and whether there are any.
-        self.batch, self.tells = 0, False
+        #: The batch number of its events, and whether there are any.
+        self.batch, self.has_events = 0, False
         self.finishing = False
 
-    def ask(self, name: str, values: Values = None) -> list[Any]:
-        return self.together((name, values))[0]
+    def execute(self, name: str, values: Values = None) -> list[Any]:
+        return self.execute_many((name, values))[0]
 
-    def together(self, *calls: tuple[str, Values]) -> list[list[Any]]:
-        """One round trip for all of them."""
+    def execute_many(self, *calls: tuple[str, Values]) -> list[list[Any]]:
+        """All of them in one round trip."""
         return self._run([(self._sql[name], values) for name, values in calls])
 
-    def plain(self, sql: str, values: Values = None) -> list[Any]:
+    def execute_sql(self, sql: str, values: Values = None) -> list[Any]:
         """For lists, whose conditions are put together from fixed words."""
         return self._run([(statement(sql, prepared=False), values)])[0]
 
-    def leave(self, name: str, values: Values) -> None:
+    def defer(self, name: str, values: Values) -> None:
+        """Run the statement with the COMMIT, or with `flush`."""
         self.writes = True
-        self._left.append((name, values))
+        self.deferred.append((name, values))
 
-    def leave_for(
-        self,
-        name: str,
-        values: Mapping[str, Any],
-        prepare: Callable[[list[Any]], None],
-    ) -> None:
-        """`prepare` is given its rows while the server still writes and commits what stands behind it: it must do nothing that counts."""
-        self.writes = True
-        self._left.append((name, Heard(values, prepare)))
+    def defer_rows(self, name: str, values: Mapping[str, Any], use: Callable[[list[Any]], None]) -> None:
+        """`use` gets the rows while the server writes and commits what comes behind; see `EarlyRows`."""
+        self.defer(name, EarlyRows(values, use))
 
     def flush(self) -> None:
-        """What comes next must see what was left."""
-        self._run_left(())
+        """Run what is deferred: the next statement must see it."""
+        self._run_deferred(())
 
     def finish(self) -> None:
-        if self._left or not self._opening:
+        if self.deferred or not self._begin:
             self.finishing = True
-            call = self._behind() if self.tells else None
-            self._run_left([(COMMIT, None)], [] if call is None else [(self._sql[call[0]], call[1])])
+            notice = self._notice() if self.has_events else None
+            self._run_deferred(
+                [(COMMIT, None)], [] if notice is None else [(self._sql[notice[0]], notice[1])]
+            )
 
-    def _run_left(
-        self, more: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
-    ) -> None:
-        left, self._left = self._left, []
-        self._run([*((self._sql[name], values) for name, values in left), *more], behind)
+    def _run_deferred(self, more: Sequence[Call], behind: Sequence[Call] = ()) -> None:
+        deferred, self.deferred = self.deferred, []
+        self._run([*((self._sql[name], values) for name, values in deferred), *more], behind)
 
-    def _run(
-        self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
-    ) -> list[list[Any]]:
-        opening, self._opening = self._opening, ()
-        return self._con.exchange([*((each, None) for each in opening), *calls], behind)[len(opening) :]
+    def _run(self, calls: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
+        begin, self._begin = self._begin, ()
+        return self._con.exchange([*((each, None) for each in begin), *calls], behind)[len(begin) :]
 
 
 class Database:
@@ -166,16 +164,16 @@ class Database:
         self.schema, self._options, self._clock = schema, options, clock
         self._dsn = _conninfo(dsn, options)
         self.quoted = psycopg.sql.Identifier(schema).as_string()
-        self.sql = {name: statement(self.in_schema(text)) for name, text in statements("postgres").items()}
-        #: The last one used is used next: its server process has everything at hand.
+        self.sql = {name: statement(self.in_schema(text)) for name, text in _statements().items()}
+        #: The last one used is used next: its server process has everything in its cache.
         self._idle: deque[PipelineConnection] = deque()
         self._room = BoundedSemaphore(options.connections)
         self._offset, self._asked, self._latest = 0, float("-inf"), 0
         self._closed = False
-        #: Tokens of transactions whose outcome is known: their rows can go.
+        #: Tokens of transactions whose outcome is known: the next transaction deletes their rows.
         self._answered: list[str] = []
-        #: What goes out behind each COMMIT of something that is to be told.
-        self.behind: Callable[[], tuple[str, Values] | None] = lambda: None
+        #: Makes the notice that goes out behind the COMMIT of a transaction with events.
+        self.notice: Callable[[], tuple[str, Values] | None] = lambda: None
 
     def in_schema(self, sql: str) -> str:
         return sql.replace("penstock.", f"{self.quoted}.")
@@ -183,7 +181,10 @@ class Database:
     # time
 
     def now(self) -> Moment:
-        """The server's clock, asked for every second and carried on by our monotonic one in between, or while it is away."""
+        """
+        The server's clock. It is asked once a second; the monotonic clock carries it on in between, and while
+        the server is away.
+        """
         if self._clock is not None:
             return self._clock()
         if monotonic() - self._asked > 1:
@@ -192,10 +193,7 @@ class Database:
         return self._latest
 
     def _set_clock(self) -> None:
-        known, self._asked = (
-            self._asked > float("-inf"),
-            monotonic(),
-        )  # while it is away, asking once a second is enough
+        known, self._asked = self._asked > float("-inf"), monotonic()
         try:
             with self.failures(), self.connection() as con:
                 sent = _monotonic()
@@ -205,13 +203,16 @@ class Database:
             if not known:
                 raise
 
-    def handed(self) -> Moment | None:
-        """For a statement that judges by a moment: None is the server's own."""
+    def given_now(self) -> Moment | None:
+        """The moment for a statement that judges by one. None: the server's own."""
         return None if self._clock is None else self._clock()
 
-    def opening(self, session: DatabaseSession, *calls: tuple[str, Values]) -> tuple[Moment, list[list[Any]]]:
-        """What locks, then the moment: it must not be older than a lock that was waited for."""
-        *answers, [(now, session.batch)] = session.together(*calls, ("opening", None))
+    def lock(self, session: DatabaseSession, *calls: tuple[str, Values]) -> tuple[Moment, list[list[Any]]]:
+        """
+        Run statements that lock, then take the moment and the batch number: neither may be older than a lock
+        that was waited for.
+        """
+        *answers, [(now, session.batch)] = session.execute_many(*calls, ("opening", None))
         session.token = uuid7()
         return now if self._clock is None else self._clock(), answers
 
@@ -223,9 +224,9 @@ class Database:
 
     def once(self, name: str, values: Values) -> None:
         """
-        A transaction of one statement, which writes names that are unique. When its answer is lost it is sent again as it was: either the first
-        one never came to be, or the second one meets what it wrote and is refused. To look for those names instead would not do, for the first one
-        may still be under way; the second waits for it.
+        A transaction of one statement, which writes unique names. When its answer is lost, it is sent again as
+        it was: either the first never happened, or the second is refused because the names exist. To look for
+        the names would not do: the first may still be under way, and the second waits for it.
         """
         with self.failures():
             try:
@@ -235,8 +236,8 @@ class Database:
 
     def _send_once(self, name: str, values: Values) -> None:
         with self.connection() as con:
-            con.look()
-            notice = self.behind()
+            con.check_alive()
+            notice = self.notice()
             pooled = self._begin((BEGIN,)) if self._options.pooler else ()
             calls = [*((each, None) for each in pooled), (self.sql[name], values)]
             try:
@@ -262,40 +263,40 @@ class Database:
         raise _unknown()
 
     def snapshot(self, work: Callable[[DatabaseSession], T]) -> T:
-        """To read: everything that is asked for is as of one moment."""
+        """Read only: everything is as of one moment."""
         return self._reading(work, (SNAPSHOT,))
 
-    def glance(self, name: str, values: Values = None) -> list[Any]:
-        """One statement needs no transaction around it."""
-        return self._reading(lambda session: session.ask(name, values), ())
+    def query(self, name: str, values: Values = None) -> list[Any]:
+        """Run one statement, which needs no transaction around it."""
+        return self._reading(lambda session: session.execute(name, values), ())
 
-    def _reading(self, work: Callable[[DatabaseSession], T], opening: Sequence[Statement]) -> T:
+    def _reading(self, work: Callable[[DatabaseSession], T], begin: Sequence[Statement]) -> T:
         def read() -> T:
             with self.connection() as con:
-                session = DatabaseSession(con, self.sql, self._begin(opening))
+                session = DatabaseSession(con, self.sql, self._begin(begin))
                 result = work(session)
-                if opening:
+                if begin:
                     session.finish()
                 return result
 
         with self.failures():
             return self._insist(read)
 
-    def _begin(self, opening: Sequence[Statement]) -> Sequence[Statement]:
-        """Behind a pooler a setting lasts for one transaction: the next one may be on another server connection."""
-        return (*opening, _settings(self._options)) if opening and self._options.pooler else opening
+    def _begin(self, begin: Sequence[Statement]) -> Sequence[Statement]:
+        """Behind a pooler settings hold for one transaction: the next may run on another server connection."""
+        return (*begin, _settings(self._options)) if begin and self._options.pooler else begin
 
     def _insist(self, attempt: Callable[[], T]) -> T:
         dead = 0
         for again in range(TRIES):
             try:
                 return attempt()
-            except (Conflict, errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation):
+            except (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation):
                 if again == TRIES - 1:
                     raise
                 sleep(0.002 * again)
             except psycopg.OperationalError as error:
-                # An idle connection whose server has gone since. The others are no better; a fresh one tells.
+                # An idle connection whose server has gone since. The others are no better; a new one will show.
                 if error.sqlstate not in _GONE or dead:
                     raise
                 dead += 1
@@ -306,11 +307,11 @@ class Database:
         session = None
         try:
             with self.connection() as con:
-                session = DatabaseSession(con, self.sql, self._begin((BEGIN,)), self.behind)
+                session = DatabaseSession(con, self.sql, self._begin((BEGIN,)), self.notice)
                 result = work(session)
                 token = session.token if session.writes else None
                 if token is not None:
-                    session.leave("mark_commit", {"token": token, "answered": array(self._take_answered())})
+                    session.defer("mark_commit", {"token": token, "answered": array(self._take_answered())})
                 session.finish()
         except psycopg.OperationalError as error:
             if session is None or not session.finishing or error.sqlstate not in _GONE:
@@ -323,12 +324,12 @@ class Database:
         return result
 
     def _take_answered(self) -> list[str]:
-        """Two threads may take at once and lose a token between them: then its row stays until `forget_commits`."""
+        """Two threads may take them at once and lose a token: its row stays until `forget_commits`."""
         answered, self._answered = self._answered, []
         return answered
 
     def _was_committed(self, token: str) -> bool:
-        """If not, it cannot be committed any more, even where the server is still at work on it."""
+        """If not, it cannot be committed any more, even if the server still works on it."""
         until = monotonic() + FIND_OUT_SEC
         while monotonic() < until:
             try:
@@ -358,10 +359,7 @@ class Database:
 
     def _put_back(self, con: PipelineConnection) -> None:
         try:
-            if (
-                not (con.closed or con.owes)
-                and con.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
-            ):
+            if not con.closed and con.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
                 con.execute("ROLLBACK")
         except psycopg.Error:
             con.close()
@@ -390,7 +388,7 @@ class Database:
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """What PostgreSQL reports about itself, in our words. A broken constraint is our own bug and stays as it is."""
+        """StoreFailed for what PostgreSQL reports about itself. A broken constraint is our own bug, and stays."""
         try:
             yield
         except (
@@ -401,8 +399,58 @@ class Database:
             kind, words = _WHY.get(error.sqlstate or "", ("unreachable", "cannot be reached"))
             if isinstance(error, errors.InsufficientPrivilege | errors.ReadOnlySqlTransaction):
                 kind, words = "readonly", "does not let us write"
-            told = str(error).strip().splitlines()[:1]
-            raise StoreFailed(f"the database {words}: {''.join(told)}", kind=kind) from error
+            first_line = str(error).strip().splitlines()[:1]
+            raise StoreFailed(f"the database {words}: {''.join(first_line)}", kind=kind) from error
+
+    # the schema
+
+    def migrate(self) -> None:
+        """Make the schema, or bring it up to date."""
+        steps = migrations("postgres")
+        with self.failures(), self.connection() as con:
+            if self._version(con, len(steps)) >= len(steps):
+                return
+            with con.transaction():
+                con.execute("SELECT pg_advisory_xact_lock(%s)", [SCHEMA_LOCK])
+                exists = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+                if con.execute(exists, [self.schema]).fetchone() is None:
+                    con.execute(f"CREATE SCHEMA {self.quoted}".encode())
+                for number in range(self._version(con, len(steps)) + 1, len(steps) + 1):
+                    con.execute(self.in_schema(steps[number - 1]))
+                    mark = self.in_schema("UPDATE penstock.mark SET value = %s WHERE name = 'schema'")
+                    con.execute(mark, [number])
+
+    def _version(self, con: PipelineConnection, known: int) -> int:
+        """The number of the schema; 0 if there is none."""
+        # From the catalogue itself: `to_regclass` may answer from before the lock that we have waited for.
+        tables = con.execute(
+            "SELECT relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE nspname = %s",
+            [self.schema],
+        ).fetchall()
+        if not tables:
+            return 0
+        if ("mark",) not in tables:
+            raise StoreFailed(
+                f"the schema {self.schema} has tables of another program; choose another schema"
+            )
+        rows = con.execute(self.in_schema("SELECT name, value FROM penstock.mark")).fetchall()
+        marks: dict[str, int] = dict(rows)
+        if marks["needs"] > known:
+            raise SchemaNewer(
+                f"the schema {self.schema} is {marks['schema']} and needs a Penstock that knows {marks['needs']}, "
+                f"this one knows {known}: upgrade Penstock",
+                schema=marks["schema"],
+                known=known,
+            )
+        return int(marks["schema"])
+
+
+def _statements() -> dict[str, str]:
+    named = statements("postgres")
+    return named | {
+        "jobs_by_id": f"{named['job_columns']} WHERE j.job_id = ANY(%(ids)s::text[])",
+        "dispatches_by_id": f"{named['dispatch_columns']} WHERE d.dispatch_id = ANY(%(ids)s::text[])",
+    }
 
 
 def _unknown() -> OutcomeUnknown:
@@ -422,7 +470,7 @@ _WHY: Final = {
 }
 
 
-#: A server that does not answer any more, cable and all, is given up after so long; in seconds, and the last in milliseconds.
+#: After so long a server that does not answer counts as gone; in seconds, and the last in milliseconds.
 _PRESENCE: Final = {
     "keepalives_idle": 5,
     "keepalives_interval": 2,
@@ -433,22 +481,22 @@ _PRESENCE: Final = {
 
 def _conninfo(dsn: str, options: ConnectionOptions) -> str:
     try:
-        told = conninfo_to_dict(dsn)
+        given = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
-        # What libpq says quotes the part that it cannot read, and that may be the password.
+        # libpq's message quotes the part that it cannot read, and that may be the password.
         raise StoreFailed(
             "the address of the database cannot be read: write postgresql://USER@HOST:PORT/NAME, "
             "with %40 for an @ and %2F for a / in a name or password",
             kind="address",
         ) from None
-    more: dict[str, str] = {"application_name": str(told.get("application_name") or "penstock")}
+    more: dict[str, str] = {"application_name": str(given.get("application_name") or "penstock")}
     more["client_encoding"] = "utf-8"
-    more["connect_timeout"] = str(told.get("connect_timeout") or options.connect_timeout_sec)
+    more["connect_timeout"] = str(given.get("connect_timeout") or options.connect_timeout_sec)
     for name, value in _PRESENCE.items():
-        more[name] = str(told.get(name) or value)
+        more[name] = str(given.get(name) or value)
     if not options.pooler:
         pinned = " ".join(f"-c {name}={value}" for name, value in options.settings.items())
-        more["options"] = f"{told.get('options') or ''} {pinned}".strip()
+        more["options"] = f"{given.get('options') or ''} {pinned}".strip()
     return make_conninfo(dsn, **more)
 
 

@@ -1,9 +1,9 @@
 """
-Statements on their way to the server and rows on their way back.
+Statements on their way to the server, and rows on their way back.
 
-psycopg makes the connection and its types; a cursor for every statement would cost more than most of ours take to run. So a round trip is
-made here of libpq's own calls: every statement is prepared once per connection, values go out as the text that they are made as, and rows
-come back in binary and are loaded by what psycopg has for it.
+psycopg makes the connection and knows the types. A psycopg cursor for every statement would cost more than
+most of our statements take to run, so a round trip uses libpq's own calls: a connection prepares every
+statement once, values go out as text, and rows come back in binary and are loaded by psycopg.
 """
 
 from __future__ import annotations
@@ -24,29 +24,32 @@ from psycopg.pq import ConnStatus, ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import TupleRow
 
-#: In order, or by name. Many may come as a function: it is called when what stands before them is with the server already.
+#: In order, or by name. A function is called when the statements before are with the server already.
 Values: TypeAlias = (
-    "Sequence[Any] | Mapping[str, Any] | Callable[[], Sequence[Any] | Mapping[str, Any]] | Heard | None"
+    "Sequence[Any] | Mapping[str, Any] | Callable[[], Sequence[Any] | Mapping[str, Any]] | EarlyRows | None"
 )
 
 
-class Heard(NamedTuple):
-    """`then` is given the rows as soon as they have come, while the server is busy with what stands behind: how that will end is not known yet."""
+class EarlyRows(NamedTuple):
+    """
+    `use` gets the rows as soon as they arrive, while the server works on the statements behind. It is not
+    known yet whether the transaction succeeds.
+    """
 
     values: Mapping[str, Any]
-    then: Callable[[list[Any]], None]
+    use: Callable[[list[Any]], None]
 
 
 class Statement(NamedTuple):
-    """`names`: of its values in the order in which it has them; None where they come in that order."""
+    """`names`: of its values, in the order of its text; None if the values come in that order."""
 
     text: bytes
     names: tuple[str, ...] | None = None
-    #: Not worth it for what is put together for one question.
+    #: False for a statement that is put together for one question.
     prepared: bool = True
 
     def bind(self, values: Values) -> list[bytes | None]:
-        if isinstance(values, Heard):
+        if isinstance(values, EarlyRows):
             values = values.values
         if callable(values):
             values = values()
@@ -55,15 +58,18 @@ class Statement(NamedTuple):
         return [value if value.__class__ is bytes else text(value) for value in values or ()]
 
 
+Call: TypeAlias = tuple[Statement, Values]
+
+
 @cache
 def statement(sql: str, *, prepared: bool = True) -> Statement:
-    """From the way we write them, with %s or %(name)s, to the server's, with $1."""
+    """From our way to write values, %s or %(name)s, to the server's, $1."""
     names: list[str] = []
     in_order = 0
 
-    def numbered(found: re.Match[str]) -> str:
+    def numbered(match: re.Match[str]) -> str:
         nonlocal in_order
-        name = found[1]
+        name = match[1]
         if name is None:
             in_order += 1
             return f"${in_order}"
@@ -76,156 +82,139 @@ def statement(sql: str, *, prepared: bool = True) -> Statement:
 
 
 class RoundTrip(Protocol):
-    def exchange(
-        self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
-    ) -> list[list[Any]]:
+    def exchange(self, calls: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
         """
-        The rows of each. When one fails those after it are not run, and its failure is raised. Without a BEGIN before it all of them are one
-        transaction. Those `behind` are another: what becomes of it is of no account, and nobody waits for it.
+        The rows of each call. When one fails, those after it do not run, and its failure is raised. Without a
+        BEGIN all of them are one transaction. `behind` is another transaction, and may fail unnoticed.
         """
         ...
 
 
-#: After so many uses a statement is prepared anew: its plan was made for tables as they were the first time, and on empty ones any way is as good as
-#: the right one.
-ANEW: Final = frozenset({16, 128, 1_024})
+#: After so many uses a connection prepares a statement again: the server made its plan for tables as they
+#: were the first time, and on empty tables any plan is as good as the right one.
+PREPARE_AGAIN_AT: Final = frozenset({16, 128, 1_024})
 
 
-class _Known:
-    """A statement as the server has it for this connection, and how its rows are loaded, which is looked up the first time."""
+class _Prepared:
+    """A statement as the server knows it on this connection. The loaders of its rows are looked up once."""
 
-    __slots__ = ("_rows", "_seen", "name", "uses")
+    __slots__ = ("_has_loaders", "_rows", "name", "uses")
 
     def __init__(self, name: bytes, connection: PipelineConnection, uses: int = 0) -> None:
-        self.name, self._rows, self._seen, self.uses = name, Transformer(connection), False, uses
+        self.name, self._rows, self._has_loaders, self.uses = name, Transformer(connection), False, uses
 
     def load(self, result: PGresult) -> list[Any]:
         if not result.ntuples:
             return []
-        self._rows.set_pgresult(result, set_loaders=not self._seen)
-        self._seen = True
+        self._rows.set_pgresult(result, set_loaders=not self._has_loaders)
+        self._has_loaders = True
         return self._rows.load_rows(0, result.ntuples, tuple)
+
+
+class _Sent(NamedTuple):
+    """`preparing`: how many results come before its own."""
+
+    text: bytes
+    prepared: _Prepared
+    preparing: int
+    early: EarlyRows | None
 
 
 class PipelineConnection(psycopg.Connection[TupleRow]):
     def __init__(self, pgconn: PGconn) -> None:
         super().__init__(pgconn)
-        #: False behind a pooler, which hands the next transaction to a server connection that has not seen our statements.
+        #: False behind a pooler: the next transaction may run on a server connection without our statements.
         self.prepares = True
-        self._known: dict[bytes, _Known] = {}
-        #: Those whose preparing has been sent, and not been answered yet.
-        self._new: dict[bytes, _Known] = {}
+        self._by_text: dict[bytes, _Prepared] = {}
+        #: Those whose preparation has been sent, and not been answered yet.
+        self._preparing_by_text: dict[bytes, _Prepared] = {}
         self._names = count(1)
-        self._ready = poll()
-        self._ready.register(pgconn.socket, POLLIN)
-        #: What went out behind the last round trip, and has perhaps not been answered yet.
-        self._owed: list[_Sent] = []
+        self._poll = poll()
+        self._poll.register(pgconn.socket, POLLIN)
 
-    @property
-    def owes(self) -> bool:
-        """An answer, and nothing else: what was asked before is over, and was successful."""
-        return bool(self._owed)
-
-    def exchange(
-        self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
-    ) -> list[list[Any]]:
+    def exchange(self, calls: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
         """All of them in one round trip."""
         pgconn = self.pgconn
-        if any(one.first for one in self._owed):  # it is not known yet whether that was prepared
-            self._settle()
         try:
             pgconn.enter_pipeline_mode()
-            sent, owed = self._send_all(calls), self._owed
-            self._owed = self._send_all(behind) if behind else []
-            if owed:
-                self._receive()
+            sent = self._send_all(calls)
+            sent_behind = self._send_all(behind) if behind else []
             results = self._receive(sent)
             if not behind:
                 pgconn.exit_pipeline_mode()
         except BaseException:
-            self.close()  # nobody knows what is still on its way
+            self.close()  # results of unknown number are still on their way
             raise
-        if behind and _failure(results) is not None:
-            self._settle()
-        left = iter(results)
-        answers = [self._rows(left, one) for one in sent]
-        for result in left:  # of a transaction whose statements were all well, and its commit was not
+        if behind:
+            self._receive_behind(sent_behind)
+        remaining = iter(results)
+        answers = [self._rows(remaining, one) for one in sent]
+        for result in remaining:  # all statements succeeded, but not the commit at the end
             _check(result)
         return answers
 
-    def notices(self, within_sec: float) -> list[str]:
-        """What comes first within so long. psycopg's own way looks ten times a second whether it is to stop, and takes longer to say what it has."""
-        if self._ready.poll(int(within_sec * 1_000)):
-            self.pgconn.consume_input()
-        told = []
-        while (notice := self.pgconn.notifies()) is not None:
-            told.append(notice.extra.decode())
-        return told
-
-    def cursor(self, *args: Any, **kwargs: Any) -> Any:
-        """psycopg's own ways find the connection as they expect it."""
-        self._settle()
-        return super().cursor(*args, **kwargs)
-
-    def transaction(self, *args: Any, **kwargs: Any) -> Any:
-        self._settle()
-        return super().transaction(*args, **kwargs)
-
-    def _settle(self) -> None:
-        """Take in what is owed. That it failed is of no account; that the connection is gone is."""
-        if not self._owed:
-            return
-        try:
-            results, owed = iter(self._receive()), self._owed
-            self._owed = []
-            self.pgconn.exit_pipeline_mode()
-        except BaseException:
-            self.close()
-            raise
+    def _receive_behind(self, sent: Sequence[_Sent]) -> None:
+        """Their failure does not matter, nor does a connection that is lost by now."""
         with suppress(psycopg.Error):
-            for one in owed:
+            try:
+                results = iter(self._receive())
+                self.pgconn.exit_pipeline_mode()
+            except BaseException:
+                self.close()
+                raise
+            for one in sent:
                 self._rows(results, one)
 
-    def look(self) -> None:
-        """Raises what an exchange would if the server has gone already. Nothing has been sent then."""
-        while self._ready.poll(0):
+    def notices(self, within_sec: float) -> list[str]:
+        """The notices that come first in that time. psycopg's own way wakes up ten times a second."""
+        if self._poll.poll(int(within_sec * 1_000)):
+            self.pgconn.consume_input()
+        notices = []
+        while (notice := self.pgconn.notifies()) is not None:
+            notices.append(notice.extra.decode())
+        return notices
+
+    def check_alive(self) -> None:
+        """Raise what an exchange would if the server has gone already. Nothing has been sent then."""
+        while self._poll.poll(0):
             self.pgconn.consume_input()
 
-    def _send_all(self, calls: Sequence[tuple[Statement, Values]]) -> list[_Sent]:
-        self._new.clear()
+    def _send_all(self, calls: Sequence[Call]) -> list[_Sent]:
+        self._preparing_by_text.clear()
         sent = [self._send(*call) for call in calls]
         self.pgconn.pipeline_sync()
         return sent
 
-    def _send(self, asked: Statement, values: Values) -> _Sent:
+    def _send(self, statement: Statement, values: Values) -> _Sent:
         if callable(values):
             self.pgconn.flush()
-        bound = asked.bind(values)
-        if not (self.prepares and asked.prepared):
-            self.pgconn.send_query_params(asked.text, bound, result_format=Format.BINARY)
-            return _Sent(asked, _Known(b"", self), 0, values.then if isinstance(values, Heard) else None)
-        known, first = self._new.get(asked.text) or self._known.get(asked.text), 0
-        if known is None:
-            known, first = self._prepare(asked, 0), 1
-        elif (
-            bound and known.uses in ANEW
-        ):  # without values it is a BEGIN, before which nothing may come, or has but one plan
-            self.pgconn.send_query_params(b"DEALLOCATE " + known.name, [])
-            known, first = self._prepare(asked, known.uses), 2
-        known.uses += 1
-        self.pgconn.send_query_prepared(known.name, bound, result_format=Format.BINARY)
-        if isinstance(values, Heard):
+        bound = statement.bind(values)
+        early = values if isinstance(values, EarlyRows) else None
+        if not (self.prepares and statement.prepared):
+            self.pgconn.send_query_params(statement.text, bound, result_format=Format.BINARY)
+            return _Sent(statement.text, _Prepared(b"", self), 0, early)
+        prepared = self._preparing_by_text.get(statement.text) or self._by_text.get(statement.text)
+        preparing = 0
+        if prepared is None:
+            prepared, preparing = self._prepare(statement, 0), 1
+        elif bound and prepared.uses in PREPARE_AGAIN_AT:
+            # A statement without values has one plan, or is a BEGIN, before which nothing may come.
+            self.pgconn.send_query_params(b"DEALLOCATE " + prepared.name, [])
+            prepared, preparing = self._prepare(statement, prepared.uses), 2
+        prepared.uses += 1
+        self.pgconn.send_query_prepared(prepared.name, bound, result_format=Format.BINARY)
+        if early is not None:
             self.pgconn.send_flush_request()
-            return _Sent(asked, known, first, values.then)
-        return _Sent(asked, known, first)
+        return _Sent(statement.text, prepared, preparing, early)
 
-    def _prepare(self, asked: Statement, uses: int) -> _Known:
-        known = self._new[asked.text] = _Known(b"penstock_%d" % next(self._names), self, uses)
-        self.pgconn.send_prepare(known.name, asked.text)
-        return known
+    def _prepare(self, statement: Statement, uses: int) -> _Prepared:
+        prepared = _Prepared(b"penstock_%d" % next(self._names), self, uses)
+        self._preparing_by_text[statement.text] = prepared
+        self.pgconn.send_prepare(prepared.name, statement.text)
+        return prepared
 
     def _receive(self, sent: Sequence[_Sent] = ()) -> list[PGresult]:
-        pgconn, heard = self.pgconn, _heard(sent)
+        pgconn, early = self.pgconn, _early(sent)
         while pgconn.flush():
             self._wait(POLLIN | POLLOUT)
         results: list[PGresult] = []
@@ -240,43 +229,34 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
                 return results
             else:
                 results.append(result)
-                one = heard.get(len(results))
-                if one is not None and one.then is not None and result.status == ExecStatus.TUPLES_OK:
-                    one.then(one.known.load(result))
+                one = early.get(len(results))
+                if one is not None and one.early is not None and result.status == ExecStatus.TUPLES_OK:
+                    one.early.use(one.prepared.load(result))
 
-    def _wait(self, what: int) -> None:
-        """What has come is taken in also while we send: a server that cannot answer does not read on."""
-        if what != POLLIN:
-            self._ready.modify(self.pgconn.socket, what)
-        [(_, ready)] = self._ready.poll()
-        if what != POLLIN:
-            self._ready.modify(self.pgconn.socket, POLLIN)
+    def _wait(self, events: int) -> None:
+        """Take in what has come, also while we send: a server that cannot answer does not read on."""
+        if events != POLLIN:
+            self._poll.modify(self.pgconn.socket, events)
+        [(_, ready)] = self._poll.poll()
+        if events != POLLIN:
+            self._poll.modify(self.pgconn.socket, POLLIN)
         if ready & ~POLLOUT:
             self.pgconn.consume_input()
 
     def _rows(self, results: Iterator[PGresult], sent: _Sent) -> list[Any]:
-        if sent.first:
-            for _ in range(sent.first):
+        if sent.preparing:
+            for _ in range(sent.preparing):
                 _check(next(results))
-            self._known[sent.asked.text] = sent.known
+            self._by_text[sent.text] = sent.prepared
         result = next(results)
         _check(result)
-        return sent.known.load(result) if sent.then is None else []
+        return sent.prepared.load(result) if sent.early is None else []
 
 
-class _Sent(NamedTuple):
-    """`first`: how many answers come before its own. `then`: who has its rows."""
-
-    asked: Statement
-    known: _Known
-    first: int
-    then: Callable[[list[Any]], None] | None = None
-
-
-def _heard(sent: Sequence[_Sent]) -> dict[int, _Sent]:
-    """By which answer is theirs, counted from 1."""
-    numbers = accumulate(one.first + 1 for one in sent)
-    return {number: one for number, one in zip(numbers, sent, strict=True) if one.then is not None}
+def _early(sent: Sequence[_Sent]) -> dict[int, _Sent]:
+    """By the number of their result, counted from 1."""
+    numbers = accumulate(one.preparing + 1 for one in sent)
+    return {number: one for number, one in zip(numbers, sent, strict=True) if one.early is not None}
 
 
 def _check(result: PGresult) -> None:
@@ -285,7 +265,7 @@ def _check(result: PGresult) -> None:
 
 
 def _failure(results: Sequence[PGresult]) -> psycopg.Error | None:
-    """Of the first that failed; those behind it were not run."""
+    """The failure of the first result that has one; the statements behind it did not run."""
     for result in results:
         if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
             return errors.error_from_result(result)
@@ -297,14 +277,14 @@ def text(value: Any) -> bytes | None:
 
 
 _encode: Final = msgspec.json.Encoder().encode
-#: For the character NUL, which text in PostgreSQL cannot hold.
+#: Instead of the character NUL, which a text in PostgreSQL cannot have.
 _NUL: Final = "\N{SYMBOL FOR NULL}"
 
 
 def columns(rows: Sequence[Sequence[Any]], width: int = 0) -> list[bytes]:
     """
-    Rows as one array per column, for `unnest`: one statement and one round trip, however many rows. `width`: of those that may be none.
-    A column without a value is empty: `unnest` goes by the longest, and fills up the others.
+    Rows as one array per column, for `unnest`: one statement for any number of rows. `width`: how many
+    columns, if there may be no row. A column without any value is an empty array: `unnest` fills it up.
     """
     return [column(values) for values in zip(*rows, strict=True)] or [b"{}"] * width
 
@@ -315,13 +295,13 @@ def column(values: Sequence[Any]) -> bytes:
 
 def array(values: Sequence[Any]) -> bytes:
     """
-    An array as PostgreSQL writes it, which is nearly how JSON does: an element costs a hundredth of what psycopg's own way does.
-    They part at what JSON escapes.
+    An array as PostgreSQL reads it. But for what JSON escapes this is how JSON writes it, and an element
+    costs a hundredth of what it costs psycopg.
     """
-    listed = _encode(values)
-    if b"\\" in listed:
+    encoded = _encode(values)
+    if b"\\" in encoded:
         return b"{%b}" % b",".join([_element(value) for value in values])
-    return b"{%b}" % listed[1:-1]
+    return b"{%b}" % encoded[1:-1]
 
 
 def _element(value: Any) -> bytes:

@@ -1,12 +1,13 @@
 """
-Heartbeats that arrived together. The runs are locked and read in one go, judged one after the other on what was read, and written in one go;
-the rows of their jobs only where a beat tells something of the job.
+The writer of heartbeats. Heartbeats that arrive together lock and read their dispatches in one go, are judged
+one after the other, and are written in one go. The row of a job is locked and written only if its heartbeat
+reports something about the job.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +19,56 @@ from penstock.core.jobs.spending import windows
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Moment, Money
 from penstock.stores.api import NotesFor, Renew, Standing
+from penstock.stores.common.group_commit import GroupCommit
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import array, columns
-from penstock.stores.postgres.write_batch import NO_JOB, PostgresWriteBatch, Told
+from penstock.stores.postgres.write_batch import NO_JOB, PostgresWriteBatch
+
+
+class RenewBatcher(GroupCommit):
+    """
+    `wait_for_rounds` returns when the changes and completions that were handed in before are written: a
+    heartbeat behind the end of its dispatch must see that end. `on_commit`: as in `RoundBatcher`.
+    """
+
+    def __init__(
+        self, database: Database, wait_for_rounds: Callable[[], object], on_commit: Callable[[bool], None]
+    ) -> None:
+        self._database, self._wait_for_rounds, self._on_commit = database, wait_for_rounds, on_commit
+        super().__init__(self._write_all)  # type: ignore[arg-type]  # nothing but `Renew` comes to it
+
+    def _write_all(self, operations: list[Renew]) -> list[list[Standing | None]]:
+        self._wait_for_rounds()
+        standings, has_events = self._database.transact(lambda session: self._renew(session, operations))
+        self._on_commit(has_events)
+        return standings
+
+    def _renew(
+        self, session: DatabaseSession, operations: Sequence[Renew]
+    ) -> tuple[list[list[Standing | None]], bool]:
+        renewals = [renewal for operation in operations for renewal in operation.renewals]
+        reporting = sorted({renewal.dispatch_id for renewal in renewals if _reports(renewal)})
+        ids = {"ids": array(sorted({renewal.dispatch_id for renewal in renewals}))}
+        locks = [("lock_jobs_of", {"ids": array(reporting)})] if reporting else []
+        now, answers = self._database.lock(session, *locks, ("dispatches_for_beats", ids))
+        batch = _Heartbeats(now, {row[0]: _Renewed(*row) for row in answers[-1]})
+        renewed = [[batch.renew(renewal) for renewal in operation.renewals] for operation in operations]
+        batch.spend(session)
+        standings = [
+            [None if standing is None else batch.note(standing, operation.notes_for) for standing in row]
+            for operation, row in zip(operations, renewed, strict=True)
+        ]
+        batch.defer(session)
+        return standings, batch.writes.defer(session)
+
+
+def _reports(renewal: Renewal) -> bool:
+    return renewal.progress is not None or renewal.spent is not None or renewal.checkpoint is not None
 
 
 @dataclass(slots=True)
-class _Run:
-    """A dispatch, and what a heartbeat may change of its job."""
+class _Renewed:
+    """A row of `dispatches_for_beats`: a dispatch, and what a heartbeat may change of its job."""
 
     dispatch_id: DispatchId
     phase: str
@@ -46,131 +89,100 @@ class _Run:
     pid: int | None
     renewed: bool = False
     hastened: bool = False
-    told: bool = False  # its job's row changes too
+    job_changes: bool = False
 
 
-class Renewing:
-    def __init__(self, link: Database) -> None:
-        self._link = link
-
-    def run(
-        self, session: DatabaseSession, batches: Sequence[Renew]
-    ) -> tuple[list[list[Standing | None]], bool]:
-        beats = [beat for batch in batches for beat in batch.renewals]
-        telling = sorted({beat.dispatch_id for beat in beats if _tells(beat)})
-        ids = {"ids": array(sorted({beat.dispatch_id for beat in beats}))}
-        locks = [("lock_jobs_of", {"ids": array(telling)})] if telling else []
-        now, answers = self._link.opening(session, *locks, ("dispatches_for_beats", ids))
-        beating = _Beating(now, {row[0]: _Run(*row) for row in answers[-1]})
-        renewed = [[beating.renew(beat) for beat in batch.renewals] for batch in batches]
-        beating.spend(session)
-        standings = [
-            [
-                beating.told(beat, standing, batch.notes_for)
-                for beat, standing in zip(batch.renewals, row, strict=True)
-            ]
-            for batch, row in zip(batches, renewed, strict=True)
-        ]
-        beating.leave(session)
-        return standings, beating.pages.leave(session)
-
-
-def _tells(beat: Renewal) -> bool:
-    return beat.progress is not None or beat.spent is not None or beat.checkpoint is not None
-
-
-class _Beating:
-    def __init__(self, now: Moment, runs: dict[DispatchId, _Run]) -> None:
-        self._now, self._runs = now, runs
+class _Heartbeats:
+    def __init__(self, now: Moment, dispatches: dict[DispatchId, _Renewed]) -> None:
+        self._now, self._dispatches = now, dispatches
         self._checkpoints: dict[int, tuple[Any, ...]] = {}
         self._spent: Counter[tuple[str, str]] = Counter()
-        self._before: dict[tuple[str, str], Money] = {}
-        self.pages = PostgresWriteBatch()
+        self._addon_spent: dict[tuple[str, str], Money] = {}
+        self.writes = PostgresWriteBatch()
 
-    def renew(self, beat: Renewal) -> Standing | None:
-        run = self._runs.get(beat.dispatch_id)
+    def renew(self, renewal: Renewal) -> Standing | None:
+        dispatch = self._dispatches.get(renewal.dispatch_id)
         if (
-            run is None
-            or run.phase not in (DispatchPhase.LEASED, DispatchPhase.ENDING)
-            or run.expires_at <= self._now
+            dispatch is None
+            or dispatch.phase not in (DispatchPhase.LEASED, DispatchPhase.ENDING)
+            or dispatch.expires_at <= self._now
         ):
             return None
-        run.renewed = True
-        if run.phase == DispatchPhase.LEASED:
-            run.hastened |= beat.expires_at < run.expires_at
-            run.expires_at = beat.expires_at
-        more = max(0, (beat.spent or 0) - run.spent)
-        run.spent += more
-        if beat.progress is not None:
-            run.progress = beat.progress
-        if beat.pid is not None:
-            run.pid = beat.pid
-        before = 0 if run.no is None else run.job_spent - run.spent_before
-        if run.no is not None and (more or beat.progress is not None or beat.checkpoint is not None):
-            self._tell(run, run.no, beat, more)
+        dispatch.renewed = True
+        if dispatch.phase == DispatchPhase.LEASED:
+            dispatch.hastened |= renewal.expires_at < dispatch.expires_at
+            dispatch.expires_at = renewal.expires_at
+        more = max(0, (renewal.spent or 0) - dispatch.spent)
+        dispatch.spent += more
+        if renewal.progress is not None:
+            dispatch.progress = renewal.progress
+        if renewal.pid is not None:
+            dispatch.pid = renewal.pid
+        before = 0 if dispatch.no is None else dispatch.job_spent - dispatch.spent_before
+        if dispatch.no is not None and (
+            more or renewal.progress is not None or renewal.checkpoint is not None
+        ):
+            self._report(dispatch, dispatch.no, renewal, more)
         for window in windows(self._now) if more else ():
-            self._spent[run.addon_id, window.name] += more
+            self._spent[dispatch.addon_id, window.name] += more
         return Standing(
-            beat.dispatch_id,
-            run.job_id,
-            run.addon_id,
-            DispatchPhase(run.phase),
-            None if run.reason is None else EndReason(run.reason),
-            run.expires_at,
+            renewal.dispatch_id,
+            dispatch.job_id,
+            dispatch.addon_id,
+            DispatchPhase(dispatch.phase),
+            None if dispatch.reason is None else EndReason(dispatch.reason),
+            dispatch.expires_at,
             before,
             before + more,
-            run.cost_limit,
+            dispatch.cost_limit,
         )
 
-    def _tell(self, run: _Run, no: int, beat: Renewal, more: int) -> None:
-        run.told = True
-        run.job_spent += more
-        if beat.progress is not None:
-            run.job_progress = beat.progress
-        if beat.checkpoint is not None:
-            run.events += 1
-            self._checkpoints[no] = (no, self._now, run.fence, beat.checkpoint)
-            told = (no, run.job_id, run.events, JobState.RUNNING)
-            self.pages.note(self._now, Note(EventKind.CHECKPOINT), told, beat.dispatch_id)
+    def _report(self, dispatch: _Renewed, no: int, renewal: Renewal, more: Money) -> None:
+        dispatch.job_changes = True
+        dispatch.job_spent += more
+        if renewal.progress is not None:
+            dispatch.job_progress = renewal.progress
+        if renewal.checkpoint is not None:
+            self._checkpoints[no] = (no, self._now, dispatch.fence, renewal.checkpoint)
+            self._note(dispatch, Note(EventKind.CHECKPOINT))
+
+    def _note(self, dispatch: _Renewed, note: Note) -> None:
+        subject = NO_JOB
+        if note.of_job and dispatch.no is not None:
+            dispatch.job_changes, dispatch.events = True, dispatch.events + 1
+            subject = (dispatch.no, dispatch.job_id, dispatch.events, JobState.RUNNING)
+        self.writes.note(self._now, note, subject, dispatch.dispatch_id)
 
     def spend(self, session: DatabaseSession) -> None:
-        if self._spent:  # in one order for all, so that nobody waits in a circle
+        """Add to the budgets, in one order for all transactions, so that none waits in a circle."""
+        if self._spent:
             rows = [(*key, more) for key, more in sorted(self._spent.items())]
-            for addon_id, period, spent in session.ask("spend", columns(rows)):
-                self._before[addon_id, period] = spent - self._spent[addon_id, period]
+            for addon_id, period, spent in session.execute("spend", columns(rows)):
+                self._addon_spent[addon_id, period] = spent - self._spent[addon_id, period]
 
-    def told(self, beat: Renewal, standing: Standing | None, notes_for: NotesFor) -> Standing | None:
-        """With what its addon has spent by then: the amounts of one transaction count one after the other."""
-        if standing is None:
-            return None
-        more = standing.spent - standing.spent_before
-        if more:
+    def note(self, standing: Standing, notes_for: NotesFor) -> Standing:
+        """
+        Write what `notes_for` makes of the standing, with what its addon has spent by then: the amounts of
+        one transaction count one after the other.
+        """
+        if more := standing.spent - standing.spent_before:
             spent: dict[str, Money] = {}
             for window in windows(self._now):
-                self._before[standing.addon_id, window.name] += more
-                spent[window.kind] = self._before[standing.addon_id, window.name]
+                self._addon_spent[standing.addon_id, window.name] += more
+                spent[window.kind] = self._addon_spent[standing.addon_id, window.name]
             standing = replace(standing, addon_spent=spent)
-        run = self._runs[beat.dispatch_id]
         for note in notes_for(standing):
-            whose: Told = NO_JOB
-            if note.of_job and run.no is not None:
-                run.told, run.events = True, run.events + 1
-                whose = (run.no, run.job_id, run.events, JobState.RUNNING)
-            self.pages.note(self._now, note, whose, beat.dispatch_id)
+            self._note(self._dispatches[standing.dispatch_id], note)
         return standing
 
-    def leave(self, session: DatabaseSession) -> None:
-        renewed = [run for run in self._runs.values() if run.renewed]
+    def defer(self, session: DatabaseSession) -> None:
+        renewed = [dispatch for dispatch in self._dispatches.values() if dispatch.renewed]
         if renewed:
-            rows = [
-                (run.dispatch_id, run.expires_at, run.progress, run.spent, run.events, run.pid)
-                for run in renewed
-            ]
-            session.leave("renew", columns(rows))
-        if sooner := [(run.flight, run.expires_at, None) for run in renewed if run.hastened]:
-            session.leave("due_sooner", columns(sorted(sooner)))
-        if told := [run for run in renewed if run.told]:
-            jobs = [(run.no, run.job_progress, run.job_spent) for run in told]
-            session.leave("beat_jobs", columns(jobs))
+            rows = [(d.dispatch_id, d.expires_at, d.progress, d.spent, d.events, d.pid) for d in renewed]
+            session.defer("renew", columns(rows))
+        if sooner := [(d.flight, d.expires_at, None) for d in renewed if d.hastened]:
+            session.defer("due_sooner", columns(sorted(sooner)))
+        if jobs := [(d.no, d.job_progress, d.job_spent) for d in renewed if d.job_changes]:
+            session.defer("beat_jobs", columns(jobs))
         if self._checkpoints:
-            session.leave("set_checkpoints", columns(list(self._checkpoints.values())))
+            session.defer("set_checkpoints", columns(list(self._checkpoints.values())))

@@ -1,21 +1,21 @@
 """
-Submits that arrived together, in one transaction; or one submit in a transaction of the caller's own.
+The writer of submits: those that arrived together in one transaction, or one in a transaction of the caller's.
 
-Most submits have nothing to ask first: no key that may have been used, no limit that may be reached. They are
-one statement and one round trip. Most are calls of the same few functions, so everything that does not depend
-on the moment is made once and kept (`Forms`): it was a third of what a submit costs in its process.
+Most submits have nothing to check first: no key that may have been used, no limit that may be reached. They
+are one statement and one round trip. Most are calls of the same few functions, so everything that does not
+depend on the moment is encoded once and kept (`RowCache`): it was a third of what a submit costs its process.
 
 In a transaction of the caller our statements run like the caller's own, and the caller ends it.
 """
 
-#: Of forms; beyond it all are made again: then every job has something of its own.
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import psycopg
 from msgspec.structs import replace
@@ -29,13 +29,255 @@ from penstock.core.jobs.job import EventKind, Place, place
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId, Moment
-from penstock.stores.api import Depth, Receipt, Submit, key_conflict
-from penstock.stores.common.group_commit import BatchUnknown
+from penstock.stores.api import Depth, Operation, Receipt, Submit, key_conflict
+from penstock.stores.common.group_commit import BatchUnknown, GroupCommit
 from penstock.stores.common.rows import body_hash, intent_row, job_row, pack
 from penstock.stores.postgres.database import Database, DatabaseSession
-from penstock.stores.postgres.pipeline import Heard, Statement, Values, array, columns, text
+from penstock.stores.postgres.pipeline import Call, EarlyRows, Statement, Values, array, columns, text
 from penstock.stores.postgres.write_batch import PostgresAdmissionClasses
 
+#: So many go to the server while the next are put into rows.
+PIECE: Final = 250
+#: So far below a limit a count that is no older than `FRESH_SEC` will do: all hosts together do not submit as
+#: many jobs in that time.
+FAR: Final = 100_000
+FRESH_SEC: Final = 1.0
+#: How often a submit in a transaction of the caller's runs again because another process used its key.
+TRIES: Final = 3
+
+
+class SubmitBatcher(GroupCommit):
+    """`on_commit` is called after each transaction with whether it created jobs."""
+
+    def __init__(
+        self,
+        database: Database,
+        classes: PostgresAdmissionClasses,
+        ordering: Ordering,
+        *,
+        new_id: Callable[[], str],
+        on_commit: Callable[[bool], None],
+    ) -> None:
+        self._database, self._new_id, self._on_commit = database, new_id, on_commit
+        self.rows = RowCache(classes, ordering)
+        #: When the queued jobs were last counted, and how many each addon had.
+        self._counted: tuple[float, Counter[AddonId]] = (-1e9, Counter())
+        #: The thread that has taken it writes its own submit. If a Ctrl-C at the wrong moment loses it, the
+        #: thread of this group writes all submits.
+        self._pass = deque([object()])
+        super().__init__(self._write_all)  # type: ignore[arg-type]  # nothing but submits comes here
+
+    def commit(self, operations: Sequence[Operation[Any]], *, wait: bool = False) -> list[Future[Any]]:
+        """
+        While no other thread submits, the calling thread writes, so that two threads need not wake each
+        other. Unlike a round, the main thread does so too: no other thread waits for these answers, and a
+        submit that a Ctrl-C interrupts is as undecided as one that is waited for.
+        """
+        taken = self._take_pass() if wait else None
+        if taken is None:
+            return super().commit(operations)
+        pending = [(operation, Future[Any]()) for operation in operations]
+        try:
+            self._run(pending)
+        finally:
+            self._pass.append(taken)
+        return [answer for _, answer in pending]
+
+    def _take_pass(self) -> object | None:
+        """Not before submits that were handed in earlier, perhaps by the same thread."""
+        if self._closed or not self.idle:
+            return None
+        try:
+            return self._pass.pop()
+        except IndexError:
+            return None
+
+    def _write_all(self, submits: list[Submit]) -> list[list[Receipt]]:
+        """BatchUnknown: they may have been written."""
+        self.rows.prepare([intent for submit in submits for intent in submit.intents])
+        receipts: list[list[Receipt]] = []
+
+        def write(session: DatabaseSession) -> None:
+            nonlocal receipts
+            receipts = self._submit(session, submits)
+
+        try:
+            if any(map(self._must_check, submits)) or sum(len(s.intents) for s in submits) > PIECE:
+                self._database.transact(write)
+            else:
+                # The moment may be ours: nothing is judged by it, and a round that starts these jobs reads
+                # the server's clock after their commit.
+                batch = _Batch(self.rows, self._database.now(), self._new_id)
+                receipts = [batch.take(submit) for submit in submits]
+                if batch.jobs:
+                    self._database.once(*batch.piece(0, None))
+        except OutcomeUnknown as error:
+            raise BatchUnknown(error, receipts) from error
+        self._on_commit(any(receipt.created for answer in receipts for receipt in answer))
+        return receipts
+
+    def submit_within(self, connection: Any, submit: Submit, notice: tuple[str, Values]) -> list[Receipt]:
+        """
+        In the transaction of the caller's connection. If another process committed the same key while we
+        waited for it, the savepoint is rolled back, and now its job can be read. `notice` goes out with the
+        caller's commit. A depth limit counts without a lock, which would stop every submit until then.
+        """
+        self.rows.prepare(submit.intents)
+        with self._database.failures():
+            for _ in range(TRIES):
+                with suppress(UniqueViolation):
+                    return self._submit_in_savepoint(connection, submit, notice)
+            return self._submit_in_savepoint(connection, submit, notice)
+
+    def _submit_in_savepoint(
+        self, connection: Any, submit: Submit, notice: tuple[str, Values]
+    ) -> list[Receipt]:
+        with _savepoint(connection, self._database.sql) as session:
+            [receipts] = self._submit(session, [submit], exact=False)
+            session.defer(*notice)
+        return receipts
+
+    def _submit(
+        self, session: DatabaseSession, submits: Sequence[Submit], *, exact: bool = True
+    ) -> list[list[Receipt]]:
+        """`exact`: no other process may submit up to a depth limit at the same time."""
+        keys = sorted({key for s in submits for intent in s.intents if (key := _key(intent))})
+        calls: list[tuple[str, Any]] = [("jobs_by_key", columns(keys))] if keys else []
+        limits = [s.depth for s in submits if _limited(s.depth)]
+        if limits:
+            calls.append(("queued", None))
+        now, answers = self._database.lock(session, *calls)
+        queued = None
+        if limits:
+            queued = Counter(dict(answers[-1]))
+            self._counted = (monotonic(), queued.copy())
+            more = Counter(intent.addon_id for s in submits for intent in s.intents)
+            # Below half of a limit, what others submit meanwhile cannot reach it.
+            if exact and not all(_fits(depth, queued, more, share=2) for depth in limits):
+                *_, rows = session.execute_many(("lock_depth", None), ("queued", None))
+                queued = Counter(dict(rows))
+        batch = _Batch(self.rows, now, self._new_id, answers[0] if keys else (), queued)
+        receipts = [batch.take(submit) for submit in submits]
+        batch.defer(session)
+        return receipts
+
+    def _must_check(self, submit: Submit) -> bool:
+        """Whether the transaction must read something before it can take this submit."""
+        if any(intent.idempotency_key is not None for intent in submit.intents):
+            return True
+        if not _limited(submit.depth):
+            return False
+        counted_at, queued = self._counted
+        more = Counter({intent.addon_id: FAR for intent in submit.intents})
+        return monotonic() - counted_at > FRESH_SEC or not _fits(submit.depth, queued, more)
+
+
+def _limited(depth: Depth) -> bool:
+    return depth.total is not None or depth.per_addon is not None
+
+
+def _fits(depth: Depth, queued: Counter[AddonId], more: Counter[AddonId], share: int = 1) -> bool:
+    """Whether the queues with these jobs stay below the limits, or below this share of them."""
+    return (depth.total is None or queued.total() + more.total() <= depth.total // share) and (
+        depth.per_addon is None or all(queued[a] + n <= depth.per_addon // share for a, n in more.items())
+    )
+
+
+_Key: TypeAlias = tuple[AddonId, str]
+
+
+def _key(intent: Intent) -> _Key | None:
+    return None if intent.idempotency_key is None else (intent.addon_id, intent.idempotency_key)
+
+
+class _Batch:
+    """
+    The jobs of one transaction. `used`: rows of `jobs_by_key`. `queued`: how many jobs each addon has in the
+    queue, if a submit has a limit.
+    """
+
+    def __init__(
+        self,
+        rows: RowCache,
+        now: Moment,
+        new_id: Callable[[], str],
+        used: Sequence[Any] = (),
+        queued: Counter[AddonId] | None = None,
+    ) -> None:
+        self._rows, self._now, self._new_id, self._queued = rows, now, new_id, queued
+        #: The job that each key means, and the hash of what was submitted with it.
+        self._used = {
+            (addon_id, key): (Receipt(job_id, JobState(state), created=False), body)
+            for addon_id, key, job_id, state, body in used
+        }
+        self.jobs: list[tuple[JobId, Intent]] = []
+
+    def take(self, submit: Submit) -> list[Receipt]:
+        """A bulk that conflicts is refused for that before it is refused for its size."""
+        receipts = [self._receipt(intent) for intent in submit.intents]
+        if (queued := self._queued) is not None:
+            new = [i for i, receipt in zip(submit.intents, receipts, strict=True) if receipt is None]
+            submit.depth.check(new, lambda addon_id: queued.total() if addon_id is None else queued[addon_id])
+        # Asked for again: the same key may be twice in one bulk.
+        return [
+            receipt or self._receipt(intent) or self._make(intent)
+            for intent, receipt in zip(submit.intents, receipts, strict=True)
+        ]
+
+    def _receipt(self, intent: Intent) -> Receipt | None:
+        if intent.idempotency_key is None:
+            return None
+        used = self._used.get((intent.addon_id, intent.idempotency_key))
+        if used is None:
+            return None
+        receipt, body = used
+        if body != body_hash(intent).hex():
+            raise key_conflict(intent, receipt.job_id)
+        return receipt
+
+    def _make(self, intent: Intent) -> Receipt:
+        receipt = Receipt(JobId(self._new_id()), JobState.QUEUED, created=True)
+        self.jobs.append((receipt.job_id, intent))
+        if self._queued is not None:
+            self._queued[intent.addon_id] += 1
+        if key := _key(intent):
+            self._used[key] = (replace(receipt, created=False), body_hash(intent).hex())
+        return receipt
+
+    def defer(self, session: DatabaseSession) -> None:
+        """Each piece is put into rows when the one before is with the server already."""
+        for first in range(0, len(self.jobs), PIECE):
+            session.defer(*self.piece(first, session.batch))
+        session.has_events |= bool(self.jobs)
+
+    def piece(self, first: int, batch: int | None) -> tuple[str, Callable[[], dict[str, Any]]]:
+        """
+        The statement for the jobs from there on, and its values. Most that arrive together differ by their
+        payload alone. `batch`: None draws a number. The last piece writes the events.
+        """
+        jobs = self.jobs[first : first + PIECE]
+        last = first + PIECE >= len(self.jobs)
+        kind = all_but_payload(jobs[0][1])
+        alike = all(all_but_payload(intent) == kind for _, intent in jobs)
+
+        def values() -> dict[str, Any]:
+            rows = self._rows.alike(jobs, self._now) if alike else self._rows.mixed(jobs, self._now)
+            return rows | (self._events() if last else _NO_EVENTS) | {"batch": batch}
+
+        return "submit_alike" if alike else "submit_jobs", values
+
+    def _events(self) -> dict[str, Any]:
+        now, kind, state = self._now, EventKind.SUBMITTED, JobState.QUEUED
+        events = [(now, kind, job_id, 1, state, "", None, None) for job_id, _ in self.jobs]
+        return {"size": len(events), "events": pack(events)}
+
+
+_NO_EVENTS: Final = {"size": 0, "events": None}
+
+
+# the rows
+
+#: So many kinds are kept; beyond that all are made again, because then every job has something of its own.
 MOST_KEPT: Final = 1_000
 #: As `job_row` and `intent_row` have them.
 _NAMES: Final = (
@@ -45,353 +287,125 @@ _NAMES: Final = (
 )
 
 
-class _Form(NamedTuple):
-    """`row`: by name, with the values as the server reads them."""
+class _Kept(NamedTuple):
+    """`values`: by name, encoded."""
 
     admission_class: AdmissionClass
-    row: dict[str, bytes | None]
+    values: dict[str, bytes | None]
 
 
-class Forms:
-    def __init__(self, demands: PostgresAdmissionClasses, ordering: Ordering) -> None:
-        self._demands, self._ordering = demands, ordering
-        self._kept: dict[Hashable, _Form] = {}
+class RowCache:
+    """The values of submitted jobs. A kind is what an intent says but for its payload."""
+
+    def __init__(self, classes: PostgresAdmissionClasses, ordering: Ordering) -> None:
+        self._classes, self._ordering = classes, ordering
+        self.kept: dict[Hashable, _Kept] = {}
 
     def prepare(self, intents: Sequence[Intent]) -> None:
-        """Their demands, before the transaction that needs them."""
-        if len(intents) == 1 and all_but_payload(intents[0]) in self._kept:
-            return
-        new, like = set(), None
+        """Make their admission classes, before the transaction that needs them."""
+        new, last = set(), None
         for intent in intents:
-            if (its := all_but_payload(intent)) != like:
-                like = its
-                if its not in self._kept:
+            if (kind := all_but_payload(intent)) != last:
+                last = kind
+                if kind not in self.kept:
                     new.add(admission_class_of(intent))
-        self._demands.make(new)
+        self._classes.make(new)
 
-    def columns(self, firsts: Sequence[Intent], now: Moment) -> dict[str, bytes]:
-        """For `submit_jobs`: one row for each, and each is one of many."""
-        rows = [self._row(intent, place(intent, now, None, self._ordering), now) for intent in firsts]
-        return dict(zip(_NAMES, columns(rows), strict=True))
-
-    def row(self, intent: Intent, now: Moment) -> dict[str, bytes | None]:
-        """For `submit_alike`. What does not depend on the moment was perhaps put together before."""
-        form = self._kept.get(all_but_payload(intent)) or self._make(intent, now)
-        its = place(intent, now, None, self._ordering, form.admission_class)
+    def alike(self, jobs: Sequence[tuple[JobId, Intent]], now: Moment) -> dict[str, Any]:
+        """For `submit_alike`: jobs of one kind."""
+        intent = jobs[0][1]
+        kept = self.kept.get(all_but_payload(intent)) or self._keep(intent, now)
+        where = place(intent, now, None, self._ordering, kept.admission_class)
         return {
-            **form.row,
-            "line": b"%d" % its.line(now),
-            "turn": b"%d" % its.turn,
-            "ready_at": b"%d" % its.ready_at,
+            **kept.values,
+            "line": b"%d" % where.line(now),
+            "turn": b"%d" % where.turn,
+            "ready_at": b"%d" % where.ready_at,
             "created_at": b"%d" % now,
+            "ids": array([job_id for job_id, _ in jobs]),
+            "payloads": array([intent.payload for _, intent in jobs]),
         }
 
-    def _make(self, intent: Intent, now: Moment) -> _Form:
-        its = place(intent, now, None, self._ordering)
-        form = _Form(
-            its.admission_class, dict(zip(_NAMES, map(text, self._row(intent, its, now)), strict=True))
-        )
-        if intent.idempotency_key is None:  # or it would have the payload's hash, and never come again
-            if len(self._kept) >= MOST_KEPT:
-                self._kept.clear()
-            self._kept[all_but_payload(intent)] = form
-        return form
+    def mixed(self, jobs: Sequence[tuple[JobId, Intent]], now: Moment) -> dict[str, Any]:
+        """For `submit_jobs`: one row for each kind, and each job names its kind."""
+        kinds: dict[Hashable, int] = {}
+        firsts: list[Intent] = []
+        rows = []
+        for job_id, intent in jobs:
+            kind = kinds.setdefault(all_but_payload(intent), len(kinds) + 1)
+            if kind > len(firsts):
+                firsts.append(intent)
+            rows.append((job_id, intent.payload, kind))
+        counts = Counter([intent.addon_id for _, intent in jobs])
+        of_kinds = [self._row(intent, place(intent, now, None, self._ordering), now) for intent in firsts]
+        return {
+            **dict(zip(("ids", "payloads", "kinds"), columns(rows), strict=True)),
+            "addons": array(list(counts)),
+            "counts": array(list(counts.values())),
+            **dict(zip(_NAMES, columns(of_kinds), strict=True)),
+        }
 
-    def _row(self, intent: Intent, its: Place, now: Moment) -> tuple[Any, ...]:
-        class_no = self._demands.number(its.admission_class)
-        _, _, *of_job = job_row(0, JobId(""), intent, its, class_no=class_no, now=now)
+    def _keep(self, intent: Intent, now: Moment) -> _Kept:
+        where = place(intent, now, None, self._ordering)
+        values = dict(zip(_NAMES, map(text, self._row(intent, where, now)), strict=True))
+        kept = _Kept(where.admission_class, values)
+        if intent.idempotency_key is None:  # else the values have the hash of the payload
+            if len(self.kept) >= MOST_KEPT:
+                self.kept.clear()
+            self.kept[all_but_payload(intent)] = kept
+        return kept
+
+    def _row(self, intent: Intent, where: Place, now: Moment) -> tuple[Any, ...]:
+        class_no = self._classes.number(where.admission_class)
+        _, _, *of_job = job_row(0, JobId(""), intent, where, class_no=class_no, now=now)
         _, _, *of_intent, body = intent_row(0, intent)
         return (*of_job, *of_intent, None if body is None else body.hex())
 
 
-_Key: TypeAlias = tuple[AddonId, str]
-#: So many go to the server while the next are put into rows.
-PIECE: Final = 250
-#: Below a limit by so many jobs, a count that is no older than `FRESH_SEC` will do: all hosts together do not submit as many in that time.
-FAR: Final = 100_000
-FRESH_SEC: Final = 1.0
-
-
-class _Used(NamedTuple):
-    """A key, and the job that it means."""
-
-    receipt: Receipt
-    body: str
-
-
-class Submitting:
-    def __init__(
-        self, link: Database, demands: PostgresAdmissionClasses, ordering: Ordering, new_id: Callable[[], str]
-    ) -> None:
-        self._link, self._forms, self._new_id = link, Forms(demands, ordering), new_id
-        #: How many were queued, and when that was read.
-        self._counted: tuple[float, Counter[AddonId]] = (-1e9, Counter())
-
-    def prepare(self, submissions: Sequence[Submit]) -> None:
-        self._forms.prepare([intent for s in submissions for intent in s.intents])
-
-    def submit(self, submissions: Sequence[Submit]) -> list[list[Receipt]]:
-        """BatchUnknown: they may have been written."""
-        receipts: list[list[Receipt]] = []
-
-        def take(session: DatabaseSession) -> None:
-            nonlocal receipts
-            receipts = self.run(session, submissions)
-
-        try:
-            if any(map(self._asks, submissions)) or sum(len(s.intents) for s in submissions) > PIECE:
-                self._link.transact(take)
-                return receipts
-            # The moment may be ours: nothing is judged by it here, and whoever starts these jobs reads the server's clock behind their commit.
-            batch = _Batch(self._forms, self._link.now())
-            receipts = [batch.take(submission, self._new_id) for submission in submissions]
-            if (call := batch.call()) is not None:
-                self._link.once(*call)
-        except OutcomeUnknown as error:
-            raise BatchUnknown(error, receipts) from error
-        return receipts
-
-    def run(
-        self, session: DatabaseSession, submissions: Sequence[Submit], *, exact: bool = True
-    ) -> list[list[Receipt]]:
-        """`exact`: nobody else may submit up to a depth limit at the same time. A transaction of the caller's cannot afford that."""
-        keys = sorted({key for s in submissions for intent in s.intents if (key := _key(intent))})
-        calls: list[tuple[str, Any]] = [("jobs_by_key", columns(keys))] if keys else []
-        limits = [s.depth for s in submissions if _limited(s.depth)]
-        if limits:
-            calls.append(("queued", None))
-        now, answers = self._link.opening(session, *calls)
-        used = {(row[0], row[1]): _used(row) for row in answers[0]} if keys else {}
-        queued = Counter(dict(answers[-1])) if limits else None
-        if queued is not None:
-            self._counted = (monotonic(), queued.copy())
-        if (
-            queued is not None
-            and exact
-            and any(_near(depth, queued, _addons(submissions)) for depth in limits)
-        ):
-            *_, rows = session.together(("lock_depth", None), ("queued", None))
-            queued = Counter(dict(rows))
-        batch = _Batch(self._forms, now, used, queued)
-        receipts = [batch.take(submission, self._new_id) for submission in submissions]
-        batch.leave(session)
-        return receipts
-
-    def _asks(self, submission: Submit) -> bool:
-        """Whether anything must be known before it can be taken."""
-        return any(intent.idempotency_key is not None for intent in submission.intents) or (
-            _limited(submission.depth) and not self._far(submission)
-        )
-
-    def _far(self, submission: Submit) -> bool:
-        """Whether the limits are so far away that a count of a moment ago will do."""
-        (at, queued), depth = self._counted, submission.depth
-        addons = {intent.addon_id for intent in submission.intents}
-        return (
-            monotonic() - at <= FRESH_SEC
-            and (depth.total is None or queued.total() + FAR <= depth.total)
-            and (depth.per_addon is None or all(queued[a] + FAR <= depth.per_addon for a in addons))
-        )
-
-
-class _Batch:
-    """`used`: the keys of it that are known. `queued`: how many there are so far, where anybody has a limit."""
-
-    def __init__(
-        self,
-        forms: Forms,
-        now: Moment,
-        used: dict[_Key, _Used] | None = None,
-        queued: Counter[AddonId] | None = None,
-    ) -> None:
-        self._forms, self._now, self._used, self._queued = forms, now, used or {}, queued
-        self._taken: list[tuple[JobId, Intent]] = []
-
-    def take(self, submission: Submit, new_id: Callable[[], str]) -> list[Receipt]:
-        """A bulk that conflicts is refused for that before it is refused for its size."""
-        if not any(map(_key, submission.intents)):
-            self._check_depth(submission.intents, submission.depth)
-            return [self._make(intent, new_id) for intent in submission.intents]
-        known = [self._known(intent) for intent in submission.intents]
-        fresh = [intent for intent, found in zip(submission.intents, known, strict=True) if found is None]
-        self._check_depth(fresh, submission.depth)
-        return [
-            found or self._take(intent, new_id)
-            for intent, found in zip(submission.intents, known, strict=True)
-        ]
-
-    def _take(self, intent: Intent, new_id: Callable[[], str]) -> Receipt:
-        if found := self._known(intent):  # twice in one bulk
-            return found
-        receipt = self._make(intent, new_id)
-        if key := _key(intent):
-            self._used[key] = _Used(replace(receipt, created=False), body_hash(intent).hex())
-        return receipt
-
-    def _make(self, intent: Intent, new_id: Callable[[], str]) -> Receipt:
-        receipt = Receipt(JobId(new_id()), JobState.QUEUED, created=True)
-        self._taken.append((receipt.job_id, intent))
-        if self._queued is not None:
-            self._queued[intent.addon_id] += 1
-        return receipt
-
-    def _known(self, intent: Intent) -> Receipt | None:
-        key = _key(intent)
-        used = None if key is None else self._used.get(key)
-        if used is None:
-            return None
-        if used.body != body_hash(intent).hex():
-            raise key_conflict(intent, used.receipt.job_id)
-        return used.receipt
-
-    def _check_depth(self, fresh: Sequence[Intent], depth: Depth) -> None:
-        queued = self._queued
-        if queued is not None:
-            depth.check(fresh, lambda addon_id: queued.total() if addon_id is None else queued[addon_id])
-
-    def call(self) -> tuple[str, Values] | None:
-        """All of it, and the batch is drawn with it."""
-        return self._piece(0, None) if self._taken else None
-
-    def leave(self, session: DatabaseSession) -> None:
-        """Each piece is put together when the one before is with the server already."""
-        for first in range(0, len(self._taken), PIECE):
-            session.leave(*self._piece(first, session.batch))
-        session.tells |= bool(self._taken)
-
-    def _piece(self, first: int, batch: int | None) -> tuple[str, Callable[[], dict[str, Any]]]:
-        """Most that come together differ by their payload alone."""
-        piece = self._taken[first : first + PIECE]
-        last = first + PIECE >= len(self._taken)
-        like = all_but_payload(piece[0][1])
-        alike = all(all_but_payload(intent) == like for _, intent in piece)
-
-        def values() -> dict[str, Any]:
-            rows = self._alike(piece) if alike else self._rows(piece)
-            return rows | (self._told() if last else _NOTHING_TOLD) | {"batch": batch}
-
-        return "submit_alike" if alike else "submit_jobs", values
-
-    def _alike(self, piece: Sequence[tuple[JobId, Intent]]) -> dict[str, Any]:
-        return {
-            **self._forms.row(piece[0][1], self._now),
-            "ids": array([job_id for job_id, _ in piece]),
-            "payloads": array([intent.payload for _, intent in piece]),
-        }
-
-    def _told(self) -> dict[str, Any]:
-        now, kind, state = self._now, EventKind.SUBMITTED, JobState.QUEUED
-        events = [(now, kind, job_id, 1, state, "", None, None) for job_id, _ in self._taken]
-        return {"size": len(events), "events": pack(events)}
-
-    def _rows(self, piece: Sequence[tuple[JobId, Intent]]) -> dict[str, Any]:
-        kinds: dict[tuple[Any, ...], int] = {}
-        firsts: list[Intent] = []
-        rows, like, kind = [], None, 0
-        for job_id, intent in piece:
-            if (its := all_but_payload(intent)) != like:
-                like, kind = its, kinds.setdefault(its, len(kinds) + 1)
-                if kind > len(firsts):
-                    firsts.append(intent)
-            rows.append((job_id, intent.payload, kind))
-        names = dict(zip(("ids", "payloads", "kinds"), columns(rows), strict=True))
-        counts = Counter([intent.addon_id for _, intent in piece])
-        names["addons"], names["counts"] = array(list(counts)), array(list(counts.values()))
-        return names | self._forms.columns(firsts, self._now)
-
-
-#: Of a piece that others of the same batch follow.
-_NOTHING_TOLD: Final = {"size": 0, "events": None}
-
-
-def _limited(depth: Depth) -> bool:
-    return depth.total is not None or depth.per_addon is not None
-
-
-def _addons(submissions: Sequence[Submit]) -> Counter[AddonId]:
-    return Counter(intent.addon_id for s in submissions for intent in s.intents)
-
-
-def _key(intent: Intent) -> _Key | None:
-    return None if intent.idempotency_key is None else (intent.addon_id, intent.idempotency_key)
-
-
-def _used(row: Sequence[Any]) -> _Used:
-    _, _, job_id, state, body = row
-    return _Used(Receipt(job_id, JobState(state), created=False), body)
-
-
-def _near(depth: Depth, queued: Counter[AddonId], more: Counter[AddonId]) -> bool:
-    """Beyond half of a limit submits go one by one. Below it, what others submit meanwhile cannot reach it."""
-    total = depth.total is not None and queued.total() + more.total() > depth.total // 2
-    return total or (
-        depth.per_addon is not None and any(queued[a] + n > depth.per_addon // 2 for a, n in more.items())
-    )
-
-
-T = TypeVar("T")
-TRIES: Final = 3
+# in a transaction of the caller's
 
 
 @contextmanager
-def borrowed(connection: Any, sql: Mapping[str, Statement]) -> Iterator[DatabaseSession]:
+def _savepoint(connection: Any, sql: Mapping[str, Statement]) -> Iterator[DatabaseSession]:
     """
-    A savepoint: what is refused takes back what we wrote and nothing of the caller's. On a connection without a transaction one is
-    begun, as any statement on it would; in autocommit there is none to be part of, and ours is committed.
+    A refusal takes back what we wrote, and nothing of the caller's. On a connection without a transaction one
+    is begun, as any statement on it would do; in autocommit ours is committed.
     """
-    con = _psycopg(connection)
+    con = _psycopg_connection(connection)
     if not con.autocommit and con.info.transaction_status == TransactionStatus.IDLE:
         con.execute("SELECT 1")
     with con.transaction():
-        session = _Borrowed(_Guest(con), sql, ())
+        session = DatabaseSession(_CallersConnection(con), sql, ())
         yield session
-        session.finish()
+        session.flush()
 
 
-def retried(attempt: Callable[[], T]) -> T:
-    """Somebody committed the same key while we waited for them: the savepoint is rolled back, and now their job can be seen."""
-    for _ in range(TRIES):
-        with suppress(UniqueViolation):
-            return attempt()
-    return attempt()
-
-
-class _Borrowed(DatabaseSession):
-    def finish(self) -> None:
-        """Without a COMMIT: that is the caller's."""
-        self.flush()
-
-
-class _Guest:
-    """Our statements on somebody else's connection, with rows as we read them, whatever its owner has set."""
+class _CallersConnection:
+    """Runs our statements on a connection of the caller's, with rows as we read them, whatever its settings."""
 
     def __init__(self, con: psycopg.Connection[Any]) -> None:
         self._cursor = psycopg.RawCursor(con, row_factory=tuple_row)
 
-    def exchange(
-        self, calls: Sequence[tuple[Statement, Values]], behind: Sequence[tuple[Statement, Values]] = ()
-    ) -> list[list[Any]]:
-        return [self._one(statement, values) for statement, values in (*calls, *behind)]
+    def exchange(self, calls: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
+        return [self._execute(statement, values) for statement, values in (*calls, *behind)]
 
-    def _one(self, statement: Statement, values: Values) -> list[Any]:
+    def _execute(self, statement: Statement, values: Values) -> list[Any]:
+        assert not isinstance(values, EarlyRows)  # only a round has them
         bound = [None if value is None else value.decode() for value in statement.bind(values)]
         self._cursor.execute(statement.text, bound)
-        rows = self._cursor.fetchall() if self._cursor.description else []
-        if isinstance(values, Heard):
-            values.then(rows)
-        return rows
+        return self._cursor.fetchall() if self._cursor.description else []
 
 
-def _psycopg(given: Any) -> psycopg.Connection[Any]:
-    """SQLAlchemy: a Session has a Connection, that one a pooled connection, and that one the driver's."""
-    found = given
-    if callable(getattr(found, "connection", None)):
-        found = found.connection()
-    if not isinstance(found, psycopg.Connection) and hasattr(found, "connection"):
-        found = getattr(found.connection, "driver_connection", None)
-    if not isinstance(found, psycopg.Connection):
+def _psycopg_connection(given: Any) -> psycopg.Connection[Any]:
+    """SQLAlchemy: a Session has a Connection, that has a pooled connection, and that has the driver's."""
+    con = given
+    if callable(getattr(con, "connection", None)):
+        con = con.connection()
+    if not isinstance(con, psycopg.Connection) and hasattr(con, "connection"):
+        con = getattr(con.connection, "driver_connection", None)
+    if not isinstance(con, psycopg.Connection):
         raise TypeError(
             f"connection must be a psycopg Connection, or a SQLAlchemy Session or Connection on psycopg, "
             f"not {type(given).__module__}.{type(given).__qualname__}"
         )
-    return found
+    return con

@@ -1,10 +1,10 @@
 """
-Wake-ups between processes: NOTIFY after commits, LISTEN on a connection of its own, and a look at the database now and then.
+Wake-ups between processes: NOTIFY after commits, LISTEN on a connection of its own, and a poll now and then.
 
-The notice is sent after the commit and not with it: a transaction that notifies holds a lock of the whole server while it is written
-to disk, and commits would go one by one. But it goes out behind the COMMIT, and nobody waits for it. Notices of commits that follow each other
-closely become one, which goes with the last of them or soon after. All of it is a hint: one may be lost,
-and behind a pooler in transaction mode none arrives, so whoever listens also asks once a second whether something was told.
+The notice goes out behind the COMMIT and not with it: a transaction that notifies holds a lock of the whole
+server until it is on disk, and commits would go one by one. Notices of commits that follow each other closely
+become one, which goes with the last of them or soon after. A notice is a hint. It may be lost, and behind a
+pooler in transaction mode none arrives, so a listener also asks once a second whether there are new events.
 """
 
 from __future__ import annotations
@@ -23,57 +23,59 @@ from penstock.stores.postgres.database import Database
 from penstock.stores.postgres.pipeline import PipelineConnection, Values, statement
 
 POLL_SEC: Final = 1.0
-#: Between two notices of one process: the first goes out at once, those close behind it become one.
+#: Between two notices of one process: the first goes out at once, and those in this time become one.
 GAP_SEC: Final = 0.002
-#: So much longer it waits for a commit to go with, which is nearly free, before a round trip is made for it.
+#: So much longer a notice waits for a commit to go with, before it gets a round trip of its own.
 SPARE_SEC: Final = GAP_SEC / 2
 
 
 class NotificationListener:
-    def __init__(self, link: Database, heard: Callable[[], None], *, by_notice: bool = True) -> None:
-        self._link, self._heard, self._by_notice = link, heard, by_notice
+    """`on_notice` is called when another process has committed events. `by_notice`: False behind a pooler."""
+
+    def __init__(self, database: Database, on_notice: Callable[[], None], *, by_notice: bool = True) -> None:
+        self._database, self._on_notice, self._by_notice = database, on_notice, by_notice
         self._me = uuid7()
-        self.channel = f"penstock {link.schema}"
+        self.channel = f"penstock {database.schema}"
         self._listening = statement(
             f"LISTEN {psycopg.sql.Identifier(self.channel).as_string()}", prepared=False
         )
-        self._lock, self._rung, self._closed = Lock(), Event(), Event()
+        self._lock, self._wake, self._closed = Lock(), Event(), Event()
         self._threads: dict[str, Thread] = {}
-        self._seen = -1
-        self._told_at, self._along = float("-inf"), local()
-        #: There is something that no notice has told of.
-        self._due = False
+        self._events_seen = -1
+        self._sent_at, self._local = float("-inf"), local()
+        #: There are commits that no notice has reported.
+        self.due = False
         if by_notice:
-            link.behind = self.along
+            database.notice = self.notice_behind
 
-    def along(self) -> tuple[str, Values] | None:
-        """With a COMMIT that is about to be sent, behind it: where nothing was told for a while nobody need be woken for it."""
-        self._along.told = monotonic() >= self._told_at + GAP_SEC
-        return self._notice() if self._along.told else None
+    def notice_behind(self) -> tuple[str, Values] | None:
+        """A notice for a COMMIT that is about to be sent, unless the last one was just now."""
+        self._local.sent = monotonic() >= self._sent_at + GAP_SEC
+        return self._notice() if self._local.sent else None
 
-    def ring(self) -> None:
-        """After a commit, in its thread. Never blocks."""
-        told, self._along.told = getattr(self._along, "told", False), False
-        if self._by_notice and not (told or self._due):
-            self._due = True
-            self._rung.set()
-            self._start("ring", self._send)
+    def notify(self) -> None:
+        """After a commit with events, in its thread. Never blocks."""
+        sent, self._local.sent = getattr(self._local, "sent", False), False
+        if self._by_notice and not (sent or self.due):
+            self.due = True
+            self._wake.set()
+            self._start("notifier", self._send_due)
 
     def _notice(self) -> tuple[str, Values]:
-        self._told_at = monotonic()
-        self._due = False  # it tells of all that was committed before
+        self._sent_at = monotonic()
+        self.due = False  # it reports all commits before
         return "notify_unsynced", {"channel": self.channel, "by": self._me}
 
     def listen(self) -> None:
-        self._start("ear", self._attend)
+        self._start("listener", self._listen)
 
     def close(self) -> None:
         with self._lock:
             self._closed.set()
             threads = dict(self._threads)
-        self._rung.set()
-        if "ear" in threads:
-            self._tell()  # it waits for a notice: our own will do
+        self._wake.set()
+        if "listener" in threads:
+            self.send()  # it waits for a notice: our own will do
         for thread in threads.values():
             thread.join()
 
@@ -85,35 +87,36 @@ class NotificationListener:
                 self._threads[name] = Thread(target=target, name=f"penstock-{name}", daemon=True)
                 self._threads[name].start()
 
-    def _send(self) -> None:
+    def _send_due(self) -> None:
         while not self._closed.is_set():
-            self._rung.wait()
-            self._rung.clear()
-            wait = max(0, self._told_at + GAP_SEC + SPARE_SEC - monotonic())
-            if not self._closed.wait(wait) and self._due:  # no commit has taken it along meanwhile
-                self._tell()
+            self._wake.wait()
+            self._wake.clear()
+            wait = max(0, self._sent_at + GAP_SEC + SPARE_SEC - monotonic())
+            if not self._closed.wait(wait) and self.due:  # no commit has taken it along meanwhile
+                self.send()
 
-    def _tell(self) -> None:
-        with suppress(PenstockError):  # those who wait look by themselves
-            self._link.glance(*self._notice())
+    def send(self) -> None:
+        """A notice in a round trip of its own."""
+        with suppress(PenstockError):  # the listeners poll
+            self._database.query(*self._notice())
 
-    def _attend(self) -> None:
+    def _listen(self) -> None:
         con: PipelineConnection | None = None
-        look_at = 0.0
+        poll_at = 0.0
         while not self._closed.is_set():
             try:
                 if con is None and self._by_notice:
-                    con = self._link.connect()
+                    con = self._database.connect()
                     con.exchange([(self._listening, None)])
-                    look_at = 0.0  # for what was told before it listened
+                    poll_at = 0.0  # for events before it listened
                 if self._notified(con):
-                    self._heard()
-                elif monotonic() >= look_at:
-                    look_at = monotonic() + POLL_SEC
-                    if self._something_new():
-                        self._heard()
+                    self._on_notice()
+                elif monotonic() >= poll_at:
+                    poll_at = monotonic() + POLL_SEC
+                    if self._has_new_events():
+                        self._on_notice()
             except (psycopg.Error, PenstockError):
-                # Away: the poll goes on, and the next round connects anew.
+                # The server is away: the poll goes on, and the next pass connects anew.
                 if con is not None:
                     con.close()
                     con = None
@@ -122,14 +125,14 @@ class NotificationListener:
             con.close()
 
     def _notified(self, con: PipelineConnection | None) -> bool:
-        """True: by somebody else. Our own commits rang here at once."""
+        """True: by another process. Commits of this one have called `on_notice` at once."""
         if con is None:
             self._closed.wait(POLL_SEC)
             return False
         return any(by != self._me for by in con.notices(POLL_SEC))
 
-    def _something_new(self) -> bool:
-        """Whether anything was told since the last look."""
-        before = self._seen
-        self._seen = int(self._link.glance("committed_events")[0][0])
-        return before != self._seen
+    def _has_new_events(self) -> bool:
+        """Whether events were committed since the last call."""
+        before = self._events_seen
+        self._events_seen = int(self._database.query("committed_events")[0][0])
+        return before != self._events_seen

@@ -239,9 +239,9 @@ accounted AS (
     ON CONFLICT (addon_id) DO UPDATE SET weight = excluded.weight, paused = excluded.paused, average = excluded.average,
                                          units = excluded.units, at = excluded.at),
 counted AS (INSERT INTO penstock.tally (addon_id, state, jobs) SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[])),
-landed AS MATERIALIZED (SELECT * FROM unnest(%s::bigint[], %s::integer[]) AS landed (batch, runs)),
-empty AS (DELETE FROM penstock.flight USING landed WHERE flight.batch = landed.batch AND flight.live <= landed.runs),
-fewer AS (UPDATE penstock.flight SET live = live - landed.runs FROM landed WHERE flight.batch = landed.batch AND flight.live > landed.runs),
+ended AS MATERIALIZED (SELECT * FROM unnest(%s::bigint[], %s::integer[]) AS ended (batch, dispatches)),
+empty AS (DELETE FROM penstock.flight USING ended WHERE flight.batch = ended.batch AND flight.live <= ended.dispatches),
+fewer AS (UPDATE penstock.flight SET live = live - ended.dispatches FROM ended WHERE flight.batch = ended.batch AND flight.live > ended.dispatches),
 told AS (INSERT INTO penstock.trail (batch, size, events)
          SELECT * FROM (SELECT %s::bigint AS batch, %s::integer AS size, %s::text AS events) AS new WHERE size > 0),
 over AS (INSERT INTO penstock.ended_jobs (batch, at, jobs)
@@ -275,30 +275,28 @@ WHERE d.dispatch_id = done.dispatch_id AND d.phase = 'leased' AND d.expires_at >
 RETURNING d.dispatch_id, d.job_no, d.events, d.host, d.class_no, d.started_in, t.now;
 
 -- name: lock_jobs
--- Then where they are. Whoever starts or completes one has not asked for its row here, but holds the one of its place.
-SELECT no, job_id, addon_id, state, tried, events, active, crash, unavailable, error, start, spent, spent_before, ended_at,
-       denied, denied_data, denied_at, passed_at
-FROM penstock.job WHERE job_id = ANY(%(ids)s::text[]) ORDER BY no FOR UPDATE;
+-- A transaction that starts or completes a job does not lock this row, but the row in `queue` or `dispatch`.
+SELECT no FROM penstock.job WHERE job_id = ANY(%(ids)s::text[]) ORDER BY no FOR UPDATE;
 
 -- name: lock_queued
-SELECT no, events, denied, denied_data, denied_at, passed_at FROM penstock.queue
-WHERE no IN (SELECT no FROM penstock.job WHERE job_id = ANY(%(ids)s::text[])) ORDER BY no FOR UPDATE;
+SELECT no FROM penstock.queue WHERE no IN (SELECT no FROM penstock.job WHERE job_id = ANY(%(ids)s::text[])) ORDER BY no FOR UPDATE;
 
 -- name: lock_dispatches
 -- Those that are named, and the present ones of the jobs.
-SELECT dispatch_id, phase, expires_at, class_no, host, started_at, stop_at, stop_for, reason, worker, job_no, fence, events, started_in, ended_at
-FROM penstock.dispatch WHERE dispatch_id IN (
+SELECT dispatch_id FROM penstock.dispatch WHERE dispatch_id IN (
     SELECT unnest(%(ids)s::text[]) UNION SELECT job_id || '.' || (tried + 1) FROM penstock.job WHERE job_id = ANY(%(jobs)s::text[]))
 ORDER BY dispatch_id FOR UPDATE;
 
 -- name: move_jobs
--- `waits`: it stands in the queue from now on, or still.
+-- `waits`: the job is in the queue from now on, or still. `dispatch_id`: the dispatch that it had before; its row counts the events.
 WITH new AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::text[], %s::integer[], %s::integer[], %s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::integer[],
-                         %s::integer[], %s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::boolean[])
-        AS new (no, state, tried, events, ended_at, active, crash, unavailable, error, start, spent_before, denied, denied_data, denied_at, passed_at, waits)),
+                         %s::integer[], %s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::boolean[], %s::text[])
+        AS new (no, state, tried, events, ended_at, active, crash, unavailable, error, start, spent_before, denied, denied_data, denied_at, passed_at, waits,
+                dispatch_id)),
 gone AS (DELETE FROM penstock.queue USING new WHERE queue.no = new.no AND NOT new.waits),
-told AS (UPDATE penstock.queue SET events = new.events FROM new WHERE queue.no = new.no AND new.waits)
+queued AS (UPDATE penstock.queue SET events = new.events FROM new WHERE queue.no = new.no AND new.waits),
+dispatched AS (UPDATE penstock.dispatch SET events = new.events FROM new WHERE dispatch.dispatch_id = new.dispatch_id)
 UPDATE penstock.job SET state = new.state, tried = new.tried, events = new.events, ended_at = new.ended_at, active = new.active, crash = new.crash,
        unavailable = new.unavailable, error = new.error, start = new.start, spent_before = new.spent_before,
        denied = new.denied, denied_data = new.denied_data, denied_at = new.denied_at, passed_at = new.passed_at
@@ -324,10 +322,10 @@ FROM new WHERE job.no = new.no;
 -- name: move_dispatches
 UPDATE penstock.dispatch SET phase = new.phase, started_at = new.started_at, expires_at = new.expires_at, stop_at = new.stop_at,
        stop_for = new.stop_for, reason = new.reason, worker = new.worker, ended_at = new.ended_at, how = new.how, result = new.result,
-       failure = new.failure, events = new.events
+       failure = new.failure
 FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::text[],
-            %s::text[], %s::text[], %s::integer[])
-     AS new (dispatch_id, phase, started_at, expires_at, stop_at, stop_for, reason, worker, ended_at, how, result, failure, events)
+            %s::text[], %s::text[])
+     AS new (dispatch_id, phase, started_at, expires_at, stop_at, stop_for, reason, worker, ended_at, how, result, failure)
 WHERE dispatch.dispatch_id = new.dispatch_id;
 
 -- name: due_sooner
@@ -408,13 +406,6 @@ DELETE FROM penstock.trail WHERE batch = ANY(%(batches)s::bigint[]);
 -- name: rewrite_batches
 UPDATE penstock.trail SET events = new.events FROM unnest(%s::bigint[], %s::text[]) AS new (batch, events) WHERE trail.batch = new.batch;
 
--- name: register_dispatcher
-INSERT INTO penstock.dispatcher (holder, started_at, seen_at) VALUES (%(holder)s, %(now)s, %(now)s)
-ON CONFLICT (holder) DO UPDATE SET started_at = excluded.started_at, seen_at = excluded.seen_at;
-
--- name: unregister_dispatcher
-DELETE FROM penstock.dispatcher WHERE holder = %(holder)s;
-
 -- name: unnumbered
 SELECT EXISTS (SELECT 1 FROM penstock.trail WHERE until IS NULL);
 
@@ -457,15 +448,17 @@ SELECT t.until - t.size, t.events FROM penstock.trail t WHERE t.until IS NOT NUL
     SELECT batch FROM penstock.event_batch WHERE job_no = (SELECT no FROM penstock.job WHERE job_id = %(job_id)s)) ORDER BY t.batch;
 
 -- name: job_columns
+-- This and `dispatch_columns` are put before a condition.
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
        j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
-       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, j.pid
+       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, j.pid, j.events
 FROM penstock.job_full j
 
 -- name: dispatch_columns
 SELECT d.dispatch_id, d.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
-       d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.pid, d.class_no
+       d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.pid, d.class_no,
+       d.started_in
 FROM penstock.dispatch_full d
 
 -- name: checkpoint

@@ -30,9 +30,17 @@ from penstock.core.jobs.ordering import (
 )
 from penstock.core.jobs.spending import windows
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import AddonId, DispatchId, HostId, Moment
+from penstock.core.jobs.types import DispatchId, HostId, Moment
 from penstock.stores.api import Admit, Grant, Terms
-from penstock.stores.common.rows import ADMISSION_CLASS, encode, job_from, listed, new_dispatch
+from penstock.stores.common.rows import (
+    ADMISSION_CLASS,
+    Queued,
+    encode,
+    job_from,
+    listed,
+    new_dispatch,
+    spent_from,
+)
 from penstock.stores.sqlite.connection import one, query, statements
 from penstock.stores.sqlite.transaction import (
     NO_JOB,
@@ -49,20 +57,9 @@ _DISPATCHING, _RUNNING = str(EventKind.DISPATCHING), str(EventKind.RUNNING)
 _IS_DISPATCHING, _IS_RUNNING = str(JobState.DISPATCHING), str(JobState.RUNNING)
 
 
-class Queued(QueuedJob, frozen=True, gc=False):
-    """A queued job with what the store itself must know of one that starts."""
-
-    events: int = 0
-    max_runtime_sec: int | None = None
-    max_active_sec: int | None = None
-    active: int = 0
-
-
 def ledger_from(con: apsw.Connection, totals: SqliteTotals, host: HostId, now: Moment) -> Ledger:
     day, month = windows(now)
-    spent: dict[AddonId, dict[str, int]] = {}
-    for addon_id, period, amount in query(con, "spent", {"day": day.name, "month": month.name}):
-        spent.setdefault(addon_id, {})["day" if period == day.name else "month"] = amount
+    spent = spent_from(query(con, "spent", {"day": day.name, "month": month.name}), day.name)
     units, running = totals.ledger.get(("host", host), (0, 0))
     counts = {key: n for key, (_, n) in totals.ledger.items() if n and key[0] != "host"}
     return Ledger(units, running, counts, totals.accounts, spent)
