@@ -59,7 +59,7 @@ def test_a_submitted_job_is_queued_and_its_trail_says_so(kit):
 
 @settings(
     deadline=None,
-    max_examples=40,
+    max_examples=20,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(intents=st.lists(INTENTS, min_size=1, max_size=5))

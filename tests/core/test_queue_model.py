@@ -43,7 +43,7 @@ LIMITS = st.builds(
 )
 
 
-@settings(max_examples=int(1000 * SOAK), deadline=None)
+@settings(max_examples=int(400 * SOAK), deadline=None)
 @given(LIMITS, st.booleans(), SCHEDULE)
 def test_the_queue_does_what_the_model_does_and_everything_ends_once(limits, pumped, schedule):
     comparison = Comparison(limits, pumped=pumped)

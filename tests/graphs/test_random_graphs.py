@@ -19,7 +19,7 @@ from penstock.graphs.builder import Graph
 from penstock.graphs.executor import GraphExecutor
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
-CASES = 10_000 * SOAK
+CASES = 5_000 * SOAK
 ONLY = os.environ.get("PENSTOCK_SEED")
 SLICES = 5 * SOAK
 
