@@ -29,12 +29,12 @@ class Scene:
         self.store = MemoryStore(lambda: self.now)
         machine = HostLoad(RULES)
         dispatcher = Dispatcher(self.store, RULES, machine, PullingWorkers())
-        job_service = JobService(self.store, RULES, machine, dispatcher)
+        job_service = JobService(self.store, RULES, dispatcher)
         self.jobs = [
             receipt.job_id for receipt in job_service.submit([Intent(addon_id="chaos", job_type="x")] * 4)
         ]
         for _, dispatch, _ in job_service.claim(WorkerKinds(), 4, "w"):
-            job_service.complete(dispatch.dispatch_id)
+            job_service.end(dispatch.dispatch_id)
         for job_id in self.jobs:
             self.mark("began", job_id)
             self.mark("ended", job_id)

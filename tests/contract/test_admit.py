@@ -7,11 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.jobs.admission import AdmissionLimits, Admitted, Caps, Conditions
+from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.ordering import (
     Aging,
     Ordering,
+    Placement,
+    RoundInputs,
     RoundResult,
     RunningJob,
     decide_standalone_lease,
@@ -278,30 +280,25 @@ def test_every_dispatch_has_a_higher_fence_than_the_last(kit):
 
 
 def loan(kit, cost=10, priority=50, capacity=90):
-    decisions = []
+    reasons = []
 
     def run_round(admission_view):
         admission_class = AdmissionClass("guest", "t", cost)
-        round_result, decision = decide_standalone_lease(
-            admission_view,
-            Conditions(capacity),
-            AdmissionLimits(),
-            Ordering(),
-            admission_class=admission_class,
-            priority=priority,
+        inputs = RoundInputs(
+            admission_view, Conditions(capacity), AdmissionLimits(), Ordering(), lambda _: Placement.RESERVE
         )
-        decisions.append(decision)
+        round_result, reason = decide_standalone_lease(inputs, admission_class, priority)
+        reasons.append(reason)
         return round_result
 
-    return [grant.dispatch for grant in committed(kit.store, Admit("here", run_round, Terms()))], decisions[
-        -1
-    ]
+    grants = committed(kit.store, Admit("here", run_round, Terms()))
+    return [grant.dispatch for grant in grants], reasons[-1]
 
 
 def test_a_lease_without_a_job_holds_units_like_any_other(kit):
-    [lease], decision = loan(kit, cost=30)
+    [lease], reason = loan(kit, cost=30)
 
-    assert isinstance(decision, Admitted)
+    assert reason is None
     assert (lease.job_id, lease.phase) == (None, DispatchPhase.LEASED)
     assert kit.store.ledger("here").units == 30
     assert kit.beat(lease).phase is DispatchPhase.LEASED
@@ -310,8 +307,8 @@ def test_a_lease_without_a_job_holds_units_like_any_other(kit):
 def test_a_lease_without_a_job_is_denied_while_somebody_of_equal_priority_could_start(kit):
     [job_id] = kit.submit()
 
-    dispatches, decision = loan(kit, priority=50)
-    assert (dispatches, decision.reason.code, decision.reason.job_id) == ([], "queued_ahead", job_id)
+    dispatches, reason = loan(kit, priority=50)
+    assert (dispatches, reason.code, reason.job_id) == ([], "queued_ahead", job_id)
     assert loan(kit, priority=51)[0]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from penstock.core.jobs.admission import Account, AdmissionLimits, Conditions, Ledger
 from penstock.core.jobs.forecast import forecast, try_round
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ordering import Ordering, Placement, QueuedJob, ReadyQueue, RunningJob
+from penstock.core.jobs.ordering import Ordering, Placement, QueuedJob, ReadyQueue, RoundInputs, RunningJob
 from penstock.core.jobs.types import SECOND
 
 NOW = 1_900_000_000 * SECOND
@@ -78,7 +78,7 @@ def test_addons_take_turns_as_they_will():
 def test_trying_leaves_no_trace():
     view = FixedView([job(1, 10), job(2, 10)], ledger=Ledger(accounts={"a": Account(average=3.0, at=NOW)}))
     verdict, after = try_round(
-        view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.RESERVE
+        RoundInputs(view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.RESERVE)
     )
 
     assert len(verdict.picks) == 2

@@ -308,7 +308,7 @@ def test_what_nobody_is_here_to_fetch_is_left_in_line_untouched():
     view.queue(A)
     taken = view.queue(B)
     round_result = view.round(
-        offer=lambda admission_class: Placement.LEASE if admission_class == B else Placement.NOBODY
+        offer=lambda admission_class: Placement.LEASE if admission_class == B else Placement.LEAVE
     )
 
     assert ids(round_result) == [taken]

@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.jobs.admission import Account, AdmissionLimits, Caps, Conditions, FairShare, Ledger
-from penstock.core.jobs.forecast import View
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ordering import Ordering, Placement, QueuedJob, ReadyQueue
+from penstock.core.jobs.ordering import Ordering, Placement, QueuedJob, ReadyQueue, RoundInputs
 from penstock.core.jobs.preemption import Act, Cycle, InFlight, Preemption, advance, begin, choose, wanted
 from penstock.core.jobs.types import SECOND
 
@@ -32,12 +31,12 @@ class FixedView:
         for addon in paused:
             self.ledger.accounts[addon] = Account(paused=True)
         self.waiting = waiting
-        self.view = View(
+        self.inputs = RoundInputs(
             self,
             Conditions(capacity),
             AdmissionLimits(caps or Caps()),
             Ordering(),
-            lambda _: Placement.NOBODY,
+            lambda _: Placement.LEAVE,
         )
 
     def lines(self):
@@ -46,7 +45,7 @@ class FixedView:
             yield ReadyQueue(admission_class(cost, addon), False, iter([head]))
 
     def victim(self, preemption=RULES):
-        for want in wanted(self.view):
+        for want in wanted(self.inputs):
             if found := choose(want, self.running_, preemption):
                 return want.job_id, found.job_id
         return None

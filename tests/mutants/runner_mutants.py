@@ -89,7 +89,7 @@ MUTANTS = [
         "preemption: while there is room",
         "penstock/core/jobs/preemption.py",
         "_want",
-        "    if isinstance(decision(admission_view.ledger), Admitted):\n",
+        "    if fits(()):\n",
         "    if waiting is None:\n",
         ("tests/core/test_preempt.py",),
     ),

@@ -197,7 +197,7 @@ def test_the_tally_is_right_while_it_is_added_up(opened):
 
 
 def test_a_lease_without_a_job_obeys_a_cap_across_hosts(opened):
-    from penstock.core.jobs.ordering import decide_standalone_lease
+    from penstock.core.jobs.ordering import Placement, RoundInputs, decide_standalone_lease
 
     stores = [opened() for _ in range(4)]
 
@@ -206,14 +206,10 @@ def test_a_lease_without_a_job_obeys_a_cap_across_hosts(opened):
 
         def decide(admission_view):
             limits = AdmissionLimits(Caps(per_addon=1))
-            return decide_standalone_lease(
-                admission_view,
-                Conditions(90),
-                limits,
-                Ordering(),
-                admission_class=AdmissionClass("guest", "t", 10),
-                priority=50,
-            )[0]
+            inputs = RoundInputs(
+                admission_view, Conditions(90), limits, Ordering(), lambda _: Placement.RESERVE
+            )
+            return decide_standalone_lease(inputs, AdmissionClass("guest", "t", 10), 50)[0]
 
         return [grant.dispatch for grant in committed(store, Admit(f"host-{i}", decide, Terms()))]
 

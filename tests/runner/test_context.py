@@ -191,6 +191,7 @@ LATE = """
 import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
+from penstock.core.jobs.types import EndReason
 from penstock.scheduler.dispatcher import WorkerKinds
 from tests.runner.plant import Plant, SECOND
 plant = Plant(Path({data!r}), dispatch=False, rules={{"lease_for": SECOND}})
@@ -199,8 +200,8 @@ job = plant.function("sleep", {path!r}, 60)
 print(claimed.dispatch.dispatch_id, flush=True)
 sys.stdin.readline()
 for late in (
-    lambda d: plant.job_service.complete(d, '"stolen"'),
-    lambda d: plant.job_service.fail(d, "late"),
+    lambda d: plant.job_service.end(d, result='"stolen"'),
+    lambda d: plant.job_service.end(d, EndReason.JOB_ERROR, error="late"),
     lambda d: plant.job_service.heartbeat(d, checkpoint='"late"', spent=5),
 ):
     try:

@@ -38,7 +38,7 @@ class SchedulerKit:
         self.maintenance, self.budgets = Maintenance(store, rules), BudgetEnforcer(store, rules)
         self.woken = Event()  # somebody waits for room
         self.waitlist = SubmitWaitlist(store, self.dispatcher.commit_submits, rules.depth, self.woken.set)
-        self.job_service = JobService(store, rules, self.machine, self.dispatcher, self.waitlist)
+        self.job_service = JobService(store, rules, self.dispatcher, self.waitlist)
 
     @property
     def now(self):

@@ -25,7 +25,7 @@ class Load:
         for dispatch in kit.store.live():
             self.served[dispatch.addon_id] += dispatch.admission_class.cost_units * seconds
             if self.ends[dispatch.dispatch_id] <= kit.now:
-                kit.job_service.complete(dispatch.dispatch_id)
+                kit.job_service.end(dispatch.dispatch_id)
         self.start()
 
     def start(self):

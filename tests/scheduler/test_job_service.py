@@ -4,6 +4,7 @@ import pytest
 
 from penstock.core.errors import BadIntent, IllegalMove, NotFound, StaleDispatch
 from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.reasons import retry_after_sec
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.scheduler.dispatcher import WorkerKinds
@@ -27,7 +28,7 @@ def test_the_two_step_way_from_submit_to_done(kit):
     [offered] = kit.job_service.dispatchable("a")
     lease = kit.job_service.lease(job_id, "w1")
     answer = kit.job_service.heartbeat(lease.dispatch_id, progress=0.5)
-    landed = kit.job_service.complete(lease.dispatch_id, '{"ok": true}')
+    landed = kit.job_service.end(lease.dispatch_id, result='{"ok": true}')
 
     assert offered.job_id == job_id
     assert answer.stop is None
@@ -104,7 +105,7 @@ def test_an_unknown_job_is_not_found(kit, call):
         getattr(kit.job_service, call)("no-such-job")
 
 
-@pytest.mark.parametrize("call", ["heartbeat", "complete", "release"])
+@pytest.mark.parametrize("call", ["heartbeat", "end", "release"])
 def test_an_unknown_lease_is_not_found(kit, call):
     with pytest.raises(NotFound):
         getattr(kit.job_service, call)("no-such-job.1")
@@ -121,10 +122,10 @@ def test_cancel_in_each_state(kit):
 
     assert [kit.state(i) for i in (queued, reserved, running_id)] == ["CANCELED", "CANCELED", "RUNNING"]
     assert kit.job_service.heartbeat(lease.dispatch_id).stop is EndReason.CANCELED
-    kit.job_service.complete(lease.dispatch_id)
+    kit.job_service.end(lease.dispatch_id)
     assert kit.state(running_id) == "CANCELED"
     done, lease = running(kit)
-    kit.job_service.complete(lease.dispatch_id)
+    kit.job_service.end(lease.dispatch_id)
     with pytest.raises(IllegalMove):
         kit.job_service.cancel(done)
 
@@ -156,11 +157,11 @@ def test_a_worker_that_stood_still_past_its_lease_can_change_nothing(kit):
     new = kit.job_service.lease(job_id)
     before = (kit.store.job(job_id), kit.store.events(0, 100))
 
-    for call in (kit.job_service.heartbeat, kit.job_service.complete, kit.job_service.release):
+    for call in (kit.job_service.heartbeat, kit.job_service.end, kit.job_service.release):
         with pytest.raises(StaleDispatch):
             call(old.dispatch_id)
     assert (kit.store.job(job_id), kit.store.events(0, 100)) == before
-    assert kit.job_service.complete(new.dispatch_id)
+    assert kit.job_service.end(new.dispatch_id)
 
 
 def test_a_report_after_the_expiry_is_too_late_though_nobody_has_swept(kit):
@@ -168,7 +169,7 @@ def test_a_report_after_the_expiry_is_too_late_though_nobody_has_swept(kit):
     kit.later(30)
 
     with pytest.raises(StaleDispatch, match="expired"):
-        kit.job_service.complete(lease.dispatch_id)
+        kit.job_service.end(lease.dispatch_id)
 
 
 def test_the_spending_limit_stops_a_run_and_blocks_its_job_until_somebody_decides(kit):
@@ -187,7 +188,7 @@ def test_the_spending_limit_stops_a_run_and_blocks_its_job_until_somebody_decide
 
 def test_a_failed_job_comes_back_by_retry_alone(kit):
     job_id, lease = running(kit)
-    kit.job_service.fail(lease.dispatch_id, "boom")
+    kit.job_service.end(lease.dispatch_id, EndReason.JOB_ERROR, error="boom")
     assert kit.state(job_id) == "FAILED"
 
     assert str(kit.job_service.retry(job_id).state) == "QUEUED"
@@ -203,11 +204,11 @@ def test_an_edit_is_checked_like_a_submit(kit):
 
 def test_a_lease_without_a_job_is_given_denied_and_given_back(kit):
     lease, _ = kit.job_service.ask(AdmissionClass("guest", "t", 80), 50)
-    nothing, decision = kit.job_service.ask(AdmissionClass("guest", "t", 20), 50)
+    nothing, reason = kit.job_service.ask(AdmissionClass("guest", "t", 20), 50)
 
     assert lease.phase is DispatchPhase.LEASED
     assert nothing is None
-    assert (decision.reason.code, decision.retry_after_sec) == ("no_room", 5.0)
+    assert (reason.code, retry_after_sec(reason, kit.now)) == ("no_room", 5.0)
     assert kit.job_service.release(lease.dispatch_id) is None
     assert kit.job_service.ask(AdmissionClass("guest", "t", 20), 50)[0]
 
@@ -215,15 +216,15 @@ def test_a_lease_without_a_job_is_given_denied_and_given_back(kit):
 def test_asking_often_wins_nothing_against_who_is_in_line(kit):
     kit.submit(cost_units=50)
 
-    assert kit.job_service.ask(AdmissionClass("guest", "t", 90), 50)[1].reason.code == "queued_ahead"
+    assert kit.job_service.ask(AdmissionClass("guest", "t", 90), 50)[1].code == "queued_ahead"
 
 
 def test_the_hint_of_a_denial_is_never_an_invitation_to_spin(kit):
     kit.machine.draining = True
-    _, decision = kit.job_service.ask(AdmissionClass("guest", "t", 1), 100)
+    _, reason = kit.job_service.ask(AdmissionClass("guest", "t", 1), 100)
 
-    assert decision.reason.code == "draining"
-    assert decision.retry_after_sec >= 1
+    assert reason.code == "draining"
+    assert retry_after_sec(reason, kit.now) >= 1
 
 
 def test_what_a_deadline_missed_is_told(kit):

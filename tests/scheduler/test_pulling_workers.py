@@ -29,7 +29,7 @@ def test_a_worker_that_polls_goes_on_seeing_jobs_between_claims_of_others(kit):
         kit.step()
 
         assert jobs(kit.job_service.poll(A)) == [job]
-        kit.job_service.complete(kit.job_service.lease(job).dispatch_id)
+        kit.job_service.end(kit.job_service.lease(job).dispatch_id)
         kit.later(8)
 
 

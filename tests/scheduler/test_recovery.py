@@ -63,7 +63,7 @@ def test_an_addons_lease_that_ran_out_while_nobody_listened_gets_the_time_of_one
     assert (answer.stop, answer.expires_at) == (None, kit.now + 30 * SECOND)
     kit.later(29)
     kit.step()
-    assert kit.job_service.complete(lease.dispatch_id)
+    assert kit.job_service.end(lease.dispatch_id)
 
 
 def test_an_addons_worker_that_is_gone_costs_its_job_one_lease_and_one_crash(kit):
@@ -76,7 +76,7 @@ def test_an_addons_worker_that_is_gone_costs_its_job_one_lease_and_one_crash(kit
     assert kit.state(job_id) == "QUEUED"
     assert kit.store.job(job_id).counters.crash == 1
     with pytest.raises(StaleDispatch):
-        kit.job_service.complete(lease.dispatch_id)
+        kit.job_service.end(lease.dispatch_id)
 
 
 def test_a_reservation_waits_for_its_worker_once_more(kit):

@@ -33,7 +33,7 @@ def looks(kit, monkeypatch):
 def test_who_alone_dispatches_does_not_look_where_nothing_was_reserved(kit, looks):
     kit.submit(3)
     [claimed] = kit.job_service.claim(A)
-    kit.job_service.complete(claimed.dispatch.dispatch_id)
+    kit.job_service.end(claimed.dispatch.dispatch_id)
     kit.job_service.exchange([], A)
 
     assert looks == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.jobs.types import SECOND
+from penstock.core.jobs.types import SECOND, EndReason
 
 T0 = 1_900_000_000 * SECOND
 
@@ -72,7 +72,7 @@ def failing(kit):
     """A job whose next attempt is due in 6 s."""
     [job_id] = kit.submit(retry_delays_sec=(6,))
     kit.step()
-    kit.job_service.fail(kit.job_service.lease(job_id).dispatch_id, "no")
+    kit.job_service.end(kit.job_service.lease(job_id).dispatch_id, EndReason.JOB_ERROR, error="no")
     return job_id
 
 

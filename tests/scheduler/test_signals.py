@@ -307,7 +307,7 @@ def reporting(**values):
     machine = HostLoad(SchedulerRules())
     for name in ("cpu", "memory"):
         machine.report(Reading(name, 0.0, T0))
-    machine.hear("shop", values, T0, 10 * SECOND)
+    machine.report_application("shop", values, T0, 10 * SECOND)
     return machine
 
 
@@ -325,13 +325,13 @@ def test_a_machine_that_needs_an_applications_signal_admits_while_it_is_reported
     machine.report(Reading("cpu", 0.0, T0))
 
     assert machine.conditions(T0).quiet is QuietState.PANIC
-    machine.hear("shop", {name: 0.0}, T0)
+    machine.report_application("shop", {name: 0.0}, T0)
     assert machine.conditions(T0).quiet is QuietState.QUIET
 
 
 def test_the_worst_of_several_applications_counts():
     machine = reporting(p95_ms=4_000.0)
-    machine.hear("blog", {"p95_ms": 1.0}, T0)
+    machine.report_application("blog", {"p95_ms": 1.0}, T0)
 
     assert machine.conditions(T0).quiet is QuietState.PANIC
 
@@ -357,11 +357,11 @@ def test_a_figure_that_is_none_is_refused_by_name(value):
 def test_who_reports_is_bounded():
     machine = HostLoad(SchedulerRules())
     for n in range(199):
-        machine.hear(f"app-{n}", {"in_flight": 1.0}, T0)
-    machine.hear("app-198", {"in_flight": 2.0}, T0)
+        machine.report_application(f"app-{n}", {"in_flight": 1.0}, T0)
+    machine.report_application("app-198", {"in_flight": 2.0}, T0)
 
     with pytest.raises(BadIntent, match="source"):
         for n in range(200, 203):
-            machine.hear(f"app-{n}", {"in_flight": 1.0}, T0)
-    machine.hear("app-999", {"in_flight": 1.0}, T0 + HOUR)
+            machine.report_application(f"app-{n}", {"in_flight": 1.0}, T0)
+    machine.report_application("app-999", {"in_flight": 1.0}, T0 + HOUR)
     assert len(machine.readings()) == 1

@@ -161,7 +161,7 @@ def test_a_month_counts_across_its_days(budgeted):
     for _ in range(5):
         _, lease = running(budgeted)
         budgeted.job_service.heartbeat(lease.dispatch_id, spent=999)
-        budgeted.job_service.complete(lease.dispatch_id)
+        budgeted.job_service.end(lease.dispatch_id)
         budgeted.later(86_400)
     _, lease = running(budgeted)
 
@@ -194,10 +194,10 @@ def test_a_lease_without_a_job_spends_its_addons_budget_too(budgeted):
 
     lease, _ = budgeted.job_service.ask(AdmissionClass("a", "t", 10), 50)
     answer = budgeted.job_service.heartbeat(lease.dispatch_id, spent=1_000)
-    nothing, decision = budgeted.job_service.ask(AdmissionClass("a", "t", 10), 50)
+    nothing, reason = budgeted.job_service.ask(AdmissionClass("a", "t", 10), 50)
 
     assert answer.stop is EndReason.COST_LIMIT_REACHED
-    assert (nothing, decision.reason.code) == (None, "budget_spent")
+    assert (nothing, reason.code) == (None, "budget_spent")
 
 
 def test_a_heartbeat_without_spending_reads_no_budget(budgeted, monkeypatch):

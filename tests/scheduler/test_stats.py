@@ -29,7 +29,7 @@ def test_a_second_counts_what_happened_in_it_and_nothing_before(kit, pulse):
     kit.submit(n=2)
     [claimed] = kit.job_service.claim(WorkerKinds(), 1)
     kit.later(2)
-    kit.job_service.complete(claimed.dispatch.dispatch_id)
+    kit.job_service.end(claimed.dispatch.dispatch_id)
     after = beat(kit, pulse)
 
     assert before.second.counts == {}
@@ -41,7 +41,7 @@ def test_a_second_counts_what_happened_in_it_and_nothing_before(kit, pulse):
 def test_run_times_are_those_of_the_last_minute(kit, pulse):
     [claimed] = kit.job_service.claim(WorkerKinds(), 1)
     kit.later(5)
-    kit.job_service.complete(claimed.dispatch.dispatch_id)
+    kit.job_service.end(claimed.dispatch.dispatch_id)
     soon = beat(kit, pulse)
     for _ in range(60):
         late = beat(kit, pulse)

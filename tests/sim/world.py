@@ -157,7 +157,7 @@ class World:
             SubmitWaitlist(tap, self.dispatcher.commit_submits, self.rules.depth),
             BudgetEnforcer(tap, self.rules),
         )
-        self.job_service = JobService(tap, self.rules, machine, self.dispatcher, self.room)
+        self.job_service = JobService(tap, self.rules, self.dispatcher, self.room)
         put_in_order(tap, self.rules.ordering.aging)
         recover(tap, self.rules, self.end_survivors)
 
@@ -382,7 +382,7 @@ class World:
             for run in worker.runs:
                 self.journal.append((run.job_id, run.began, self.now))
                 stale = run.dispatch_id
-                self.late.append((self.now + 90 * SECOND, lambda d=stale: self.job_service.complete(d)))  # type: ignore[misc]  # bound now
+                self.late.append((self.now + 90 * SECOND, lambda d=stale: self.job_service.end(d)))  # type: ignore[misc]  # bound now
                 self.late.append((self.now + 95 * SECOND, lambda d=stale: self.job_service.heartbeat(d)))  # type: ignore[misc]
             worker.runs, worker.still_until = [], self.now + 90 * SECOND
 
@@ -510,9 +510,9 @@ class World:
         for dispatch in self.store.live():
             if dispatch.phase is DispatchPhase.RESERVED and dispatch.job_id is not None:
                 self.call(lambda job_id=dispatch.job_id: self.job_service.lease(job_id))  # type: ignore[misc]  # bound now
-            self.call(lambda d=dispatch.dispatch_id: self.job_service.complete(d))  # type: ignore[misc]
+            self.call(lambda d=dispatch.dispatch_id: self.job_service.end(d))  # type: ignore[misc]
         for _, dispatch, _ in self.call(lambda: self.job_service.claim(WorkerKinds(), 10, "healer")) or []:
-            self.call(lambda d=dispatch.dispatch_id: self.job_service.complete(d))  # type: ignore[misc]
+            self.call(lambda d=dispatch.dispatch_id: self.job_service.end(d))  # type: ignore[misc]
 
     def check_healed(self) -> None:
         jobs = {job.job_id: job for job in self.store.find(Query(limit=10_000))}

@@ -123,7 +123,7 @@ def test_a_trail_is_played_again_as_it_was():
     store = MemoryStore(lambda: now[0])
     machine = HostLoad(RULES)
     dispatcher = Dispatcher(store, RULES, machine, PullingWorkers())
-    job_service = JobService(store, RULES, machine, dispatcher)
+    job_service = JobService(store, RULES, dispatcher)
 
     for number in range(2):
         job_service.submit(
@@ -131,7 +131,7 @@ def test_a_trail_is_played_again_as_it_was():
         )
         [(_, dispatch, _)] = job_service.claim(WorkerKinds(), 1, "w")
         now[0] += (20 + number) * SECOND
-        job_service.complete(dispatch.dispatch_id)
+        job_service.end(dispatch.dispatch_id)
     job_service.submit(
         [Intent(addon_id="a", job_type="x"), Intent(addon_id="a", job_type="y", expected_duration_sec=7.0)]
     )

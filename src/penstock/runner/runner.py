@@ -21,6 +21,7 @@ from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable
 from penstock.core.jobs.changes import Note, Renewal, remark, stop
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import AdmissionView, RoundResult
+from penstock.core.jobs.spending import Standing
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.tracker import Effect, Step, Tracker
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, seconds
@@ -35,7 +36,7 @@ from penstock.runner.warden import boot_time
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import Answer, EndReport, GrantedJob
 from penstock.scheduler.service import SchedulerService
-from penstock.stores.api import Admit, Apply, Renew, Standing, committed, committed_apart
+from penstock.stores.api import Admit, Apply, Renew, committed, committed_apart
 from penstock.work.leases import REPORT_SEC, ActiveLease, LeaseKeeper, RenewalReply, RenewalRequest
 from penstock.work.outcome import Outcome
 

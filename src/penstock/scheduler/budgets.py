@@ -1,8 +1,9 @@
 """
-Money: who is told, and what is stopped (SPEC TR-8).
+Budgets: alerts about spending, and the runs that a spent budget stops (SPEC TR-8).
 
-A mark that a heartbeat crosses is written in that heartbeat's own transaction, so each is told once and none is lost. Stopping is not tied to the
-crossing but to the state of being over: a scheduler that dies between the two stops the runs when it is back.
+The alert about a mark is written in the transaction of the heartbeat that crosses it, so each mark gets one alert.
+Stopping does not depend on the crossing but on being over the limit: a scheduler that dies between the two stops
+the runs when it is back.
 """
 
 from __future__ import annotations
@@ -14,40 +15,30 @@ from penstock.core.errors import Refused
 from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Change, Note, alert_note
 from penstock.core.jobs.job import Dispatch, Job
-from penstock.core.jobs.spending import Spending, over, spending_alerts
+from penstock.core.jobs.spending import Standing, over, spending_alerts
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import HOUR, AddonId, EndReason, JobId, Moment, Money
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import Apply, Standing, Store, committed
+from penstock.stores.api import Apply, Store, committed
 
-log = logging.getLogger("penstock.purse")
+log = logging.getLogger("penstock.budgets")
 
 
 class BudgetEnforcer:
-    """A part of the scheduler, and what the job service asks about spending."""
+    """Upkeep, once a tick; and the judge of each heartbeat's spending."""
 
     def __init__(self, store: Store, rules: SchedulerRules) -> None:
         self._store, self._rules = store, rules
 
-    def tell(self, standing: Standing) -> Sequence[Note]:
-        """What the owner must hear of, on account of this heartbeat."""
-        added = standing.spent - standing.spent_before
-        if not added:
+    def notes(self, standing: Standing) -> Sequence[Note]:
+        """The alerts that this heartbeat gives occasion to."""
+        if standing.spent == standing.spent_before:
             return ()
-        spending = Spending(
-            standing.dispatch_id,
-            standing.addon_id,
-            standing.job_id,
-            standing.spent_before,
-            added,
-            standing.cost_limit,
-            standing.addon_spent,
-        )
         budget = self._rules.limits.budgets.get(standing.addon_id)
-        return [alert_note(alert) for alert in spending_alerts(spending, budget, self._store.now())]
+        return [alert_note(alert) for alert in spending_alerts(standing, budget, self._store.now())]
 
     def allows(self, standing: Standing) -> bool:
-        """Whether this run may go on. When its addon's budget is spent, none of its runs may, and they are stopped here."""
+        """Whether this run may go on. If its addon's budget is spent, this stops all runs of the addon."""
         spent = self._over_budget(standing.addon_id, standing.addon_spent, self._store.now())
         if spent is not None:
             self._close(standing.addon_id, spent)
@@ -89,7 +80,7 @@ class BudgetEnforcer:
                     )
                 else:
                     continue
-            except Refused:  # it has moved on since we looked; the next step looks again
+            except Refused:  # it ended or changed since it was read; the next step reads again
                 log.debug("dispatch %s moved on", dispatch.dispatch_id)
                 continue
             if change is not None:

@@ -19,10 +19,16 @@ from typing import Final, NamedTuple, Protocol
 from msgspec.structs import replace
 
 from penstock.core.errors import Unavailable
-from penstock.core.jobs.forecast import View
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch
-from penstock.core.jobs.ordering import MOST_PICKS, AdmissionView, Placement, RoundResult, run_round
+from penstock.core.jobs.ordering import (
+    MOST_PICKS,
+    AdmissionView,
+    Placement,
+    RoundInputs,
+    RoundResult,
+    run_round,
+)
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import OWN_TYPES, AddonId, JobId, Moment, Span
 from penstock.core.text import error_text
@@ -157,10 +163,6 @@ class Dispatcher:
         admitted.add_done_callback(lambda admitted: worker.take(_grants(admitted)))
         return answers
 
-    def relay(self, submits: Sequence[Submit]) -> list[Future[list[Receipt]]]:
-        """Submits of other processes."""
-        return self.commit_submits(submits, wait=True)
-
     def offer_to(self, kinds: WorkerKinds, now: Moment) -> None:
         """A two-step worker polls for such jobs. Its first poll reserves those that were left in line for others."""
         if self._fetchers.polled(kinds, now, until=now + self._rules.fetch_for):
@@ -210,15 +212,15 @@ class Dispatcher:
                 return Placement.LEASE
             if present is None:
                 present = self._fetchers.at(now)
-            return Placement.NOBODY if present.claims(admission_class) else Placement.RESERVE
+            return Placement.LEAVE if present.claims(admission_class) else Placement.RESERVE
 
         return offer
 
-    def view(self, admission_view: AdmissionView) -> View:
+    def inputs(self, admission_view: AdmissionView) -> RoundInputs:
         """What the next round will go by: for explain, and for trying out."""
-        rules = self._rules
-        conditions = self._machine.conditions(admission_view.now)
-        return View(admission_view, conditions, rules.limits, rules.ordering, self._offer(admission_view.now))
+        rules, now = self._rules, admission_view.now
+        conditions = self._machine.conditions(now)
+        return RoundInputs(admission_view, conditions, rules.limits, rules.ordering, self._offer(now))
 
     def awaits(self, kinds: WorkerKinds) -> bool:
         """
@@ -231,7 +233,7 @@ class Dispatcher:
 
     def last_fetched_at(self, admission_class: AdmissionClass, now: Moment) -> Moment | None:
         """When somebody last came for such jobs, if that is how they start."""
-        if self._offer(now)(admission_class) is not Placement.NOBODY:
+        if self._offer(now)(admission_class) is not Placement.LEAVE:
             return None
         return self._fetchers.last_came_at(admission_class, self._rules.fetch_for)
 

@@ -36,12 +36,7 @@ class Explainer:
         admission_class = admission_class_of(job.intent)
         seen = self._store.look(
             rules.host,
-            lambda admission_view: outlook(
-                self._dispatcher.view(admission_view),
-                job_id=job_id,
-                admission_class=admission_class,
-                ready_at=job.ready_at,
-            ),
+            lambda view: outlook(self._dispatcher.inputs(view), job_id, admission_class, job.ready_at),
         )
         reason = seen.reason
         if isinstance(reason, LabelMissing):
@@ -89,8 +84,7 @@ class Explainer:
             (job_id, admission_class_of(i), max(now, i.earliest_start_at or 0)) for job_id, i in asked.items()
         ]
         starts = self._store.look(
-            self._rules.host,
-            lambda admission_view: likely_starts(self._dispatcher.view(admission_view), jobs),
+            self._rules.host, lambda view: likely_starts(self._dispatcher.inputs(view), jobs)
         )
         return [
             replace(

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.admission import Conditions
-from penstock.core.jobs.load import TOLD, Host, Quiet, QuietState, Reading, busy, is_fresh, observe
+from penstock.core.jobs.load import TOLD, Host, Quiet, Reading, busy, is_fresh, observe
 from penstock.core.jobs.types import HOUR, SECOND, AddonId, Moment, Span
 from penstock.scheduler.driver import comes_later
 from penstock.scheduler.rules import SchedulerRules
@@ -45,7 +45,7 @@ class HostLoad:
         with self._lock:
             self._readings[reading.source, reading.name] = reading
 
-    def hear(
+    def report_application(
         self,
         source: AddonId,
         values: Mapping[str, float],
@@ -81,29 +81,17 @@ class HostLoad:
             return list(self._readings.values())
 
     def conditions(self, now: Moment) -> Conditions:
-        capacity = self._rules.capacity
-        if capacity.fixed is not None:
-            # Nobody measures: always quiet, and quiet for as long as anybody could ask.
-            return Conditions(
-                capacity.fixed,
-                QuietState.QUIET,
-                streak=now,
-                draining=self.draining or self.drained,
-                labels=self._labels,
-            )
+        rules, draining = self._rules, self.draining or self.drained
+        if (
+            rules.capacity.fixed is not None
+        ):  # nothing is measured: always quiet, for longer than a job can ask
+            return Conditions(rules.capacity.fixed, streak=now, draining=draining, labels=self._labels)
         with self._lock:
-            thresholds = self._rules.thresholds
-            score = busy(self._readings.values(), now, self._rules.senses, thresholds.clearly_normal)
+            thresholds = rules.thresholds
+            score = busy(self._readings.values(), now, rules.senses, thresholds.clearly_normal)
             self._quiet = quiet = observe(self._quiet, score, now, thresholds)
-        units = capacity.units(score.score)
-        return Conditions(
-            units,
-            quiet.state,
-            quiet.streak(now),
-            score,
-            draining=self.draining or self.drained,
-            labels=self._labels,
-        )
+        units, streak = rules.capacity.units(score.score), quiet.streak(now)
+        return Conditions(units, quiet.state, streak, score, draining=draining, labels=self._labels)
 
 
 def _problems(values: Mapping[str, float]) -> Iterator[dict[str, str]]:

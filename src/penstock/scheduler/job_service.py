@@ -8,7 +8,7 @@ gets a StaleDispatch, and has changed nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -17,19 +17,19 @@ from msgspec.structs import replace
 
 from penstock.core.errors import NotFound, NotWritten, Refused, StaleDispatch, Unavailable
 from penstock.core.jobs import changes
-from penstock.core.jobs.admission import EVERYTHING, Decision
+from penstock.core.jobs.admission import EVERYTHING
 from penstock.core.jobs.changes import Change, Renewal
 from penstock.core.jobs.explain import Explanation, Viewer
 from penstock.core.jobs.intent import AdmissionClass, Intent, check, check_all
 from penstock.core.jobs.job import Dispatch, Event, Job
 from penstock.core.jobs.ordering import AdmissionView, RoundResult, decide_standalone_lease
+from penstock.core.jobs.reasons import Reason
 from penstock.core.jobs.states import DispatchPhase, JobState
-from penstock.core.jobs.types import SECOND, AddonId, DispatchId, EndReason, JobId, Money
+from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Money
 from penstock.core.text import error_text, storable, storable_json, type_name
 from penstock.scheduler.budgets import BudgetEnforcer
 from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds
 from penstock.scheduler.explainer import Explainer
-from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist, then
 from penstock.stores.api import (
@@ -133,13 +133,12 @@ class JobService:
         self,
         store: Store,
         rules: SchedulerRules,
-        machine: HostLoad,
         dispatcher: Dispatcher,
         waitlist: SubmitWaitlist | None = None,
         *,
         yields: YieldRequests | None = None,
     ) -> None:
-        self._store, self._rules, self._machine, self._dispatcher = store, rules, machine, dispatcher
+        self._store, self._rules, self._dispatcher = store, rules, dispatcher
         self._waitlist, self._budgets = (
             waitlist or SubmitWaitlist(store, dispatcher.commit_submits, rules.depth),
             BudgetEnforcer(store, rules),
@@ -152,10 +151,7 @@ class JobService:
 
     def submit(self, intents: Sequence[Intent], wait_sec: float = 0) -> list[Receipt]:
         """All or none. Durable when it returns. At the depth limit it waits for room, up to `wait_sec`; then QueueFull."""
-        if wait_sec:
-            return self.submit_soon(intents, wait_sec).result()
-        self._check(intents)
-        return self._explainer.foretold(intents, self._waitlist.submit(intents))
+        return self.submit_soon(intents, wait_sec, wait=True).result()
 
     def submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
         """As part of a transaction of the caller's own. At the depth limit QueueFull at once: it could not wait for others' room."""
@@ -167,15 +163,15 @@ class JobService:
         self._check(intents)
         return self._store.submit_within(connection, intents, self._rules.depth)
 
-    @property
-    def waiting(self) -> int:
-        """How many submits wait for room."""
-        return self._waitlist.waiting
-
-    def submit_soon(self, intents: Sequence[Intent], wait_sec: float = 0) -> Future[list[Receipt]]:
-        """Checked now, durable when the Future has its result. Cancelling it while it waits for room gives up its place."""
+    def submit_soon(
+        self, intents: Sequence[Intent], wait_sec: float = 0, *, wait: bool = False
+    ) -> Future[list[Receipt]]:
+        """
+        Checked now, durable when the Future has its result. Cancelling it while it waits for room gives up its
+        place. `wait`: the caller has nothing else to do, and its thread may write.
+        """
         self._check(intents)
-        answer = self._waitlist.submit_soon(intents, wait_sec)
+        answer = self._waitlist.submit_soon(intents, wait_sec, wait=wait)
         if all(intent.deadline_at is None for intent in intents):
             return answer
         return then(answer, lambda receipts: self._explainer.foretold(intents, receipts))
@@ -219,18 +215,6 @@ class JobService:
     def resume(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
         """Who was paused under its own name stays so when everything is resumed."""
         committed(self._store, SetAddon(addon_id, paused=False, by=by))
-
-    def hear(
-        self,
-        source: AddonId,
-        values: Mapping[str, float],
-        ttl_sec: float | None = None,
-        *,
-        bound: bool = False,
-    ) -> None:
-        """What an application says about itself: `p95_ms`, `in_flight`, `error_rate`. `bound`: with a token of that addon alone."""
-        ttl = None if ttl_sec is None else int(ttl_sec * SECOND)
-        self._machine.hear(source, values, self._store.now(), ttl, bound=bound)
 
     def _settle(self, job_id: JobId, decide: Callable[[Job], Change | None]) -> Job:
         for _ in range(_TRIES):
@@ -312,26 +296,19 @@ class JobService:
 
     def ask(
         self, admission_class: AdmissionClass, priority: int, worker: str = ""
-    ) -> tuple[Dispatch | None, Decision]:
-        """May this much work start now? A lease without a job, or why not and when to ask again."""
-        decided: list[Decision] = []
+    ) -> tuple[Dispatch | None, Reason | None]:
+        """May this much work start now? A lease without a job, or why not."""
+        reasons: list[Reason | None] = []
 
-        def decide(admission_view: AdmissionView) -> RoundResult:
-            conditions, rules = self._machine.conditions(admission_view.now), self._rules
-            round_result, decision = decide_standalone_lease(
-                admission_view,
-                conditions,
-                rules.limits,
-                rules.ordering,
-                admission_class=admission_class,
-                priority=priority,
-            )
-            decided.append(decision)
+        def decide(view: AdmissionView) -> RoundResult:
+            inputs = self._dispatcher.inputs(view)
+            round_result, reason = decide_standalone_lease(inputs, admission_class, priority)
+            reasons.append(reason)
             return round_result
 
         admit = Admit(self._rules.host, decide, self._rules.terms(worker))
         grants = committed(self._store, admit)
-        return (grants[0].dispatch if grants else None), decided[-1]
+        return (grants[0].dispatch if grants else None), reasons[-1]
 
     def heartbeat(
         self,
@@ -353,7 +330,7 @@ class JobService:
             checkpoint=checkpoint,
             pid=pid,
         )
-        [standing] = committed(self._store, Renew([beat], self._budgets.tell))
+        [standing] = committed(self._store, Renew([beat], self._budgets.notes))
         if standing is None:
             self._dispatch(dispatch_id)
             raise StaleDispatch(
@@ -377,22 +354,19 @@ class JobService:
                 return self._dispatch(dispatch_id)
         raise StaleDispatch("this dispatch kept changing; ask again", dispatch_id=dispatch_id)
 
-    def complete(self, dispatch_id: DispatchId, result: str | None = None) -> JobState | None:
-        return self.end(dispatch_id, EndReason.COMPLETED, result=result)
-
-    def fail(
-        self, dispatch_id: DispatchId, error: str, how: EndReason = EndReason.JOB_ERROR
-    ) -> JobState | None:
-        return self.end(dispatch_id, how, error=error)
-
     def release(self, dispatch_id: DispatchId) -> JobState | None:
         """The lease is given back: a job goes on waiting, a lease without one is over."""
         return self.end(dispatch_id, EndReason.RELEASED)
 
     def end(
-        self, dispatch_id: DispatchId, how: EndReason, *, result: str | None = None, error: str | None = None
+        self,
+        dispatch_id: DispatchId,
+        how: EndReason = EndReason.COMPLETED,
+        *,
+        result: str | None = None,
+        error: str | None = None,
     ) -> JobState | None:
-        """By the worker that has it. Where the job landed; None for a lease without a job."""
+        """The worker reports the end. The job's state after it; None for a lease without a job."""
         [answer] = self.end_many([EndReport(dispatch_id, how, result, error)])
         if isinstance(answer, Refused):
             raise answer

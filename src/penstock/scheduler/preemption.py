@@ -60,7 +60,7 @@ class Preempter:
             lambda admission_view: next(
                 (
                     (want, victim)
-                    for want in wanted(self._dispatcher.view(admission_view))
+                    for want in wanted(self._dispatcher.inputs(admission_view))
                     if (victim := pairs(want))
                 ),
                 None,

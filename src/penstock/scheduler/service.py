@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Lock
 from typing import Final, Self
 
@@ -72,9 +73,7 @@ class SchedulerService:
             store, self.dispatcher.commit_submits, rules.depth, self._serve_waitlist
         )
         self.yields = YieldRequests()
-        self.job_service = JobService(
-            store, rules, self.machine, self.dispatcher, self.waitlist, yields=self.yields
-        )
+        self.job_service = JobService(store, rules, self.dispatcher, self.waitlist, yields=self.yields)
         self.maintenance = Maintenance(store, rules, clock, shifts=self.dispatcher.reserved.shift)
         self.registration = HostRegistration(store, rules, self.machine, introduction)
         self.preempter = Preempter(store, rules, self.dispatcher, self.job_service, self.yields)
@@ -100,7 +99,7 @@ class SchedulerService:
 
     def start(self, holder: str = "") -> Self:
         holder = holder or f"process {os.getpid()}"
-        self.store.acquire_dispatch(holder, self.dispatcher.relay)
+        self.store.acquire_dispatch(holder, partial(self.dispatcher.commit_submits, wait=True))
         try:
             self.registration.join()
             put_in_order(self.store, self.rules.ordering.aging)

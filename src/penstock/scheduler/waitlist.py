@@ -84,17 +84,13 @@ class SubmitWaitlist:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def submit(self, intents: Sequence[Intent]) -> list[Receipt]:
-        """Now or not at all."""
-        full = self._before(intents)
-        return self._committed(intents, self._depth) if full is None else self._known(intents, full)
-
-    def _committed(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        [answer] = self._commit([Submit(intents, depth)], wait=True)
-        return answer.result()
-
-    def submit_soon(self, intents: Sequence[Intent], wait_sec: float = 0) -> Future[list[Receipt]]:
-        """QueueFull is the Future's, after `wait_sec` at the latest. Cancelling it gives up the place."""
+    def submit_soon(
+        self, intents: Sequence[Intent], wait_sec: float = 0, *, wait: bool = False
+    ) -> Future[list[Receipt]]:
+        """
+        QueueFull is the Future's, after `wait_sec` at the latest. Cancelling it gives up the place. `wait`: the
+        caller's thread may write.
+        """
         now = self._store.now()
         waiter = _Waiter(next(self._numbers), intents, now, now + int(wait_sec * SECOND))
         full = self._before(intents)
@@ -111,7 +107,7 @@ class SubmitWaitlist:
                 _settle(waiter, error if full is None else full.refusal())
 
         depth = self._depth if full is None else _NOTHING_IS_NEW
-        [committed] = self._commit([Submit(intents, depth)])
+        [committed] = self._commit([Submit(intents, depth)], wait=wait)
         committed.add_done_callback(answered)
         return waiter.answer
 
@@ -129,12 +125,6 @@ class SubmitWaitlist:
             return None
         addons = {intent.addon_id for intent in intents}
         return next((full for full in self._full if full.stops(addons)), None)
-
-    def _known(self, intents: Sequence[Intent], full: _Full) -> list[Receipt]:
-        try:
-            return self._committed(intents, _NOTHING_IS_NEW)
-        except QueueFull:
-            raise full.refusal() from None
 
     def _could_ever(self, intents: Sequence[Intent]) -> bool:
         """A bulk above the limit would wait in vain, and all others behind it."""
@@ -195,7 +185,8 @@ class SubmitWaitlist:
             return None
         outcome: list[Receipt] | Exception
         try:
-            outcome = self._committed(waiter.intents, self._depth)
+            [committed] = self._commit([Submit(waiter.intents, self._depth)], wait=True)
+            outcome = committed.result()
         except QueueFull as refused:  # somebody was quicker
             return _Full(None, refused.limit, refused.queued)
         except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the answer

@@ -311,7 +311,7 @@ def frame_view(service: SchedulerService, frame: Frame) -> wire.StatsFrame:
         now=when(now),
         second=second_view(frame.second),
         jobs=frame.jobs,
-        waiting=service.job_service.waiting,
+        waiting=service.waitlist.waiting,
         quiet=conditions.quiet,
         paused=any(addon.paused for addon in store.addons() if addon.addon_id == EVERYTHING),
         oldest_queued_sec=seconds(max(0, now - oldest[0].created_at)) if oldest else None,

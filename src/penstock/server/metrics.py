@@ -70,7 +70,9 @@ class MetricsCollector(Collector):
             "penstock_oldest_queued_seconds", "Age of the job that has been queued longest.", age
         )
         yield GaugeMetricFamily(
-            "penstock_waiting_submits", "Submits that wait for room.", self._app_state.job_service.waiting
+            "penstock_waiting_submits",
+            "Submits that wait for room.",
+            self._app_state.service.waitlist.waiting,
         )
 
     def _machine(self) -> Iterator[Metric]:

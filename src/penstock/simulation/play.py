@@ -112,7 +112,7 @@ class _Stage:
         machine = HostLoad(self.rules)
         self.dispatchers = [self._dispatcher(number, machine) for number in range(self.hosts)]
         self.free = [self.rules.capacity.most] * self.hosts
-        self.job_service = JobService(self.store, self.rules, machine, self.dispatchers[0])
+        self.job_service = JobService(self.store, self.rules, self.dispatchers[0])
         self.maintenance = Maintenance(self.store, self.rules)
         self.of_job: dict[JobId, PlayedJob] = {}
         self.ends: list[

@@ -39,7 +39,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from msgspec import Struct, field
@@ -51,17 +50,16 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import AdmissionView, Aging, RoundResult
+from penstock.core.jobs.spending import Standing
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import (
     HOUR,
     SECOND,
     AddonId,
     DispatchId,
-    EndReason,
     HostId,
     JobId,
     Moment,
-    Money,
     Span,
 )
 
@@ -72,9 +70,6 @@ A_co = TypeVar("A_co", covariant=True)
 
 #: How long a host that was lost is remembered.
 LOST_FOR: Final[Span] = 24 * HOUR
-NOTHING_SPENT: Final[Mapping[str, Money]] = MappingProxyType({})
-
-
 # what operations carry, and what they are answered with
 
 
@@ -155,22 +150,6 @@ class CompletedDispatch(NamedTuple):
 
     dispatch_id: DispatchId
     result: str | None = None
-
-
-class Standing(Struct, frozen=True, gc=False):
-    """Where a dispatch stands after its heartbeat: the answer can tell it to stop, and the service can judge its spending."""
-
-    dispatch_id: DispatchId
-    job_id: JobId | None
-    addon_id: AddonId
-    phase: DispatchPhase
-    reason: EndReason | None
-    expires_at: Moment
-    spent_before: Money
-    spent: Money
-    cost_limit: Money | None
-    #: What its addon has spent with it, by window (day, month); only when this heartbeat added something.
-    addon_spent: Mapping[str, Money] = NOTHING_SPENT
 
 
 #: The notes that a heartbeat gives occasion to. Pure, and perhaps called twice.

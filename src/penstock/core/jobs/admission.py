@@ -21,7 +21,6 @@ band would wipe out the differences below it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -40,7 +39,6 @@ from penstock.core.jobs.reasons import (
     Paused,
     Reason,
     UnitsKept,
-    retry_after_sec,
 )
 from penstock.core.jobs.spending import Budget
 from penstock.core.jobs.types import MINUTE, SECOND, AddonId, JobId, Moment, RunWhen, Span, seconds
@@ -108,18 +106,6 @@ class Kept(Struct):
         return ends_at is not None and self.starts_at is not None and ends_at <= self.starts_at
 
 
-class Admitted(Struct, frozen=True):
-    free_after: int
-
-
-class Denied(Struct, frozen=True):
-    reason: Reason
-    retry_after_sec: float
-
-
-Decision: TypeAlias = Admitted | Denied
-
-
 def decide(
     admission_class: AdmissionClass,
     ledger: Ledger,
@@ -131,15 +117,13 @@ def decide(
     urgent: bool = False,
     kept: Kept | None = None,
     ends_at: Moment | None = None,
-) -> Decision:
+) -> Reason | None:
     """
-    `urgent`: time-sensitive and near its deadline. `ends_at`: when it is expected to end if it starts now.
+    Why a job of this class may not start now; None: it may. `urgent`: time-sensitive and near its deadline.
+    `ends_at`: when it is expected to end if it starts now.
     """
     gates = Gates(admission_class, ledger, conditions, limits, now, ready_at=ready_at, urgent=urgent)
-    reason = gates.refusal(kept, ends_at)
-    if reason is not None:
-        return Denied(reason, retry_after_sec(reason, now))
-    return Admitted(conditions.capacity - ledger.units - admission_class.cost_units)
+    return gates.refusal(kept, ends_at)
 
 
 class Gates:

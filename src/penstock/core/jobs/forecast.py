@@ -13,10 +13,10 @@ units are ignored, so a moment is rather late than early.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,11 +24,8 @@ from msgspec.structs import replace
 from penstock.core.jobs.admission import (
     Account,
     AdmissionLimits,
-    Admitted,
     Conditions,
-    Denied,
     Ledger,
-    decide,
 )
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.ordering import (
@@ -38,9 +35,10 @@ from penstock.core.jobs.ordering import (
     Placement,
     QueuedJob,
     ReadyQueue,
+    RoundInputs,
     RoundResult,
     RunningJob,
-    band,
+    head_key,
     run_round,
 )
 from penstock.core.jobs.reasons import (
@@ -81,66 +79,38 @@ class Outlook(Struct, frozen=True):
     head: bool
 
 
-class View(NamedTuple):
-    """The inputs of a round."""
-
-    admission_view: AdmissionView
-    conditions: Conditions
-    limits: AdmissionLimits
-    ordering: Ordering
-    offer: Callable[[AdmissionClass], Placement]
-
-
-def outlook(view: View, *, job_id: JobId, admission_class: AdmissionClass, ready_at: Moment) -> Outlook:
+def outlook(inputs: RoundInputs, job_id: JobId, admission_class: AdmissionClass, ready_at: Moment) -> Outlook:
     """How this job stands now. For a job that is not ready yet, `ready_at` alone decides."""
-    admission_view, conditions = view.admission_view, view.conditions
-    found, urgent, before = _find(admission_view, job_id, admission_class)
-    decision = decide(
-        admission_class,
-        admission_view.ledger,
-        conditions,
-        view.limits,
-        admission_view.now,
-        ready_at=ready_at,
-        urgent=urgent,
-    )
-    reason = None if isinstance(decision, Admitted) else decision.reason
-    if reason is None and found is not None and view.offer(admission_class) is not Placement.NOBODY:
-        reason = _held_by_others(view, found, admission_class, urgent=urgent)
+    view, conditions = inputs.admission_view, inputs.conditions
+    waiting, urgent, before = _find(view, job_id, admission_class)
+    reason = inputs.decide(admission_class, ready_at=ready_at, urgent=urgent)
+    if reason is None and waiting is not None and inputs.offer(admission_class) is not Placement.LEAVE:
+        reason = _held_by_others(inputs, waiting, admission_class, urgent=urgent)
     if isinstance(reason, NotEnoughUnits):
-        reason = replace(reason, until=_room_at(admission_view, conditions, admission_class.cost_units))
-    starts = forecast(admission_view, conditions, view.ordering) if _known_from_the_order(reason) else {}
+        reason = replace(reason, until=_room_at(view, conditions, admission_class.cost_units))
+    starts = forecast(view, conditions, inputs.ordering) if _known_from_the_order(reason) else {}
     return Outlook(
         reason,
-        () if found is None else _ahead(admission_view, view.ordering, found, admission_class, urgent=urgent),
+        () if waiting is None else _ahead(inputs, waiting, admission_class, urgent=urgent),
         before,
-        _likely(reason, admission_view.now, starts.get(job_id)),
-        found is not None and not before,
+        _likely(reason, view.now, starts.get(job_id)),
+        waiting is not None and not before,
     )
 
 
 def likely_starts(
-    view: View, jobs: Sequence[tuple[JobId, AdmissionClass, Moment]]
+    inputs: RoundInputs, jobs: Sequence[tuple[JobId, AdmissionClass, Moment]]
 ) -> dict[JobId, Moment | None]:
     """
     The likely starts of many jobs, each given as id, class and the moment it is ready. The order is computed
     once for all.
     """
-    admission_view, conditions = view.admission_view, view.conditions
-    starts = forecast(admission_view, conditions, view.ordering)
-    likely: dict[JobId, Moment | None] = {}
-    for job_id, admission_class, ready_at in jobs:
-        decision = decide(
-            admission_class,
-            admission_view.ledger,
-            conditions,
-            view.limits,
-            admission_view.now,
-            ready_at=ready_at,
-        )
-        reason = decision.reason if isinstance(decision, Denied) else None
-        likely[job_id] = _likely(reason, admission_view.now, starts.get(job_id))
-    return likely
+    view = inputs.admission_view
+    starts = forecast(view, inputs.conditions, inputs.ordering)
+    return {
+        job_id: _likely(inputs.decide(admission_class, ready_at=ready_at), view.now, starts.get(job_id))
+        for job_id, admission_class, ready_at in jobs
+    }
 
 
 def reachable(intent: Intent, likely_start_at: Moment | None) -> bool | None:
@@ -169,66 +139,39 @@ def _find(
 
 
 def _held_by_others(
-    view: View, me: QueuedJob, admission_class: AdmissionClass, *, urgent: bool
+    inputs: RoundInputs, waiting: QueuedJob, admission_class: AdmissionClass, *, urgent: bool
 ) -> Reason | None:
-    admission_view, conditions, limits, ordering, offer = view
-    verdict, ledger = try_round(admission_view, conditions, limits, ordering, offer)
-    if any(pick.waiting.job_id == me.job_id for pick in verdict.picks):
+    round_result, ledger = try_round(inputs)
+    if any(pick.waiting.job_id == waiting.job_id for pick in round_result.picks):
         return None
-    ends_at = None if me.expected_sec is None else admission_view.now + int(me.expected_sec * SECOND)
-    after = decide(
-        admission_class,
-        ledger,
-        conditions,
-        limits,
-        admission_view.now,
-        urgent=urgent,
-        kept=verdict.kept,
-        ends_at=ends_at,
+    ends_at = waiting.ends_at(inputs.admission_view.now)
+    after = inputs.decide(
+        admission_class, ledger=ledger, urgent=urgent, kept=round_result.kept, ends_at=ends_at
     )
-    if isinstance(after, Denied) and isinstance(after.reason, UnitsKept):
-        return after.reason
-    first = next(iter(verdict.picks), None)
+    if isinstance(after, UnitsKept):
+        return after
+    first = next(iter(round_result.picks), None)
     return None if first is None else QueuedAhead(first.waiting.job_id, first.waiting.priority)
 
 
 def _ahead(
-    admission_view: AdmissionView,
-    ordering: Ordering,
-    me: QueuedJob,
-    admission_class: AdmissionClass,
-    *,
-    urgent: bool,
+    inputs: RoundInputs, waiting: QueuedJob, admission_class: AdmissionClass, *, urgent: bool
 ) -> tuple[Ahead, ...]:
-    mine = _key(admission_view, ordering, me, admission_class, urgent=urgent)
-    keys = []
-    for line in admission_view.lines():
-        head = next(line.jobs, None)
-        if head is not None and line.admission_class != admission_class:
-            key = _key(admission_view, ordering, head, line.admission_class, urgent=line.urgent)
-            if key < mine:
-                keys.append((key, head, line.admission_class))
-    keys.sort(key=lambda item: item[0])
+    view, ordering = inputs.admission_view, inputs.ordering
+
+    def key(waiting: QueuedJob, addon_id: AddonId, urgent: bool) -> tuple[float, ...]:
+        share = view.ledger.share(addon_id, view.now, ordering.sharing)
+        return head_key(waiting, urgent=urgent, share=share, now=view.now, aging=ordering.aging)
+
+    mine = key(waiting, admission_class.addon_id, urgent)
+    heads = [
+        (key(head, line.admission_class.addon_id, line.urgent), head.job_id, line.admission_class.addon_id)
+        for line in view.lines()
+        if line.admission_class != admission_class and (head := next(line.jobs, None)) is not None
+    ]
+    ahead = sorted(head for head in heads if head[0] < mine)
     return tuple(
-        Ahead(head.job_id, other.addon_id, _why(key, mine)) for key, head, other in keys[:MOST_NAMED]
-    )
-
-
-def _key(
-    admission_view: AdmissionView,
-    ordering: Ordering,
-    waiting: QueuedJob,
-    admission_class: AdmissionClass,
-    *,
-    urgent: bool,
-) -> tuple[float, ...]:
-    share = admission_view.ledger.share(admission_class.addon_id, admission_view.now, ordering.sharing)
-    return (
-        -band(waiting.turn, admission_view.now, ordering.aging),
-        not urgent,
-        share,
-        waiting.turn,
-        waiting.no,
+        Ahead(job_id, addon_id, _why(theirs, mine)) for theirs, job_id, addon_id in ahead[:MOST_NAMED]
     )
 
 
@@ -268,16 +211,10 @@ def _likely(reason: Reason | None, now: Moment, in_order: Moment | None) -> Mome
             return None
 
 
-def try_round(
-    admission_view: AdmissionView,
-    conditions: Conditions,
-    limits: AdmissionLimits,
-    ordering: Ordering,
-    offer: Callable[[AdmissionClass], Placement],
-) -> tuple[RoundResult, Ledger]:
+def try_round(inputs: RoundInputs) -> tuple[RoundResult, Ledger]:
     """What a round would do now, and the ledger after it. The store stays as it is."""
-    trial = Trial(admission_view)
-    round_result = run_round(trial, conditions, limits, ordering, offer, most_picks=MOST_COUNTED)
+    trial = Trial(inputs.admission_view)
+    round_result = run_round(*inputs._replace(admission_view=trial), most_picks=MOST_COUNTED)
     return round_result, trial.ledger
 
 
@@ -289,13 +226,13 @@ def forecast(
     """
     endless = replace(conditions, capacity=_ENDLESS)
     order = run_round(
-        Trial(admission_view), endless, AdmissionLimits(), ordering, _anybody, most_picks=MOST_COUNTED
+        Trial(admission_view), endless, AdmissionLimits(), ordering, _reserve, most_picks=MOST_COUNTED
     ).picks
     free = conditions.capacity - admission_view.ledger.units
     return dict(_starts(order, free, admission_view.running(), admission_view.now))
 
 
-def _anybody(_: AdmissionClass) -> Placement:
+def _reserve(_: AdmissionClass) -> Placement:
     return Placement.RESERVE
 
 
@@ -316,8 +253,8 @@ def _starts(
         if moment is None:
             continue
         free -= cost
-        if pick.waiting.expected_sec is not None:
-            heappush(ends, (moment + int(pick.waiting.expected_sec * SECOND), cost))
+        if (ends_at := pick.waiting.ends_at(moment)) is not None:
+            heappush(ends, (ends_at, cost))
 
 
 class Trial:

@@ -23,10 +23,7 @@ from msgspec import Struct, field
 
 from penstock.core.jobs.admission import (
     AdmissionLimits,
-    Admitted,
     Conditions,
-    Decision,
-    Denied,
     FairShare,
     Gates,
     Kept,
@@ -45,7 +42,6 @@ from penstock.core.jobs.reasons import (
     QueuedAhead,
     Reason,
     as_json,
-    retry_after_sec,
 )
 from penstock.core.jobs.types import MINUTE, SECOND, JobId, Moment, Span
 
@@ -108,6 +104,17 @@ class QueuedJob(Struct, frozen=True, gc=False):
     passed_at: Moment | None = None
     denied: str = ""  # the code of its last recorded denial
 
+    def ends_at(self, now: Moment) -> Moment | None:
+        """When it is expected to end if it starts now."""
+        return None if self.expected_sec is None else now + int(self.expected_sec * SECOND)
+
+
+def head_key(
+    waiting: QueuedJob, *, urgent: bool, share: float, now: Moment, aging: Aging
+) -> tuple[int, bool, float, Moment, int]:
+    """The order of heads, the smallest first: band, urgency, fair share, turn, number."""
+    return -band(waiting.turn, now, aging), not urgent, share, waiting.turn, waiting.no
+
 
 class ReadyQueue(Struct, frozen=True):
     """The ready jobs of one admission class."""
@@ -140,11 +147,42 @@ class AdmissionView(Protocol):
 
 
 class Placement(Enum):
-    """Which worker would take a job of this admission class now."""
+    """What a round may do with a job of this admission class."""
 
     RESERVE = "reserve"  # its addon is notified, and asks for the lease
     LEASE = "lease"  # a worker waits here and takes it at once
-    NOBODY = "nobody"  # pulling workers run such jobs, and none waits here now
+    LEAVE = "leave"  # pulling workers run such jobs, and none waits here now
+
+
+class RoundInputs(NamedTuple):
+    admission_view: AdmissionView
+    conditions: Conditions
+    limits: AdmissionLimits
+    ordering: Ordering
+    offer: Callable[[AdmissionClass], Placement]
+
+    def decide(
+        self,
+        admission_class: AdmissionClass,
+        *,
+        ledger: Ledger | None = None,
+        ready_at: Moment = 0,
+        urgent: bool = False,
+        kept: Kept | None = None,
+        ends_at: Moment | None = None,
+    ) -> Reason | None:
+        """`admission.decide` on these inputs. `ledger`: another than that of the view."""
+        return decide(
+            admission_class,
+            ledger or self.admission_view.ledger,
+            self.conditions,
+            self.limits,
+            self.admission_view.now,
+            ready_at=ready_at,
+            urgent=urgent,
+            kept=kept,
+            ends_at=ends_at,
+        )
 
 
 class Pick(Struct, frozen=True):
@@ -190,7 +228,8 @@ def run_round(
     most_picks: int = MOST_PICKS,
 ) -> RoundResult:
     """`most_picks` bounds the transaction: the caller runs another round at once when this one reached it."""
-    return _Round(admission_view, conditions, limits, ordering, offer).run(most_leases, most_picks)
+    inputs = RoundInputs(admission_view, conditions, limits, ordering, offer)
+    return _Round(inputs).run(most_leases, most_picks)
 
 
 class _Head(NamedTuple):
@@ -216,16 +255,9 @@ class _Lane(NamedTuple):
 
 
 class _Round:
-    def __init__(
-        self,
-        admission_view: AdmissionView,
-        conditions: Conditions,
-        limits: AdmissionLimits,
-        ordering: Ordering,
-        offer: Callable[[AdmissionClass], Placement],
-    ) -> None:
-        self.admission_view, self.now, self.ledger = admission_view, admission_view.now, admission_view.ledger
-        self.conditions, self.limits, self.ordering, self.offer = conditions, limits, ordering, offer
+    def __init__(self, inputs: RoundInputs) -> None:
+        self.admission_view, self.conditions, self.limits, self.ordering, self.offer = inputs
+        self.now, self.ledger = self.admission_view.now, self.admission_view.ledger
         self.round_result = RoundResult()
         self.refused_for_units: list[QueuedJob] = []
         self.closed: set[str] = set()  # addons that start nothing more in this round
@@ -276,7 +308,7 @@ class _Round:
         for line in self.admission_view.lines():
             offer = self.offer(line.admission_class)
             # Jobs for other hosts are skipped without a denial: the rounds of those hosts decide and record.
-            if offer is not Placement.NOBODY and not self.conditions.missing(line.admission_class):
+            if offer is not Placement.LEAVE and not self.conditions.missing(line.admission_class):
                 gates = Gates(
                     line.admission_class,
                     self.ledger,
@@ -292,9 +324,9 @@ class _Round:
         waiting = next(line.jobs, None)
         if waiting is None:
             return None
-        its_band = band(waiting.turn, self.now, self.ordering.aging)
         share = self._share(line.admission_class)
-        return _Head(-its_band, not line.urgent, share, waiting.turn, waiting.no, lane, waiting)
+        key = head_key(waiting, urgent=line.urgent, share=share, now=self.now, aging=self.ordering.aging)
+        return _Head(*key, lane, waiting)
 
     def _only(self, lane: _Lane) -> _Head | None:
         waiting = next(lane.line.jobs, None)
@@ -316,7 +348,7 @@ class _Round:
     def _try(self, lane: _Lane, waiting: QueuedJob) -> Reason | None:
         admission_class = lane.line.admission_class
         self.round_result.weighed += 1
-        ends_at = None if waiting.expected_sec is None else self.now + int(waiting.expected_sec * SECOND)
+        ends_at = waiting.ends_at(self.now)
         kept = self.round_result.kept
         reason = lane.gates.refusal(kept, ends_at)
         if reason is not None:
@@ -338,13 +370,8 @@ class _Round:
             return 0
         admission_class, offer = lane.line.admission_class, lane.offer
         picks = [
-            Pick(
-                w,
-                admission_class,
-                offer,
-                None if w.expected_sec is None else now + int(w.expected_sec * SECOND),
-            )
-            for w in (head.waiting, *islice(lane.line.jobs, n - 1))
+            Pick(waiting, admission_class, offer, waiting.ends_at(now))
+            for waiting in (head.waiting, *islice(lane.line.jobs, n - 1))
         ]
         self._started(lane, picks)
         self.round_result.weighed += len(picks)
@@ -416,31 +443,17 @@ class _Round:
 
 
 def decide_standalone_lease(
-    admission_view: AdmissionView,
-    conditions: Conditions,
-    limits: AdmissionLimits,
-    ordering: Ordering,
-    *,
-    admission_class: AdmissionClass,
-    priority: int,
-) -> tuple[RoundResult, Decision]:
-    decision = decide(admission_class, admission_view.ledger, conditions, limits, admission_view.now)
-    if isinstance(decision, Denied):
-        return RoundResult(), decision
-    for line in admission_view.lines():
+    inputs: RoundInputs, admission_class: AdmissionClass, priority: int
+) -> tuple[RoundResult, Reason | None]:
+    view, ordering = inputs.admission_view, inputs.ordering
+    reason = inputs.decide(admission_class)
+    if reason is not None:
+        return RoundResult(), reason
+    for line in view.lines():
         head = next(line.jobs, None)
-        if head is None or effective(head.turn, admission_view.now, ordering.aging) < priority:
+        if head is None or effective(head.turn, view.now, ordering.aging) < priority:
             continue
-        theirs = decide(
-            line.admission_class,
-            admission_view.ledger,
-            conditions,
-            limits,
-            admission_view.now,
-            urgent=line.urgent,
-        )
-        if isinstance(theirs, Admitted):
-            reason = QueuedAhead(head.job_id, head.priority)
-            return RoundResult(), Denied(reason, retry_after_sec(reason, admission_view.now))
-    admission_view.ledger.take(admission_class, admission_view.now, ordering.sharing)
-    return RoundResult(loan=admission_class), decision
+        if inputs.decide(line.admission_class, urgent=line.urgent) is None:
+            return RoundResult(), QueuedAhead(head.job_id, head.priority)
+    view.ledger.take(admission_class, view.now, ordering.sharing)
+    return RoundResult(loan=admission_class), None

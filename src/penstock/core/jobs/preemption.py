@@ -15,10 +15,8 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.core.jobs.admission import Admitted, Denied, Ledger, decide
-from penstock.core.jobs.forecast import View
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ordering import QueuedJob, ReadyQueue
+from penstock.core.jobs.ordering import QueuedJob, ReadyQueue, RoundInputs
 from penstock.core.jobs.types import SECOND, DispatchId, JobId, Moment, Span
 
 
@@ -51,36 +49,30 @@ class Want(Struct, frozen=True):
     fits_without: Callable[[Sequence[AdmissionClass]], bool]
 
 
-def wanted(view: View) -> list[Want]:
+def wanted(inputs: RoundInputs) -> list[Want]:
     """
     Heads of ready queues, highest priority first: the priority itself and not its age, because a long wait is
     no reason to evict.
     """
     heads = [
         (waiting, line)
-        for line in view.admission_view.lines()
+        for line in inputs.admission_view.lines()
         if (waiting := next(line.jobs, None)) is not None
     ]
     heads.sort(key=lambda head: (-head[0].priority, head[0].turn, head[0].no))
-    return [want for waiting, line in heads if (want := _want(view, waiting, line)) is not None]
+    return [want for waiting, line in heads if (want := _want(inputs, waiting, line)) is not None]
 
 
-def _want(view: View, waiting: QueuedJob, line: ReadyQueue) -> Want | None:
-    admission_view, admission_class = view.admission_view, line.admission_class
+def _want(inputs: RoundInputs, waiting: QueuedJob, line: ReadyQueue) -> Want | None:
+    ledger, admission_class = inputs.admission_view.ledger, line.admission_class
 
-    def decision(ledger: Ledger) -> Admitted | Denied:
-        return decide(
-            admission_class, ledger, view.conditions, view.limits, admission_view.now, urgent=line.urgent
-        )
+    def fits(ended: Sequence[AdmissionClass]) -> bool:
+        left = ledger.without(ended)
+        return inputs.decide(admission_class, ledger=left, urgent=line.urgent) is None
 
-    if isinstance(decision(admission_view.ledger), Admitted):
+    if fits(()):
         return None  # it starts by itself
-    return Want(
-        waiting.job_id,
-        waiting.priority,
-        admission_class,
-        lambda ended: isinstance(decision(admission_view.ledger.without(ended)), Admitted),
-    )
+    return Want(waiting.job_id, waiting.priority, admission_class, fits)
 
 
 def choose(want: Want, running: Sequence[InFlight], preemption: Preemption) -> InFlight | None:

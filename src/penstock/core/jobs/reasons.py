@@ -7,7 +7,7 @@ wording.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, TypeAlias, assert_never
+from typing import Any, ClassVar, Final, TypeAlias, assert_never, get_args
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -123,23 +123,7 @@ Reason: TypeAlias = (
     | AwaitsWorker
 )
 
-REASONS: Final[dict[str, type[Reason]]] = {
-    kind.code: kind
-    for kind in (
-        Draining,
-        LabelMissing,
-        Paused,
-        NotReady,
-        NotQuiet,
-        NotQuietLongEnough,
-        CapReached,
-        BudgetSpent,
-        NotEnoughUnits,
-        UnitsKept,
-        QueuedAhead,
-        AwaitsWorker,
-    )
-}
+REASONS: Final[dict[str, type[Reason]]] = {kind.code: kind for kind in get_args(Reason)}
 
 
 def retry_after_sec(reason: Reason, now: Moment) -> float:

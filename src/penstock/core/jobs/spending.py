@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final
 
 from msgspec import Struct
 
 from penstock.core.jobs.alerts import Alert
-from penstock.core.jobs.types import HOUR, SECOND, AddonId, DispatchId, JobId, Moment, Money
+from penstock.core.jobs.states import DispatchPhase
+from penstock.core.jobs.types import HOUR, SECOND, AddonId, DispatchId, EndReason, JobId, Moment, Money
 
 WARN_AT: Final = 0.80
 
@@ -104,36 +106,44 @@ def uses(budget: Budget | None, spent: Mapping[str, Money], now: Moment) -> list
     return [use for use in stand if use.spent or use.limit is not None]
 
 
-class Spending(NamedTuple):
+NOTHING_SPENT: Final[Mapping[str, Money]] = MappingProxyType({})
+
+
+class Standing(Struct, frozen=True, gc=False):
     """
-    One amount that a run reported: what its job had spent before, and what its addon has spent with it, by
-    window.
+    Where a dispatch stands after its heartbeat: the answer can tell it to stop, and the scheduler can judge its
+    spending.
     """
 
     dispatch_id: DispatchId
-    addon_id: AddonId
     job_id: JobId | None
-    before: Money
-    added: Money
-    limit: Money | None
-    addon_spent: Mapping[str, Money]
+    addon_id: AddonId
+    phase: DispatchPhase
+    reason: EndReason | None
+    expires_at: Moment
+    spent_before: Money
+    spent: Money
+    cost_limit: Money | None
+    #: What its addon has spent with it, by window (day, month); only when this heartbeat added something.
+    addon_spent: Mapping[str, Money] = NOTHING_SPENT
 
 
-def spending_alerts(spending: Spending, budget: Budget | None, now: Moment) -> list[Alert]:
+def spending_alerts(standing: Standing, budget: Budget | None, now: Moment) -> list[Alert]:
     """
-    Each mark is told once: by the amount that crossed it. A job that was retried by hand has its marks before
-    it again.
+    The alerts of one heartbeat: the heartbeat that crosses a mark reports it, once. A job that was retried by hand
+    has its marks before it again.
     """
-    dispatch_id, addon_id, job_id, before, added, limit, addon_spent = spending
+    addon_id, job_id, limit = standing.addon_id, standing.job_id, standing.cost_limit
+    before, added = standing.spent_before, standing.spent - standing.spent_before
     alerts = []
     if (mark := judge(before, added, limit)) and limit is not None:
         whose = f"job {job_id[-8:]}" if job_id else f"a lease of addon {addon_id}"
         told = _told(whose, mark, before + added, limit)
         # By the run, not by the moment: a run crosses a mark once, and two runs may do so at one moment.
-        key = f"{_COST[mark]}/{dispatch_id}"
+        key = f"{_COST[mark]}/{standing.dispatch_id}"
         alerts.append(Alert(kind=_COST[mark], addon_id=addon_id, job_id=job_id, key=key, **told))
     for window, most, name in () if budget is None else budget.named(now):
-        after = addon_spent.get(window, 0)
+        after = standing.addon_spent.get(window, 0)
         if mark := judge(after - added, added, most):
             told = _told(f"addon {addon_id} in this {window}", mark, after, most)
             key = f"{_BUDGET[mark]}/{addon_id}/{name}"

@@ -17,7 +17,7 @@ graceful stop counts nowhere.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, assert_never
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -103,6 +103,8 @@ def mermaid() -> str:
 
 
 class Category(StrEnum):
+    """Of a failure. `Counters` and `Schedules` have a field for each; the job brings the delays for its errors."""
+
     CRASH = "crash"  # worker, lease or time limit was lost: what the job did is unknown
     UNAVAILABLE = "unavailable"  # the job reported that something it needs is unavailable
     ERROR = "error"  # the job's own error
@@ -134,21 +136,14 @@ def after_failure(
     category: Category, counters: Counters, schedules: Schedules, own_delays_sec: tuple[int, ...]
 ) -> tuple[Counters, Span | None]:
     """The counters after this failure, and the delay until the next attempt; None: there is none left."""
-    match category:
-        case Category.CRASH:
-            delays, failures = schedules.crash, counters.crash
-            counters = replace(counters, crash=failures + 1)
-        case Category.UNAVAILABLE:
-            delays, failures = schedules.unavailable, counters.unavailable
-            counters = replace(counters, unavailable=failures + 1)
-        case Category.ERROR:
-            delays, failures = tuple(d * SECOND for d in own_delays_sec), counters.error
-            counters = replace(counters, error=failures + 1)
-        case Category.START:
-            failures = min(counters.start, len(schedules.start) - 1)
-            delays, counters = schedules.start, replace(counters, start=counters.start + 1)
-        case _:
-            assert_never(category)
+    if category is Category.ERROR:
+        delays: tuple[Span, ...] = tuple(d * SECOND for d in own_delays_sec)
+    else:
+        delays = getattr(schedules, category)
+    failures: int = getattr(counters, category)
+    counters = replace(counters, **{category: failures + 1})
+    if category is Category.START:
+        failures = min(failures, len(delays) - 1)
     return counters, delays[failures] if failures < len(delays) else None
 
 

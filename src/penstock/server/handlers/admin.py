@@ -19,7 +19,7 @@ from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.load import is_fresh
 from penstock.core.jobs.spending import Use, uses
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import AddonId, HostId, seconds, when
+from penstock.core.jobs.types import SECOND, AddonId, HostId, seconds, when
 from penstock.scheduler.hosts import VERSION
 from penstock.server.handlers.jobs import amount
 from penstock.server.problems import OverLimit, naming_fields
@@ -46,7 +46,7 @@ def stats(call: Request[None, None]) -> wire.Stats:
         capacity=conditions.capacity,
         quiet=conditions.quiet,
         paused=_all_paused(store.addons()),
-        waiting=call.app_state.job_service.waiting,
+        waiting=call.app_state.service.waitlist.waiting,
         newest_event=store.newest(),
         now=when(now),
         hosts=_hosts(call),
@@ -107,8 +107,10 @@ def signals(call: Request[None, wire.LoadSignals]) -> wire.Ok:
     body = call.body
     source = call.addon(body.addon_id)
     bound = call.principal.addon_id is not None
-    call.app_state.job_service.hear(AddonId(str(source)), body.readings, body.ttl_sec, bound=bound)
-    call.app_state.service.wake()
+    service, ttl = call.app_state.service, None if body.ttl_sec is None else int(body.ttl_sec * SECOND)
+    now = call.store.now()
+    service.machine.report_application(AddonId(str(source)), body.readings, now, ttl, bound=bound)
+    service.wake()
     return wire.Ok()
 
 

@@ -9,11 +9,10 @@ from msgspec import UNSET, UnsetType, structs
 
 from penstock import wire
 from penstock.core.errors import BadIntent, Refused, StaleDispatch
-from penstock.core.jobs.admission import Denied
 from penstock.core.jobs.intent import admission_class_of, check
 from penstock.core.jobs.job import Dispatch, Event, EventKind
 from penstock.core.jobs.reasons import as_json as reason_json
-from penstock.core.jobs.reasons import words
+from penstock.core.jobs.reasons import retry_after_sec, words
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import DispatchId, EndReason, JobId, money_of, seconds, when
 from penstock.scheduler.dispatcher import WorkerKinds
@@ -141,18 +140,18 @@ def _standalone_lease(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGrant
     )
     check(intent, call.store.now(), most_units=app_state.service.rules.capacity.most)
     call.check_limits(intent.cost_units, intent.priority)
-    lease, decision = app_state.job_service.ask(admission_class_of(intent), intent.priority, body.worker)
+    lease, denied = app_state.job_service.ask(admission_class_of(intent), intent.priority, body.worker)
     if lease is not None:
         return _granted(call, lease)
-    if not isinstance(decision, Denied):
+    if denied is None:
         raise StaleDispatch("the room was taken in between; ask again")
-    reason = decision.reason if call.viewer is None else call.viewer.reason(decision.reason)
+    reason, now = denied if call.viewer is None else call.viewer.reason(denied), call.store.now()
     return wire.LeaseGranted(
         approved=False,
         reason=reason.code,
         reason_data=reason_json(reason),
-        message=words(reason, call.store.now()),
-        retry_after_sec=decision.retry_after_sec,
+        message=words(reason, now),
+        retry_after_sec=retry_after_sec(reason, now),
     )
 
 

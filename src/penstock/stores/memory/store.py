@@ -31,12 +31,11 @@ from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep, dispatch_id_of, place
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging, Pick, Placement, RoundResult, order_key
-from penstock.core.jobs.spending import windows
+from penstock.core.jobs.spending import NOTHING_SPENT, Standing, windows
 from penstock.core.jobs.states import PRUNABLE, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.api import (
     LOST_FOR,
-    NOTHING_SPENT,
     Admit,
     Apply,
     Complete,
@@ -53,7 +52,6 @@ from penstock.stores.api import (
     Reorder,
     SetAddon,
     Shift,
-    Standing,
     Submit,
     Terms,
     key_conflict,

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from penstock.core.jobs.changes import Note, Renewal
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.spending import windows
+from penstock.core.jobs.spending import Standing, windows
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Moment, Money
-from penstock.stores.api import NotesFor, Renew, Standing
+from penstock.stores.api import NotesFor, Renew
 from penstock.stores.common.group_commit import GroupCommit
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import array, columns

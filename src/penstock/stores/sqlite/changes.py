@@ -18,18 +18,10 @@ from msgspec.structs import replace
 from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.intent import Intent, all_but_payload
 from penstock.core.jobs.job import DispatchStep, EventKind, JobStep, Place, place
-from penstock.core.jobs.spending import windows
+from penstock.core.jobs.spending import NOTHING_SPENT, Standing, windows
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, EndReason, HostId, JobId, Money, Span
-from penstock.stores.api import (
-    NOTHING_SPENT,
-    CompletedDispatch,
-    Depth,
-    NotesFor,
-    Receipt,
-    Standing,
-    key_conflict,
-)
+from penstock.stores.api import CompletedDispatch, Depth, NotesFor, Receipt, key_conflict
 from penstock.stores.common.rows import body_hash, by_name, intent_row, job_row, listed, parts_of
 from penstock.stores.sqlite.connection import one, query
 from penstock.stores.sqlite.transaction import NO_JOB, EventJob, Transaction
