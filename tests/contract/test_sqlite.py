@@ -37,7 +37,7 @@ from penstock.stores.api import (
 from penstock.stores.common.rows import migrations
 from penstock.stores.sqlite import connection
 from penstock.stores.sqlite.connection import Presence
-from penstock.stores.sqlite.reads import found
+from penstock.stores.sqlite.reads import find_sql
 from penstock.stores.sqlite.store import SqliteStore
 
 T0 = 1_900_000_000 * SECOND
@@ -651,7 +651,7 @@ class Anything(dict):
 
 @pytest.mark.parametrize("state", list(JobState))
 def test_a_list_of_any_state_is_walked_in_its_order_and_not_sorted(store, state):
-    sql, values = found(Query(states=[state], newest_first=True))
+    sql, values = find_sql(Query(states=[state], newest_first=True))
     columns = connection.statements()["job_columns"]
     plan = [row[3] for row in store._con.execute(f"EXPLAIN QUERY PLAN {columns} {sql}", values)]
 
@@ -665,7 +665,7 @@ def test_a_page_of_what_is_done_costs_the_same_wherever_it_begins(store):
         committed(store, Complete([CompletedDispatch(run.dispatch_id) for run in runs]))
 
     def page(**of):
-        sql, values = found(Query(states=[JobState.DONE], limit=10, **of))
+        sql, values = find_sql(Query(states=[JobState.DONE], limit=10, **of))
         whole = f"{connection.statements()['job_columns']} {sql}"
         return steps_of(store, lambda: store._con.execute(whole, values).fetchall())
 

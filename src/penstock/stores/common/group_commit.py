@@ -40,7 +40,7 @@ class BatchUnknown(OutcomeUnknown):
 class GroupCommit:
     """
     `write` writes operations in one transaction and returns their answers when they are durable; it may be called again with
-    some of them. BatchUnknown: they may have been written. `after` is called behind every transaction, before its answers.
+    some of them. BatchUnknown: they may have been written. `after` is called after each transaction and its answers.
     """
 
     def __init__(
@@ -140,12 +140,10 @@ class GroupCommit:
                     self._run([each])
             return
         if self._failed is not None and not all(isinstance(op, RegisterHost) for op, _ in batch):
-            self._failed = (
-                None  # the row of a host is small, and says nothing of whether others would succeed
-            )
-        self._after()
+            self._failed = None  # the row of a host is small: it says nothing of whether others would succeed
         for (_, answer), result in zip(batch, answers, strict=True):
             answer.set_result(result)
+        self._after()
 
 
 def _perhaps_written(error: BaseException) -> bool:

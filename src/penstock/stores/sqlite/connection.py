@@ -10,8 +10,6 @@ system whose locks do not hold between hosts, and a damaged page. `guard.py` ref
 replaced or cut.
 """
 
-#: "PEN1": another program's database is not ours to migrate.
-#: How long a file that was not closed properly is examined before work goes on. A crash alone damages nothing; this looks for what came with it.
 from __future__ import annotations
 
 import fcntl
@@ -30,10 +28,11 @@ from penstock.core.errors import DispatcherHeld, SchemaNewer, StoreFailed
 from penstock.stores.common.rows import migrations
 from penstock.stores.common.rows import statements as by_name
 
+#: "PEN1": a database of another program is refused, and not migrated.
 APPLICATION_ID: Final = 0x50454E31
 #: Before this one, two connections that write and checkpoint can corrupt a database in WAL mode.
 SAFE_WAL: Final = (3, 51, 3)
-#: Room for all that we ever ask: what falls out of the cache is compiled anew, which costs more than most of it takes.
+#: All statements of the store fit: to compile one that fell out of the cache costs more than to run most of them.
 STATEMENTS: Final = 400
 
 
@@ -50,7 +49,8 @@ def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
         con = apsw.Connection(os.fspath(path), flags=flags, statementcachesize=STATEMENTS)
         con.set_busy_timeout(10_000)
         if not readonly:
-            # Of a new file. A move writes a few bytes in each of a dozen pages, and all of every page goes into the log: half of the usual size.
+            # Half of the usual size, in a new file: a move writes a few bytes in each of a dozen pages, and whole pages
+            # go into the log.
             con.pragma("page_size", 2_048)
             con.pragma("journal_mode", "wal")
             # FULL: a commit that was answered survives a power cut. NORMAL may lose the newest ones.
@@ -59,15 +59,15 @@ def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
             # Seldom enough that a page which many commits write goes into the file once.
             con.pragma("wal_autocheckpoint", 8_000)
             con.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
-        # A plan must not depend on what is bound: else a statement that asks for a limit is compiled anew at every call.
+        # A plan must not depend on bound values: else a statement with a bound limit is compiled anew at every call.
         con.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         con.pragma("cache_size", -32_000)
         con.pragma("temp_store", "memory")
     return con
 
 
-class failures:  # noqa: N801 - it stands in a `with`, at every commit, where a generator would cost as much as a statement
-    """What SQLite reports about the disk or the file, in our words. A broken constraint is our own bug and stays as it is."""
+class failures:  # noqa: N801 - used in a `with` at every commit, where a generator would cost as much as a statement
+    """Turns what SQLite reports about the disk or the file into StoreFailed. A broken constraint is a bug and stays as it is."""
 
     __slots__ = ("_path",)
 
@@ -114,7 +114,10 @@ _ADVICE: Final = {
 
 
 def migrate(con: apsw.Connection, path: Path) -> None:
-    """Forward only, one transaction per step, after a backup. Many processes may open the file at once: one migrates, and the others wait for it."""
+    """
+    Bring the schema up to date: forward only, one transaction per step, after a backup. Many processes may open the file at
+    once: one migrates, and the others wait for it.
+    """
     steps = migrations("sqlite")
     with failures(path):
         if schema_version(con, path) == len(steps):
@@ -146,13 +149,13 @@ def integrity(path: Path, *, quick: bool = False) -> list[str]:
 
 
 def _make_private(path: Path) -> None:
-    """A new file is its owner's alone from its first byte on; SQLite gives the -wal and -shm the same mode. An old file keeps its mode."""
-    with suppress(OSError):  # it is there, or SQLite says what is wrong with its place
+    """Make a new file readable by its owner only, from its first byte on; SQLite gives the -wal and -shm the same mode."""
+    with suppress(OSError):  # it exists and keeps its mode, or SQLite says what is wrong with its folder
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def copy(path: Path, target: Path) -> None:
-    """Whole, and taken while others write."""
+    """A whole copy, taken while others write."""
     with failures(path), closing(connect(path, readonly=True)) as con:
         write_copy(con, target)
 
@@ -192,7 +195,7 @@ def statements() -> dict[str, str]:
 
 
 def query(con: apsw.Connection, name: str, values: apsw.Bindings | None = None) -> Iterator[Any]:
-    """A named statement. What its columns are is known to the statement, not to the type checker."""
+    """The rows of a named statement. The type checker does not know its columns."""
     return iter(con.execute(statements()[name], values))
 
 
@@ -212,7 +215,8 @@ def newest_event(con: apsw.Connection) -> int:
 class WriteLock:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path.with_name(path.name + "-write"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.contended = False  # somebody else writes as well: it had to be waited for
+        #: Another process writes as well: this one had to wait for the lock.
+        self.contended = False
 
     def __enter__(self) -> None:
         try:
@@ -252,13 +256,14 @@ class DispatchLock:
 
 def _read_holder(fd: int) -> dict[str, object]:
     try:
-        told: dict[str, object] = json.loads(os.pread(fd, 4_096, 0))
-    except ValueError:
-        # It has the lock and has not written its name yet.
-        told = {"holder": "another process", "pid": "unknown"}
-    return told
+        holder: dict[str, object] = json.loads(os.pread(fd, 4_096, 0))
+    except ValueError:  # it has the lock and has not written its name yet
+        holder = {"holder": "another process", "pid": "unknown"}
+    return holder
 
 
+#: How long a file that was not closed properly is examined before work goes on. A crash alone damages nothing; this looks
+#: for damage that came with it.
 EXAMINE_SEC: Final = 2.0
 #: The small tables first: the time is for all of them.
 TABLES: Final = (
@@ -277,8 +282,8 @@ TABLES: Final = (
     "trail",
 )
 #: As the kernel names them, with or without `fuse.` before it. Their locks, or their shared memory, do not hold between hosts.
-FAR: Final = frozenset(
-    {
+NETWORK_FILE_SYSTEMS: Final = frozenset(
+    [
         "9p",
         "afs",
         "beegfs",
@@ -292,8 +297,12 @@ FAR: Final = frozenset(
         "ncpfs",
         "nfs",
         "nfs4",
-    }
-    | {"rclone", "s3fs", "smb3", "smbfs", "sshfs"}
+        "rclone",
+        "s3fs",
+        "smb3",
+        "smbfs",
+        "sshfs",
+    ]
 )
 
 
@@ -303,7 +312,7 @@ def refuse_network_file_system(path: Path) -> None:
         words = line.split()
         if words[2] == f"{os.major(device)}:{os.minor(device)}":
             kind = words[words.index("-") + 1]
-            if kind.removeprefix("fuse.") in FAR:
+            if kind.removeprefix("fuse.") in NETWORK_FILE_SYSTEMS:
                 raise StoreFailed(
                     f"{path} lies on a network file system ({kind}, mounted at {words[4]}), where SQLite's locks do not hold: "
                     "put it on a local disk, or use PostgreSQL for several hosts",
@@ -317,7 +326,7 @@ def _mounts() -> list[str]:
     try:
         return Path("/proc/self/mountinfo").read_text("utf-8").splitlines()
     except OSError:
-        return []  # not on Linux, or nothing may be seen: then nothing is known, and nothing refused
+        return []  # not on Linux, or not readable: then no file is refused
 
 
 def free_bytes(path: Path) -> int:
@@ -328,8 +337,8 @@ def free_bytes(path: Path) -> int:
 
 class Presence:
     """
-    Held by every process that has the file open. Whoever comes first and finds a `-wal` with something in it knows that the last
-    one did not close it, and examines the file while the others wait.
+    A lock held by every process that has the file open. If the first process finds a `-wal` that is not empty, the last one did
+    not close the file: the first one examines it while the others wait.
     """
 
     def __init__(self, path: Path) -> None:
@@ -364,13 +373,13 @@ def first_problem(con: apsw.Connection) -> str | None:
     """What SQLite finds wrong with the tables of this file, in the time that a start may take."""
     last = time.monotonic() + EXAMINE_SEC
     con.set_progress_handler(lambda: time.monotonic() > last, 100_000)
-    # A process that was killed at its very first start has made some of them, or none.
-    there = {name for (name,) in con.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    # A process that was killed at its very first start has made some of the tables, or none.
+    existing = {name for (name,) in con.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     try:
-        for table in (table for table in TABLES if table in there):
-            for (said,) in con.execute(f"PRAGMA quick_check({table})"):
-                if said != "ok":
-                    return str(said).splitlines()[0]
+        for table in (table for table in TABLES if table in existing):
+            for (line,) in con.execute(f"PRAGMA quick_check({table})"):
+                if line != "ok":
+                    return str(line).splitlines()[0]
     except apsw.InterruptError:
         pass  # a large file: what could be examined in the time is sound
     finally:

@@ -1,6 +1,8 @@
-"""A list of jobs, as SQL that goes by an index whatever is asked for. Only fixed words are put together here; every value is bound.
+"""
+What is read from the file without changing it. Each read has one snapshot, on a connection that never writes.
 
-What is asked of the file without changing it.
+A list of jobs is put together as SQL that goes by an index whatever the query filters by. Only fixed words are put
+together; every value is bound.
 """
 
 from __future__ import annotations
@@ -39,27 +41,27 @@ from penstock.stores.sqlite.guard import FileGuard, FileLost
 from penstock.stores.sqlite.transaction import SqliteAdmissionClasses, SqliteTotals
 
 
-def found(query: Query) -> tuple[str, list[Any]]:
-    """What comes behind `job_columns`, and its values."""
+def find_sql(query: Query) -> tuple[str, list[Any]]:
+    """The SQL behind `job_columns`, and its values."""
     sql = statements()
     if not query.states:
         end, values = _filters(query, "j", "j.no")
         return f"{sql['all_jobs']} WHERE 1{end}", values
-    # One ordered walk per state, each no longer than the page: the few that were found are then read whole.
+    # One ordered walk per state, each no longer than the page: only the jobs of the page are then read whole.
     walks: list[str] = []
     values = []
     for state in query.states:
         walk, number = _walk(state)
-        end, its_values = _filters(query, "job", number)
+        end, more = _filters(query, "job", number)
         walks.append(f"SELECT * FROM ({sql[walk]}{end})")  # noqa: S608 - fixed words
-        values += [str(state), *its_values]
+        values += [str(state), *more]
     order = "DESC" if query.newest_first else "ASC"
     wanted = " UNION ALL ".join(walks)
     return f"{sql['all_jobs']} WHERE j.no IN ({wanted}) ORDER BY j.no {order} LIMIT ?", [*values, query.limit]
 
 
 def _walk(state: JobState) -> tuple[str, str]:
-    """And what it is ordered by: the number of the job, as the table has it that is walked."""
+    """A walk over the jobs of a state, and the column that it is ordered by: the number of the job."""
     if state is JobState.QUEUED:
         return "queued_jobs", "place.no"
     if state is JobState.DONE:
@@ -83,7 +85,7 @@ def _filters(query: Query, of: str, number: str) -> tuple[str, list[Any]]:
     if query.part is not None:
         where += f" AND instr({of}.job_id, ?) > 0"
         values.append(query.part)
-    # One bound each way: of two the index would go by the first. Below zero are leases without a job.
+    # One bound each way: of two the index would use the first. Below zero are leases without a job.
     where += f" AND {number} > ?"
     values.append(0 if query.newest_first else query.after)
     if query.newest_first and query.after:
@@ -93,17 +95,11 @@ def _filters(query: Query, of: str, number: str) -> tuple[str, list[Any]]:
     return f"{where} ORDER BY {number} {order} LIMIT ?", [*values, query.limit]
 
 
-def marks(values: Collection[Any]) -> str:
-    return ", ".join("?" * len(values))
-
-
 T = TypeVar("T")
 _IDLE_READERS: Final = 8
 
 
 class SqliteReads:
-    """Each question is answered from one snapshot, on a connection that nobody writes to."""
-
     _guard: FileGuard
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -162,9 +158,9 @@ class SqliteReads:
         if not job_ids:
             return []
         with self._reading() as con:
-            return self._asked(con, job_ids)
+            return self._jobs_by_id(con, job_ids)
 
-    def _asked(self, con: apsw.Connection, job_ids: Sequence[str]) -> list[Job]:
+    def _jobs_by_id(self, con: apsw.Connection, job_ids: Sequence[str]) -> list[Job]:
         return self._jobs(con, self._sql["jobs_by_id"], listed(job_ids))
 
     def _jobs(self, con: apsw.Connection, source: str, *values: Any) -> list[Job]:
@@ -179,7 +175,7 @@ class SqliteReads:
         ]
 
     def find(self, query: Query) -> list[Job]:
-        sql, values = found(query)
+        sql, values = find_sql(query)
         with self._reading() as con:
             return self._jobs(con, sql, *values)
 
@@ -201,7 +197,7 @@ class SqliteReads:
             where += " AND d.addon_id = ?"
             values.append(addon_id)
         if phases:
-            where += f" AND d.phase IN ({marks(phases)})"
+            where += f" AND d.phase IN ({', '.join('?' * len(phases))})"
             values += phases
         with self._reading() as con:
             where = f"{where} ORDER BY d.admitted_at, d.dispatch_id LIMIT ?"
@@ -226,8 +222,8 @@ class SqliteReads:
 
     def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
         if job_id is None:
-            return self._told("events", {"after": after}, limit, lambda event: event.seq > after)
-        return self._told(
+            return self._events("events", {"after": after}, limit, lambda event: event.seq > after)
+        return self._events(
             "events_of_job",
             {"job_id": job_id},
             limit,
@@ -236,15 +232,17 @@ class SqliteReads:
 
     def events_of(self, kinds: Collection[EventKind], after: int, limit: int) -> list[Event]:
         values = {"kinds": listed([*kinds]), "after": after}
-        return self._told("events_of", values, limit, lambda event: event.seq > after and event.kind in kinds)
+        return self._events(
+            "events_of", values, limit, lambda event: event.seq > after and event.kind in kinds
+        )
 
-    def _told(
+    def _events(
         self, name: str, values: dict[str, Any], limit: int, wanted: Callable[[Event], bool]
     ) -> list[Event]:
-        """Batch by batch, as far as it takes."""
+        """Reads batch by batch, until there are enough."""
         with self._reading() as con, closing(con.execute(self._sql[name], values)) as batches:
-            told = (event for before, text in batches for event in unpack(before, text))
-            return list(islice(filter(wanted, told), limit))
+            events = (event for before, text in batches for event in unpack(before, text))
+            return list(islice(filter(wanted, events), limit))
 
     def newest(self) -> int:
         with self._reading() as con:
@@ -256,14 +254,14 @@ class SqliteReads:
             jobs: dict[str, dict[JobState, int]] = {}
             for addon_id, state, count in query(con, "tally"):
                 jobs.setdefault(addon_id, {})[JobState(state)] = count
-            known = {row[0]: row[1:] for row in query(con, "addons")}
+            accounts = {row[0]: row[1:] for row in query(con, "addons")}
         return [
             Addon(AddonId(name), weight, bool(paused), average, units, jobs.get(name, {}))
-            for name in sorted(known.keys() | jobs.keys())
-            for weight, paused, average, units, _ in [known.get(name, (100, 0, 0.0, 0, 0))]
+            for name in sorted(accounts.keys() | jobs.keys())
+            for weight, paused, average, units, _ in [accounts.get(name, (100, 0, 0.0, 0, 0))]
         ]
 
-    # what the maintenance asks
+    # for the maintenance
 
     def overdue(self, limit: int) -> list[Overdue]:
         now = {"now": self._clock(), "most": limit}
@@ -272,10 +270,10 @@ class SqliteReads:
             for due, name in ((Due.EXPIRED, "expired"), (Due.STOP, "to_stop")):
                 for no, fence in list(query(con, name, now)):
                     dispatch = next(self._dispatches(con, "d.number = ? AND d.fence = ?", no, fence))
-                    job = None if dispatch.job_id is None else self._asked(con, [dispatch.job_id])[0]
+                    job = None if dispatch.job_id is None else self._jobs_by_id(con, [dispatch.job_id])[0]
                     late.append(Overdue(due, job, dispatch))
             past = [job_id for (job_id,) in query(con, "past_deadline", now)]
-            late += [Overdue(Due.DEADLINE, job, None) for job in self._asked(con, past)]
+            late += [Overdue(Due.DEADLINE, job, None) for job in self._jobs_by_id(con, past)]
         return late[:limit]
 
     def alarm(self) -> Moment | None:
@@ -285,8 +283,7 @@ class SqliteReads:
 
     def audit(self) -> list[str]:
         with self._reading() as con:
-            ask, demand_of = partial(query, con), partial(self._classes.admission_class, con)
-            return list(audit(ask, demand_of))
+            return list(audit(partial(query, con), partial(self._classes.admission_class, con)))
 
     def hosts(self) -> list[Host]:
         with self._reading() as con:

@@ -60,7 +60,7 @@ from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, 
 from penstock.stores.sqlite.transaction import Transaction
 from penstock.stores.sqlite.wakeups import SocketNames, WakeupClient, WakeupServer, notify
 
-#: With less room than this, some submits fail and others do not.
+#: With less free space than this, some submits fail and others do not.
 LEAST_FREE: Final = 1 << 20
 
 
@@ -90,7 +90,7 @@ class SqliteStore(SqliteReads):
         self._relay: SubmitRelayServer | None = None
         self._relay_lock = Lock()
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._has_news = False
+        self._has_events = False
         self._transaction = Transaction(
             self._con,
             self._write_lock,
@@ -104,12 +104,15 @@ class SqliteStore(SqliteReads):
         if loss is not None:
             try:
                 committed(self, AcceptLoss(loss))
-            except BaseException:  # Ctrl-C included: what was opened is closed
+            except BaseException:  # Ctrl-C included: the files must be closed
                 self.close()
                 raise
 
     def _open(self, opened: ExitStack, accept_loss: bool) -> Loss | None:
-        """The files, checked in an order in which a refusal leaves all of them as they are. The answer: what `accept_loss` has accepted."""
+        """
+        Open the files, checked in an order in which a refusal leaves all of them as they are. Returns what `accept_loss` has
+        accepted.
+        """
         path = self._path
         refuse_network_file_system(path)
         self._presence = opened.enter_context(closing(Presence(path)))
@@ -160,17 +163,17 @@ class SqliteStore(SqliteReads):
                     answers.append(_write(transaction, operation))  # noqa: PERF401 - those before a failure count
         except OutcomeUnknown as unknown:
             raise BatchUnknown(unknown, answers) from unknown
-        self._has_news |= transaction.has_events
+        self._has_events |= transaction.has_events
         return answers
 
     def _announce(self) -> None:
-        """After a transaction, before its answers."""
-        if not self._has_news:
+        """After a transaction and its answers: what the answers start need not wait for it."""
+        if not self._has_events:
             return
-        self._has_news = False
+        self._has_events = False
         self._notify_listeners()
         if self._wakeups is not None:
-            self._wakeups.tell()
+            self._wakeups.notify_clients()
         elif notify(self._names.wakeups, self._sender) and self._relay is not None:
             self._stand_down()  # the dispatcher commits for all from now on, and starts what it commits
 
@@ -180,8 +183,8 @@ class SqliteStore(SqliteReads):
         return self._writer.commit(submits, wait=True)
 
     def _stand_in(self) -> None:
-        """Several processes write, and none dispatches: one of them may as well commit for all."""
-        with self._relay_lock, suppress(OSError):  # another one was quicker
+        """Several processes write, and none dispatches: this one commits for all of them."""
+        with self._relay_lock, suppress(OSError):  # another process was quicker
             self._names.make()
             self._relay = self._relay or SubmitRelayServer(self._names.stand_in, self._commit_relayed)
 
@@ -205,7 +208,7 @@ class SqliteStore(SqliteReads):
         self._dispatch_lock = DispatchLock(self._path, holder)
         self._wakeups = WakeupServer(self._names, self._notify_listeners)
         self._stand_down()
-        # One that stopped at this moment still has the name: others write for themselves.
+        # A dispatcher that stops at this moment still has the name: then the others write for themselves.
         with suppress(OSError):
             self._relay = SubmitRelayServer(self._names.relay, relay or self._commit_relayed)
 

@@ -11,10 +11,8 @@ dispatcher starts. Each name therefore contains a secret, which lies in a file b
 makes a new secret. Programs read the secret again when the file has changed, at most once a second.
 """
 
-#: How long the dispatcher goes on telling an ear that has not asked again.
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import socket
@@ -26,23 +24,24 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Final
 
+#: How long the dispatcher goes on notifying a client that has not asked again.
 CLIENT_SEC: Final = 5.0
-MOST_EARS: Final = 256
+MOST_CLIENTS: Final = 256
 
 
-def notify(address: str, sender: socket.socket) -> bool:
-    """Whether somebody is there to hear it. By the address: it is rung at every commit, and to find it takes as long as a small one."""
+def notify(address: str | bytes, sender: socket.socket) -> bool:
+    """Send one wake-up. False: no process listens there."""
     try:
         sender.sendto(b"1", socket.MSG_DONTWAIT, address)
     except BlockingIOError:
-        return True  # so many rings wait that one more adds nothing
+        return True  # so many wake-ups wait there that one more adds nothing
     except OSError:
         return False
     return True
 
 
 def present(path: Path) -> bool:
-    """Whether somebody dispatches from this file now. Nobody is disturbed by the question."""
+    """Whether a process dispatches from this file now. The dispatcher is not woken by the question."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
         try:
             caller.connect(SocketNames(path).wakeups)
@@ -54,9 +53,10 @@ def present(path: Path) -> bool:
 class WakeupServer:
     """The dispatcher's end."""
 
-    def __init__(self, names: SocketNames, heard: Callable[[], None]) -> None:
-        self._heard = heard
-        self._ears: dict[bytes, float] = {}
+    def __init__(self, names: SocketNames, on_wakeup: Callable[[], None]) -> None:
+        self._on_wakeup = on_wakeup
+        #: By its socket's name, until when a client wants to be notified.
+        self._clients: dict[bytes, float] = {}
         self._lock = Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         names.make()
@@ -65,82 +65,74 @@ class WakeupServer:
         except OSError:  # taken: only the dispatcher comes here, so the other process is a stranger
             names.renew()
             self._socket.bind(names.wakeups)
-        self._thread = Thread(target=self._listen, name="penstock-bell", daemon=True)
+        self._thread = Thread(target=self._listen, name="penstock-wakeups", daemon=True)
         self._thread.start()
 
-    def tell(self) -> None:
-        """After a commit, to everybody who listens."""
-        if not self._ears:
+    def notify_clients(self) -> None:
+        """After a commit."""
+        if not self._clients:
             return
         now = time.monotonic()
         with self._lock:
-            self._ears = {
-                wakeup_client: until
-                for wakeup_client, until in self._ears.items()
-                if until > now and self._sent(wakeup_client)
+            self._clients = {
+                client: until
+                for client, until in self._clients.items()
+                if until > now and notify(client, self._socket)
             }
 
     def _listen(self) -> None:
-        while (said := self._socket.recv(128)) != b"0":
-            if said.startswith(b"+"):
-                self._take(said[1:])
+        while (message := self._socket.recv(128)) != b"0":
+            if message.startswith(b"+"):
+                self._add(message[1:])
             else:
-                self._heard()
+                self._on_wakeup()
 
-    def _take(self, wakeup_client: bytes) -> None:
+    def _add(self, client: bytes) -> None:
         with self._lock:
-            known = wakeup_client in self._ears
-            if known or len(self._ears) < MOST_EARS:
-                self._ears[wakeup_client] = time.monotonic() + CLIENT_SEC
-        if not known:
-            self._sent(wakeup_client)  # what was committed while it asked is news to it
-
-    def _sent(self, wakeup_client: bytes) -> bool:
-        try:
-            self._socket.sendto(b"1", socket.MSG_DONTWAIT, wakeup_client)
-        except BlockingIOError:
-            return True  # so many wait there that one more adds nothing
-        except OSError:
-            return False
-        return True
+            is_new = client not in self._clients
+            if not is_new or len(self._clients) < MOST_CLIENTS:
+                self._clients[client] = time.monotonic() + CLIENT_SEC
+        if is_new:
+            notify(client, self._socket)  # something may have been committed while it asked
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.sendto(b"0", self._socket.getsockname())
-        self._thread.join()
-        self._socket.close()
+        _end(self._socket, self._thread)
 
 
 class WakeupClient:
     """The end of a process that waits for what the dispatcher does."""
 
-    def __init__(self, names: SocketNames, heard: Callable[[], None]) -> None:
-        self._names, self._heard = names, heard
-        self._asked = 0.0
+    def __init__(self, names: SocketNames, on_wakeup: Callable[[], None]) -> None:
+        self._names, self._on_wakeup = names, on_wakeup
+        self._asked_at = 0.0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind("")  # the kernel finds a name
-        self._thread = Thread(target=self._listen, name="penstock-ear", daemon=True)
+        self._thread = Thread(target=self._listen, name="penstock-wakeup-client", daemon=True)
         self._thread.start()
 
     def ask(self) -> None:
-        """To be called again and again: the dispatcher may have changed, and forgets who is silent."""
+        """To be called again and again: the dispatcher may have changed, and forgets a client that is silent."""
         now = time.monotonic()
-        if now - self._asked > CLIENT_SEC / 10:
-            self._asked = now
-            with contextlib.suppress(OSError):
+        if now - self._asked_at > CLIENT_SEC / 10:
+            self._asked_at = now
+            with suppress(OSError):
                 self._socket.sendto(
                     b"+" + self._socket.getsockname(), socket.MSG_DONTWAIT, self._names.wakeups
                 )
 
     def _listen(self) -> None:
         while self._socket.recv(16) != b"0":
-            self._heard()
+            self._on_wakeup()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.sendto(b"0", self._socket.getsockname())
-        self._thread.join()
-        self._socket.close()
+        _end(self._socket, self._thread)
+
+
+def _end(listening: socket.socket, thread: Thread) -> None:
+    with suppress(OSError):
+        listening.sendto(b"0", listening.getsockname())
+    thread.join()
+    listening.close()
 
 
 _LOOK_SEC: Final = 1.0
@@ -148,6 +140,8 @@ _BYTES: Final = 16
 
 
 class SocketNames:
+    """The names of the sockets of one database, made from its secret."""
+
     def __init__(self, database: Path) -> None:
         self._file = database.with_name(database.name + "-sockets")
         self._database = database
@@ -163,7 +157,10 @@ class SocketNames:
 
     @property
     def relay(self) -> str:
-        """Of the dispatcher's submit relay. Of the file itself and not of its path: a job must not be relayed into a file that was replaced."""
+        """
+        Of the dispatcher's submit relay. It names the file itself and not its path: a job must not be relayed into a file
+        that was replaced.
+        """
         return self._name("relay") + self._identity
 
     @property
@@ -204,9 +201,8 @@ class SocketNames:
     def _write(self, *, replace: bool) -> None:
         """In one step. Of several processes that make the first secret at once, the first one's counts for all."""
         part = self._file.with_name(f"{self._file.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        with suppress(
-            OSError
-        ):  # a folder that may not be written: no names, and others find changes by polling
+        # A folder that may not be written: no names, and other processes find changes by polling.
+        with suppress(OSError):
             part.touch(0o600, exist_ok=False)
             part.write_text(secrets.token_hex(_BYTES), "ascii")
             if replace:
