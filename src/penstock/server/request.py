@@ -340,51 +340,41 @@ def read_query(query: bytes, kind: type[S]) -> S:
         twice = next(name for name in names if names.count(name) > 1)
         raise naming_fields(BadFields, (twice, "must be given once"))
     try:
-        return msgspec.convert(values, kind, strict=False)
+        return _convert(values, kind)
     except msgspec.ValidationError as error:
-        raise _refusal(_wrong(values, kind, strict=False), _from(error)) from None
+        raise _refusal(_wrong(values, kind, _convert), _from(error)) from None
+
+
+def _convert(value: Any, kind: type[T]) -> T:
+    return msgspec.convert(value, kind, strict=False)
 
 
 def _wrong_in(body: bytes, kind: type[msgspec.Struct]) -> Iterator[Problem]:
+    """Each field is cut out unread, then read by itself."""
     try:
-        values = msgspec.json.decode(body)
+        values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        yield "body", "must be a JSON object"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
-    if isinstance(values, dict):
-        yield from _wrong(values, kind)
     else:
-        yield "body", "must be a JSON object"
+        yield from _wrong(values, kind, lambda value, wanted: msgspec.json.decode(value, type=wanted))
 
 
-def _wrong(values: dict[str, Any], kind: type[msgspec.Struct], *, strict: bool = True) -> Iterator[Problem]:
+def _wrong(
+    values: Mapping[str, Any], kind: type[msgspec.Struct], read: Callable[[Any, Any], object]
+) -> Iterator[Problem]:
     fields = {one.encode_name: one for one in msgspec.structs.fields(kind)}
     for name in (name for name in values if name not in fields):
         yield name[:100], f"is not known here; {kind.__name__} has {', '.join(fields) or 'no fields'}"
     for name, one in fields.items():
-        if name not in values:
-            if one.required:
-                yield name, "is missing"
-        elif not _passes_through(one.type):
+        if name in values:
             try:
-                msgspec.convert(values[name], one.type, strict=strict)
+                read(values[name], one.type)
             except msgspec.ValidationError as error:
                 yield _from(error, name)
-
-
-def _passes_through(kind: Any) -> bool:
-    """Has JSON of the user's in it: that was read as text, and a decoded value cannot be turned into text again."""
-    parts = (kind, *get_args(kind))
-    return msgspec.Raw in parts or any(
-        _passes_through(part) if get_args(part) else _is_struct_with_raw(part) for part in parts[1:]
-    )
-
-
-def _is_struct_with_raw(kind: Any) -> bool:
-    return (
-        isinstance(kind, type)
-        and issubclass(kind, msgspec.Struct)
-        and any(msgspec.Raw in (f.type, *get_args(f.type)) for f in msgspec.structs.fields(kind))
-    )
+        elif one.required:
+            yield name, "is missing"
 
 
 def _from(error: msgspec.ValidationError, field: str = "") -> Problem:
