@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from http_kit import Place
+from http_kit import ServerKit
 
 from penstock.server.app import RequestLimits
 
@@ -29,14 +29,14 @@ ALL_PHASES = "examples,coverage,fuzzing,stateful"
 
 
 def fuzz(folder: Path, examples: int, *, phases: str = ALL_PHASES, paths: str = "") -> tuple[int, str]:
-    place = Place(folder, limits=RequestLimits(longest_wait_sec=0.02))
+    kit = ServerKit(folder, limits=RequestLimits(longest_wait_sec=0.02))
     try:
-        _furnish(place.client)
+        _furnish(kit.client)
         description = folder / "openapi.json"
-        description.write_text(json.dumps(place.client.get("/openapi.json").json))
+        description.write_text(json.dumps(kit.client.get("/openapi.json").json))
         command = [
-            sys.executable, "-m", "schemathesis.cli", "run", str(description), "--url", f"http://127.0.0.1:{place.server.port}",
-            "-H", f"Authorization: Bearer {place.client.token}", "--checks", CHECKS, "--phases", phases, "-n", str(examples),
+            sys.executable, "-m", "schemathesis.cli", "run", str(description), "--url", f"http://127.0.0.1:{kit.server.port}",
+            "-H", f"Authorization: Bearer {kit.client.token}", "--checks", CHECKS, "--phases", phases, "-n", str(examples),
             "--seed", "1", "--exclude-path-regex", "/(events/stream|pulse)$", "--suppress-health-check", "all", "--no-color",
             "--generation-database", "none", "--request-timeout", "20", "--continue-on-failure",
         ]  # fmt: skip
@@ -45,7 +45,7 @@ def fuzz(folder: Path, examples: int, *, phases: str = ALL_PHASES, paths: str = 
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
         return done.returncode, done.stdout + done.stderr
     finally:
-        place.close()
+        kit.close()
 
 
 def _furnish(client) -> None:

@@ -115,7 +115,9 @@ class Client:
         return Client(self.server, answer.json["secret"], unix=self.unix)
 
 
-class Place:
+class ServerKit:
+    """A scheduler on SQLite with its server; `client` has the first token, `local` comes by the Unix socket."""
+
     def __init__(self, path, *, start=True, rules=None, **config):
         from penstock.stores.sqlite.store import SqliteStore
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from http_kit import Client, Place
+from http_kit import Client, ServerKit
 
 
 def token_id(client):
@@ -11,22 +11,22 @@ def token_id(client):
 
 
 @pytest.fixture
-def maintenance(place):
-    return place.client.mint()
+def maintenance(kit):
+    return kit.client.mint()
 
 
-def last(place, kind):
-    events = place.client.get("/events?limit=500").json["events"]
+def last(kit, kind):
+    events = kit.client.get("/events?limit=500").json["events"]
     return [event for event in events if event["kind"] == kind][-1]
 
 
-def test_a_token_that_is_made_and_revoked_is_in_the_trail(place, maintenance):
+def test_a_token_that_is_made_and_revoked_is_in_the_trail(kit, maintenance):
     made = maintenance.post("/tokens/create", {"name": "n", "scopes": ["jobs:read"], "addon_id": "a"}).json[
         "token"
     ]
-    told = last(place, "TOKEN_MADE")["data"]
-    place.local.post(f"/tokens/{made['token_id']}/revoke")
-    gone = last(place, "TOKEN_REVOKED")["data"]
+    told = last(kit, "TOKEN_MADE")["data"]
+    kit.local.post(f"/tokens/{made['token_id']}/revoke")
+    gone = last(kit, "TOKEN_REVOKED")["data"]
 
     assert (told["by"], told["token_id"], told["name"]) == (token_id(maintenance), made["token_id"], "n")
     assert (told["scopes"], told["bound_to"], told["parent_id"]) == (
@@ -37,31 +37,29 @@ def test_a_token_that_is_made_and_revoked_is_in_the_trail(place, maintenance):
     assert gone == {"by": "local", "token_id": made["token_id"], "name": "n", "bound_to": "a"}
 
 
-def test_a_token_that_cannot_be_recorded_is_not_made(place, monkeypatch):
-    known = place.server.tokens.all()
-    monkeypatch.setattr(
-        place.store, "commit", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no room"))
-    )
-    answer = place.client.post("/tokens/create", {"name": "n", "scopes": ["jobs:read"]})
+def test_a_token_that_cannot_be_recorded_is_not_made(kit, monkeypatch):
+    known = kit.server.tokens.all()
+    monkeypatch.setattr(kit.store, "commit", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no room")))
+    answer = kit.client.post("/tokens/create", {"name": "n", "scopes": ["jobs:read"]})
 
     assert answer.status == 500
-    assert place.server.tokens.all() == known
+    assert kit.server.tokens.all() == known
 
 
 def test_a_login_is_in_the_trail_when_it_is_asked_for_and_when_it_is_used(tmp_path):
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "index.html").write_text("")
     (tmp_path / "home").mkdir(mode=0o700)
-    place = Place(tmp_path / "home", start=False, page=tmp_path / "page")
+    kit = ServerKit(tmp_path / "home", start=False, page=tmp_path / "page")
     try:
-        maintenance = place.client.mint()
+        maintenance = kit.client.mint()
         code = maintenance.post("/login").json["url"].partition("#code=")[2]
-        asked = last(place, "LOGIN")
-        Client(place.server).send("POST", "/session", {"code": code}, prefix="")
-        used = last(place, "LOGIN")
-        [session] = [token for token in place.server.tokens.all() if token.name == "page"]
+        asked = last(kit, "LOGIN")
+        Client(kit.server).send("POST", "/session", {"code": code}, prefix="")
+        used = last(kit, "LOGIN")
+        [session] = [token for token in kit.server.tokens.all() if token.name == "page"]
     finally:
-        place.close()
+        kit.close()
 
     assert (asked["reason"], asked["data"]) == ("link_made", {"by": token_id(maintenance)})
     assert used["reason"] == "session_opened"
@@ -76,10 +74,10 @@ def test_a_login_is_in_the_trail_when_it_is_asked_for_and_when_it_is_used(tmp_pa
         ("/resume", {}, {"addon_id": "*", "weight": 100, "paused": False}),
     ],
 )
-def test_who_set_an_addon_is_in_the_trail(place, maintenance, path, body, told):
+def test_who_set_an_addon_is_in_the_trail(kit, maintenance, path, body, told):
     assert maintenance.post(path, body).status == 200
 
-    assert last(place, "ADDON_SET")["data"] == told | {"by": token_id(maintenance)}
+    assert last(kit, "ADDON_SET")["data"] == told | {"by": token_id(maintenance)}
 
 
 def test_who_drained_a_host_is_in_the_trail(live):
@@ -93,32 +91,32 @@ def test_who_drained_a_host_is_in_the_trail(live):
     assert last(live, "HOST_SET")["data"] == {"host": here, "draining": False, "by": "local"}
 
 
-def test_who_edited_canceled_or_retried_a_job_is_in_the_trail(place, maintenance):
-    job_id = place.client.submit()
+def test_who_edited_canceled_or_retried_a_job_is_in_the_trail(kit, maintenance):
+    job_id = kit.client.submit()
     maintenance.post(f"/queue/jobs/{job_id}/edit", {"priority": 60, "deadline_at": "2100-01-01T00:00:00Z"})
-    edited = last(place, "EDITED")["data"]
-    [taken] = place.client.claim()
-    place.client.post("/lease/report", {"lease_id": taken["lease_id"], "state": "FAILED"})
+    edited = last(kit, "EDITED")["data"]
+    [taken] = kit.client.claim()
+    kit.client.post("/lease/report", {"lease_id": taken["lease_id"], "state": "FAILED"})
     maintenance.post(f"/queue/jobs/{job_id}/retry")
-    retried = last(place, "RETRIED")["data"]
+    retried = last(kit, "RETRIED")["data"]
     maintenance.post(f"/queue/jobs/{job_id}/cancel")
 
     by = token_id(maintenance)
     assert (edited["by"], edited["priority"], "deadline_at" in edited) == (by, 60, True)
-    assert (retried["by"], last(place, "CANCELED")["data"]["by"]) == (by, by)
+    assert (retried["by"], last(kit, "CANCELED")["data"]["by"]) == (by, by)
 
 
-def test_who_canceled_a_job_that_was_reserved_is_in_the_trail(place, maintenance):
-    job_id = place.client.submit()
-    place.service.dispatcher.step(place.store.now())
-    state = place.client.state(job_id)
+def test_who_canceled_a_job_that_was_reserved_is_in_the_trail(kit, maintenance):
+    job_id = kit.client.submit()
+    kit.service.dispatcher.step(kit.store.now())
+    state = kit.client.state(job_id)
     maintenance.post(f"/queue/jobs/{job_id}/cancel")
 
     assert state == "DISPATCHING"
-    assert last(place, "CANCELED")["data"]["by"] == token_id(maintenance)
+    assert last(kit, "CANCELED")["data"]["by"] == token_id(maintenance)
 
 
-def test_tokens_and_logins_are_no_business_of_a_bound_token(place, maintenance):
+def test_tokens_and_logins_are_no_business_of_a_bound_token(kit, maintenance):
     bound = maintenance.mint(addon_id="a")
 
     assert bound.get("/events?limit=500").json["events"] == []

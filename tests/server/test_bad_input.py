@@ -42,19 +42,19 @@ BAD_FIELDS = [
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    from http_kit import Place
+def kit(tmp_path_factory):
+    from http_kit import ServerKit
 
-    made = Place(tmp_path_factory.mktemp("bad"), start=False)
+    made = ServerKit(tmp_path_factory.mktemp("bad"), start=False)
     yield made
     made.close()
 
 
 @pytest.fixture
-def unchanged(place):
-    before = place.store.newest()
+def unchanged(kit):
+    before = kit.store.newest()
     yield
-    assert place.store.newest() == before
+    assert kit.store.newest() == before
 
 
 @pytest.mark.parametrize(("field", "values"), BAD_FIELDS, ids=[field for field, _ in BAD_FIELDS])
@@ -224,18 +224,18 @@ def test_ids_that_cannot_be_ids_are_not_found(client, unchanged):
 
 
 def test_a_depth_limit_is_429_with_a_hint(tmp_path):
-    from http_kit import Place
+    from http_kit import ServerKit
 
     from penstock.stores.api import Depth
 
-    place = Place(tmp_path, start=False, rules={"depth": Depth(total=1)})
+    kit = ServerKit(tmp_path, start=False, rules={"depth": Depth(total=1)})
     try:
-        place.client.submit()
-        answer = place.client.post("/queue/jobs/submit", GOOD)
+        kit.client.submit()
+        answer = kit.client.post("/queue/jobs/submit", GOOD)
         assert (answer.status, answer.json["code"]) == (429, "queue_full")
         assert int(answer.headers["Retry-After"]) >= 1
     finally:
-        place.close()
+        kit.close()
 
 
 def test_no_answer_has_more_fields_than_its_type_says(client):

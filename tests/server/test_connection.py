@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from http_kit import Place
+from http_kit import ServerKit
 from tests.waiting import until
 
 from penstock.core.errors import Unavailable
@@ -23,15 +23,15 @@ from penstock.wire import PREFIX
 @pytest.fixture
 def hasty(tmp_path):
     """Deadlines short enough to be waited for."""
-    made = Place(
+    made = ServerKit(
         tmp_path, start=False, connection_limits=ConnectionLimits(head_sec=1.0, body_sec=1.0, connections=30)
     )
     yield made
     made.close()
 
 
-def call(place):
-    return socket.create_connection(("127.0.0.1", place.server.port), timeout=10)
+def call(kit):
+    return socket.create_connection(("127.0.0.1", kit.server.port), timeout=10)
 
 
 def rest(line):
@@ -46,11 +46,11 @@ def rest(line):
     return b"".join(parts)
 
 
-def head(place, verb="GET", path="/stats", **headers):
+def head(kit, verb="GET", path="/stats", **headers):
     lines = [
         f"{verb} {PREFIX}{path} HTTP/1.1",
         "Host: localhost",
-        f"Authorization: Bearer {place.client.token}",
+        f"Authorization: Bearer {kit.client.token}",
     ]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join(lines).encode() + b"\r\n"
@@ -117,35 +117,35 @@ def test_slow_callers_harm_nobody(hasty):
     [b"X: " + b"a" * 100_000 + b"\r\n", b"X: a\r\n" * 5_000, b"X" * 200_000],
     ids=["a long header", "many headers", "a header without end"],
 )
-def test_a_head_that_is_too_large_is_refused(place, flood):
-    line = call(place)
+def test_a_head_that_is_too_large_is_refused(kit, flood):
+    line = call(kit)
     with contextlib.suppress(OSError):
-        line.sendall(head(place) + flood)
+        line.sendall(head(kit) + flood)
 
     assert status(rest(line)) in {431, None}
-    assert place.client.get("/stats").status == 200
+    assert kit.client.get("/stats").status == 200
 
 
-def test_a_hundred_headers_are_too_many(place):
-    line = call(place)
-    line.sendall(head(place) + b"".join(b"X-%d: a\r\n" % i for i in range(120)) + b"\r\n")
+def test_a_hundred_headers_are_too_many(kit):
+    line = call(kit)
+    line.sendall(head(kit) + b"".join(b"X-%d: a\r\n" % i for i in range(120)) + b"\r\n")
 
     assert status(rest(line)) == 431
 
 
-def test_trailers_are_no_headers(place):
-    line = call(place)
+def test_trailers_are_no_headers(kit):
+    line = call(kit)
     line.sendall(
         f"POST {PREFIX}/pause HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
-        f"2\r\n{{}}\r\n0\r\nAuthorization: Bearer {place.client.token}\r\n\r\n".encode()
+        f"2\r\n{{}}\r\n0\r\nAuthorization: Bearer {kit.client.token}\r\n\r\n".encode()
     )
 
     assert status(rest(line)) == 401
 
 
-def test_a_head_without_a_path_is_refused_and_no_error_of_ours(place, caplog):
-    line = call(place)
+def test_a_head_without_a_path_is_refused_and_no_error_of_ours(kit, caplog):
+    line = call(kit)
     line.sendall(b"GET http:// HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
     assert status(rest(line)) == 400
@@ -165,19 +165,19 @@ def test_a_head_without_a_path_is_refused_and_no_error_of_ours(place, caplog):
         b"BREW /x HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
 )
-def test_what_is_not_http_is_refused_and_the_line_cut(place, request_line):
-    line = call(place)
+def test_what_is_not_http_is_refused_and_the_line_cut(kit, request_line):
+    line = call(kit)
     line.sendall(request_line)
     answer = rest(line)
 
     assert status(answer) in {400, 401, 403}
     assert b"Traceback" not in answer
-    assert place.client.get("/stats").status == 200
+    assert kit.client.get("/stats").status == 200
 
 
-def test_requests_in_one_go_are_answered_in_order(place):
-    line = call(place)
-    line.sendall((head(place) + b"\r\n") * 2 + head(place, path="/capacity", Connection="close") + b"\r\n")
+def test_requests_in_one_go_are_answered_in_order(kit):
+    line = call(kit)
+    line.sendall((head(kit) + b"\r\n") * 2 + head(kit, path="/capacity", Connection="close") + b"\r\n")
     answers = rest(line)
 
     assert answers.count(b"HTTP/1.1 200") == 3
@@ -185,52 +185,52 @@ def test_requests_in_one_go_are_answered_in_order(place):
 
 
 def test_the_socket_is_private_and_goes_with_the_server(tmp_path):
-    place = Place(tmp_path, start=False)
-    path = place.server.socket_path
+    kit = ServerKit(tmp_path, start=False)
+    path = kit.server.socket_path
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert place.local.get("/stats").status == 200
+    assert kit.local.get("/stats").status == 200
 
-    place.close()
+    kit.close()
     assert not path.exists()
 
 
 def test_a_socket_left_by_a_killed_server_is_taken_over_and_a_live_one_is_not(tmp_path):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "penstock.sock"))
-    place = Place(tmp_path, start=False)
+    kit = ServerKit(tmp_path, start=False)
     try:
-        assert place.local.get("/stats").status == 200
+        assert kit.local.get("/stats").status == 200
         with pytest.raises(Unavailable, match="is a daemon running"):
-            serve(place.service, Config(directory=tmp_path, bind=None, socket=tmp_path / "penstock.sock"))
-        assert place.local.get("/stats").status == 200
+            serve(kit.service, Config(directory=tmp_path, bind=None, socket=tmp_path / "penstock.sock"))
+        assert kit.local.get("/stats").status == 200
     finally:
-        place.close()
+        kit.close()
 
 
-def test_a_visitor_of_another_user_is_not_let_in(place, monkeypatch):
+def test_a_visitor_of_another_user_is_not_let_in(kit, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
     monkeypatch.setattr("penstock.server.connections.peer_uid", lambda _: 54_321)
 
     with pytest.raises(OSError):
-        place.local.get("/stats")
+        kit.local.get("/stats")
 
 
-def test_a_port_in_use_is_told_in_words(place):
+def test_a_port_in_use_is_told_in_words(kit):
     with pytest.raises(Unavailable, match="choose another port"):
-        serve(place.service, Config(directory=place.server.token_file.parent, port=place.server.port))
+        serve(kit.service, Config(directory=kit.server.token_file.parent, port=kit.server.port))
 
 
-def test_an_address_that_others_can_reach_is_refused(place):
+def test_an_address_that_others_can_reach_is_refused(kit):
     with pytest.raises(Unsafe, match="in the clear"):
-        serve(place.service, Config(directory=place.server.token_file.parent, bind="0.0.0.0"))
+        serve(kit.service, Config(directory=kit.server.token_file.parent, bind="0.0.0.0"))
 
 
-def test_every_socket_listens_on_loopback_alone(place):
+def test_every_socket_listens_on_loopback_alone(kit):
     table = Path("/proc/net/tcp").read_text("ascii").splitlines()
     listening = [line.split()[1] for line in table if line.split()[3] == "0A"]
 
-    assert [a for a in listening if a.endswith(f":{place.server.port:04X}")] == [
-        f"0100007F:{place.server.port:04X}"
+    assert [a for a in listening if a.endswith(f":{kit.server.port:04X}")] == [
+        f"0100007F:{kit.server.port:04X}"
     ]
 
 
@@ -238,20 +238,20 @@ def test_a_server_that_stops_leaves_nothing_behind(tmp_path):
     import threading
 
     before = threading.active_count()
-    Place(tmp_path, start=False).close()  # the first event loop of a process leaves a pipe of its own
+    ServerKit(tmp_path, start=False).close()  # the first event loop of a process leaves a pipe of its own
     handles = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
-        place = Place(tmp_path, start=False)
-        place.client.submit()
-        place.close()
+        kit = ServerKit(tmp_path, start=False)
+        kit.client.submit()
+        kit.close()
 
     until(lambda: threading.active_count() <= before)  # a thread that has been told to end is about to
     assert len(list(Path("/proc/self/fd").iterdir())) <= handles + 1
 
 
-def test_an_idle_server_uses_no_time(place):
+def test_an_idle_server_uses_no_time(kit):
     """The least of several turns: other threads of this process may have something to do."""
-    place.client.get("/stats")
+    kit.client.get("/stats")
 
     def used():
         began = time.process_time()

@@ -113,21 +113,21 @@ def test_what_a_call_raises_is_its_callers():
     pooled(test, threads=1, per_owner=1)
 
 
-def test_slow_reads_of_one_addon_delay_no_heartbeat_of_another(place, gate):
+def test_slow_reads_of_one_addon_delay_no_heartbeat_of_another(kit, gate):
     greedy = [
-        place.client.mint(addon_id="greedy") for _ in range(2)
+        kit.client.mint(addon_id="greedy") for _ in range(2)
     ]  # two tokens of one addon are no more than one
-    place.client.submit(addon_id="modest")
-    modest = place.client.mint(addon_id="modest")
+    kit.client.submit(addon_id="modest")
+    modest = kit.client.mint(addon_id="modest")
     [claimed] = modest.claim(wait_sec=1)
-    find = place.store.find
-    place.store.find = lambda query: gate(query) and find(query)
+    find = kit.store.find
+    kit.store.find = lambda query: gate(query) and find(query)
     with ThreadPoolExecutor(40) as visitors:
         reads = [visitors.submit(greedy[n % 2].get, "/queue/jobs") for n in range(40)]
         try:
             until(lambda: len(gate.begun) == 8)
             assert modest.post("/lease/heartbeat", {"lease_id": claimed["lease_id"]}).status == 200
-            assert place.client.get(f"/queue/jobs/{claimed['job_id']}").status == 200
+            assert kit.client.get(f"/queue/jobs/{claimed['job_id']}").status == 200
             assert len(gate.begun) == 8
         finally:
             gate.open.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from http_kit import SEED_BODY, Place
+from http_kit import SEED_BODY, ServerKit
 from tests.waiting import until
 
 from penstock.core.jobs.load import Capacity, Reading
@@ -126,12 +126,12 @@ def test_a_canceled_job_can_be_canceled_again(live):
     assert live.client.kinds(job_id) == trail
 
 
-def test_a_job_that_failed_by_its_deadline_says_so(place):
+def test_a_job_that_failed_by_its_deadline_says_so(kit):
     soon = datetime.now(UTC) + timedelta(milliseconds=200)
-    job_id = place.client.submit(deadline_at=soon.isoformat())
-    until(lambda: place.store.now() > place.store.job(job_id).intent.deadline_at)
-    place.service.maintenance.step(place.store.now())
-    job = place.client.job(job_id)
+    job_id = kit.client.submit(deadline_at=soon.isoformat())
+    until(lambda: kit.store.now() > kit.store.job(job_id).intent.deadline_at)
+    kit.service.maintenance.step(kit.store.now())
+    job = kit.client.job(job_id)
 
     assert (job["state"], job["end"]) == ("FAILED", "deadline_passed")
     assert job["error"] == "its deadline passed while it waited in the queue"
@@ -448,43 +448,43 @@ def test_an_application_reports_its_own_readings_and_only_those(client):
 
 def test_an_addon_that_reports_trouble_of_its_own_stops_no_other(tmp_path):
     """Its token is bound to it, so it speaks for itself. The owner's own tokens speak for the host."""
-    place = Place(tmp_path, start=False, rules={"capacity": Capacity()})
+    kit = ServerKit(tmp_path, start=False, rules={"capacity": Capacity()})
     try:
-        assert place.client.get("/capacity").json["quiet"] == "PANIC"  # nothing has been measured yet
+        assert kit.client.get("/capacity").json["quiet"] == "PANIC"  # nothing has been measured yet
         for name in ("cpu", "memory"):
-            place.service.machine.report(Reading(name, 0.0, place.store.now(), ttl=HOUR))
-        loud = place.client.mint(addon_id="loud")
+            kit.service.machine.report(Reading(name, 0.0, kit.store.now(), ttl=HOUR))
+        loud = kit.client.mint(addon_id="loud")
         told = {"addon_id": "loud", "readings": {"error_rate": 1.0, "p95_ms": 1e9}, "ttl_sec": 3_600}
         assert loud.post("/signals", told).status == 200
 
-        assert place.client.get("/capacity").json["quiet"] == "NORMAL"
-        job_id = place.client.submit(addon_id="other")
-        assert [job["job_id"] for job in place.client.claim(addon_id="other", wait_sec=1)] == [job_id]
+        assert kit.client.get("/capacity").json["quiet"] == "NORMAL"
+        job_id = kit.client.submit(addon_id="other")
+        assert [job["job_id"] for job in kit.client.claim(addon_id="other", wait_sec=1)] == [job_id]
 
-        assert place.client.post("/signals", told).status == 200
-        assert place.client.get("/capacity").json["quiet"] == "PANIC"
+        assert kit.client.post("/signals", told).status == 200
+        assert kit.client.get("/capacity").json["quiet"] == "PANIC"
     finally:
-        place.close()
+        kit.close()
 
 
-def test_health_is_open_and_says_no_more_than_it_must(place):
-    answer = place.client.send("GET", "/healthz", prefix="", Authorization=None)
+def test_health_is_open_and_says_no_more_than_it_must(kit):
+    answer = kit.client.send("GET", "/healthz", prefix="", Authorization=None)
 
     assert (answer.status, answer.json) == (200, {"status": "ok"})
-    assert place.client.get("/health").json["problems"] == []
+    assert kit.client.get("/health").json["problems"] == []
 
 
-def test_a_store_that_cannot_be_used_is_503_and_health_says_degraded(place, monkeypatch):
+def test_a_store_that_cannot_be_used_is_503_and_health_says_degraded(kit, monkeypatch):
     from penstock.core.errors import StoreFailed
 
     def broken(*_, **__):
         raise StoreFailed("the database jobs.db cannot be used: disk I/O error", kind="io")
 
     for name in ("job", "alarm"):
-        monkeypatch.setattr(place.store, name, broken)
-    answer = place.client.get("/queue/jobs/x")
+        monkeypatch.setattr(kit.store, name, broken)
+    answer = kit.client.get("/queue/jobs/x")
     assert (answer.status, answer.json["code"], answer.headers["Retry-After"]) == (503, "store_failed", "5")
-    health = place.client.send("GET", "/healthz", prefix="")
+    health = kit.client.send("GET", "/healthz", prefix="")
     assert (health.status, health.json) == (503, {"status": "degraded"})
 
 
@@ -492,20 +492,20 @@ def test_a_submit_whose_sync_failed_is_told_which_job_to_ask_for(tmp_path):
     from tests.failing_syncs import FailingSyncs
 
     with FailingSyncs() as syncs:
-        place = Place(tmp_path)
+        kit = ServerKit(tmp_path)
         try:
             syncs.failing = True
-            answer = place.client.post("/queue/jobs/submit", {"addon_id": "a", "job_type": "t"})
-            health = place.client.send("GET", "/healthz", prefix="")
+            answer = kit.client.post("/queue/jobs/submit", {"addon_id": "a", "job_type": "t"})
+            health = kit.client.send("GET", "/healthz", prefix="")
             syncs.failing = False
             (job_id,) = answer.json["data"]["job_ids"]
 
             assert (answer.status, answer.json["code"]) == (503, "outcome_unknown")
             assert "Nothing was accepted" not in answer.json["hint"]
             assert (health.status, health.json) == (503, {"status": "degraded"})
-            assert place.client.get(f"/queue/jobs/{job_id}").status == 404
+            assert kit.client.get(f"/queue/jobs/{job_id}").status == 404
         finally:
-            place.close()
+            kit.close()
 
 
 def test_health_remembers_a_failed_write_until_another_one_succeeds(tmp_path):
@@ -514,23 +514,23 @@ def test_health_remembers_a_failed_write_until_another_one_succeeds(tmp_path):
     def broken(_):
         raise StoreFailed("its disk is full", kind="full")
 
-    place = Place(tmp_path, start=False)  # it writes nothing by itself
+    kit = ServerKit(tmp_path, start=False)  # it writes nothing by itself
     try:
         with pytest.raises(StoreFailed):
-            committed(place.store, Admit("here", broken))
+            committed(kit.store, Admit("here", broken))
         for _ in range(2):
-            (problem,) = place.client.get("/health").json["problems"]
+            (problem,) = kit.client.get("/health").json["problems"]
             assert problem == "the store cannot be written: its disk is full"
 
-        place.client.submit(addon_id="a")
-        assert place.client.get("/health").json["problems"] == []
+        kit.client.submit(addon_id="a")
+        assert kit.client.get("/health").json["problems"] == []
     finally:
-        place.close()
+        kit.close()
 
 
-def test_our_own_mistake_tells_the_client_nothing(place, monkeypatch, caplog):
-    monkeypatch.setattr(place.store, "job", lambda _: 1 / 0)
-    answer = place.client.get("/queue/jobs/x")
+def test_our_own_mistake_tells_the_client_nothing(kit, monkeypatch, caplog):
+    monkeypatch.setattr(kit.store, "job", lambda _: 1 / 0)
+    answer = kit.client.get("/queue/jobs/x")
 
     assert (answer.status, answer.json["code"]) == (500, "internal")
     assert b"Zero" not in answer.content

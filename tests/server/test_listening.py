@@ -9,7 +9,7 @@ import ssl
 import subprocess
 
 import pytest
-from http_kit import Client, Place
+from http_kit import Client, ServerKit
 from tests.daemon import Daemon
 from tests.waiting import LONG, until
 
@@ -22,23 +22,23 @@ from penstock.wire import PREFIX
 @pytest.fixture
 def narrow(tmp_path):
     """Room for twelve connections over TCP, nine of one peer, and for four over the Unix socket."""
-    made = Place(
+    made = ServerKit(
         tmp_path, start=False, connection_limits=ConnectionLimits(connections=12, per_peer=9, local=4)
     )
     yield made
     made.close()
 
 
-def line_to(place, source="127.0.0.1"):
+def line_to(kit, source="127.0.0.1"):
     """127.0.0.0/8 is this machine's whole: each address of it is another peer."""
-    return socket.create_connection(("127.0.0.1", place.server.port), timeout=20, source_address=(source, 0))
+    return socket.create_connection(("127.0.0.1", kit.server.port), timeout=20, source_address=(source, 0))
 
 
-def ask(line, place, path="/stats", token=None):
+def ask(line, kit, path="/stats", token=None):
     """Over a connection that stays open; the status, or None if it was closed."""
     line.sendall(
         f"GET {PREFIX}{path} HTTP/1.1\r\nHost: localhost\r\n"
-        f"Authorization: Bearer {token or place.client.token}\r\n\r\n".encode()
+        f"Authorization: Bearer {token or kit.client.token}\r\n\r\n".encode()
     )
     response = http.client.HTTPResponse(line)
     try:
@@ -62,12 +62,12 @@ def is_closed(line):
     return True
 
 
-def waiting(place, source="127.0.0.1"):
+def waiting(kit, source="127.0.0.1"):
     """A connection whose request is being served for as long as it lasts."""
-    line = line_to(place, source)
+    line = line_to(kit, source)
     line.sendall(
         f"GET {PREFIX}/events/stream HTTP/1.1\r\nHost: localhost\r\n"
-        f"Authorization: Bearer {place.client.token}\r\n\r\n".encode()
+        f"Authorization: Bearer {kit.client.token}\r\n\r\n".encode()
     )
     assert line.recv(12) == b"HTTP/1.1 200"
     return line
@@ -145,19 +145,19 @@ def test_a_client_that_does_not_read_its_answer_is_dropped(tmp_path):
     (static / "large.js").write_bytes(b" " * 8_000_000)
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    place = Place(home, start=False, page=static, connection_limits=ConnectionLimits(unread_sec=0.2))
+    kit = ServerKit(home, start=False, page=static, connection_limits=ConnectionLimits(unread_sec=0.2))
     try:
-        budget, entered = place.server.listeners[0].budget, []
+        budget, entered = kit.server.listeners[0].budget, []
         enter = budget.enter
         budget.enter = lambda holder: entered.append(holder) or enter(holder)
         line = socket.socket()
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-        line.connect(("127.0.0.1", place.server.port))
+        line.connect(("127.0.0.1", kit.server.port))
         line.sendall(b"GET /assets/large.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(lambda: entered and len(budget) == 0)
         line.close()
     finally:
-        place.close()
+        kit.close()
 
 
 # TLS
@@ -179,7 +179,7 @@ def certificate(tmp_path_factory):
 def secure(tmp_path, certificate):
     def make(**limits):
         made.append(
-            Place(
+            ServerKit(
                 tmp_path,
                 start=False,
                 tls_cert=certificate / "cert.pem",
@@ -191,39 +191,37 @@ def secure(tmp_path, certificate):
 
     made = []
     yield make
-    for place in made:
-        place.close()
+    for kit in made:
+        kit.close()
 
 
-def ask_securely(place, certificate):
+def ask_securely(kit, certificate):
     context = ssl.create_default_context(cafile=certificate / "cert.pem")
-    connection = http.client.HTTPSConnection("localhost", place.server.port, timeout=20, context=context)
+    connection = http.client.HTTPSConnection("localhost", kit.server.port, timeout=20, context=context)
     try:
-        connection.request(
-            "GET", f"{PREFIX}/stats", headers={"Authorization": f"Bearer {place.client.token}"}
-        )
+        connection.request("GET", f"{PREFIX}/stats", headers={"Authorization": f"Bearer {kit.client.token}"})
         return connection.getresponse().status
     finally:
         connection.close()
 
 
 def test_a_handshake_that_is_not_made_is_cut_off(secure):
-    place = secure(head_sec=0.3)
-    line = line_to(place)
+    kit = secure(head_sec=0.3)
+    line = line_to(kit)
     line.settimeout(LONG)
 
     assert line.recv(1) == b""
-    until(lambda: len(place.server.listeners[0].budget) == 0)
+    until(lambda: len(kit.server.listeners[0].budget) == 0)
     line.close()
 
 
 def test_the_budget_holds_before_the_handshake(secure, certificate):
-    place = secure(connections=8, per_peer=6)
-    silent = [line_to(place) for _ in range(40)]
+    kit = secure(connections=8, per_peer=6)
+    silent = [line_to(kit) for _ in range(40)]
     until(lambda: sum(map(is_closed, silent)) >= 34)
 
-    assert ask_securely(place, certificate) == 200
-    assert place.local.get("/stats").status == 200
+    assert ask_securely(kit, certificate) == 200
+    assert kit.local.get("/stats").status == 200
     for line in silent:
         line.close()
 
@@ -243,7 +241,7 @@ def from_elsewhere(monkeypatch):
 
 @pytest.fixture
 def proxied(tmp_path):
-    made = Place(tmp_path, start=False, trusted_proxies=["192.0.2.1"], allowed_hosts=["jobs.example.org"])
+    made = ServerKit(tmp_path, start=False, trusted_proxies=["192.0.2.1"], allowed_hosts=["jobs.example.org"])
     yield made
     made.close()
 
@@ -306,11 +304,11 @@ def test_in_the_clear_only_this_machine_and_declared_proxies_come(address, allow
     assert Peers(proxies, tls=True).may_connect(address)
 
 
-def test_a_proxy_that_is_no_address_is_refused_at_the_start(place):
+def test_a_proxy_that_is_no_address_is_refused_at_the_start(kit):
     with pytest.raises(Unsafe, match=r"proxy.example.org"):
         Server(
-            place.service,
-            Config(directory=place.server.token_file.parent, trusted_proxies=["proxy.example.org"]),
+            kit.service,
+            Config(directory=kit.server.token_file.parent, trusted_proxies=["proxy.example.org"]),
         )
 
 

@@ -92,9 +92,9 @@ HOSTILE_PATHS = {
 class LoopCost:
     """Measures the CPU time that a request costs the event loop of a server."""
 
-    def __init__(self, place):
-        self.place = place
-        self.clock = time.pthread_getcpuclockid(place.server._thread.ident)
+    def __init__(self, kit):
+        self.kit = kit
+        self.clock = time.pthread_getcpuclockid(kit.server.thread.ident)
 
     def cost(self, request):
         """The least of three: what else the machine does can only add to it."""
@@ -102,7 +102,7 @@ class LoopCost:
 
     def once(self, request):
         began = time.clock_gettime(self.clock)
-        with socket.create_connection(("127.0.0.1", self.place.server.port), timeout=300) as line:
+        with socket.create_connection(("127.0.0.1", self.kit.server.port), timeout=300) as line:
             try:
                 line.sendall(request)
                 line.shutdown(socket.SHUT_WR)
@@ -115,7 +115,7 @@ class LoopCost:
     def request(self, path, body=b"", *headers, verb="POST"):
         lines = {
             "Host": "localhost",
-            "Authorization": f"Bearer {self.place.client.token}",
+            "Authorization": f"Bearer {self.kit.client.token}",
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
             "Connection": "close",
@@ -125,8 +125,8 @@ class LoopCost:
 
 
 @pytest.fixture
-def loop(place):
-    return LoopCost(place)
+def loop(kit):
+    return LoopCost(kit)
 
 
 def assert_linear(loop, sizes, request):
@@ -182,17 +182,17 @@ def test_no_path_costs_more_than_its_size(loop, shape):
     assert_linear(loop, HEADS, lambda n: loop.request(HOSTILE_PATHS[shape](n), verb="GET"))
 
 
-def test_a_refusal_is_no_larger_than_the_request(place):
+def test_a_refusal_is_no_larger_than_the_request(kit):
     """Else a small line in is a large one out, and the loop's time goes into writing it."""
     names = b",".join(b'"%x": 1' % i for i in range(90_000))
     for body in (b"{%b}" % names, b'{"run_when": "%b"}' % (b"x" * 900_000), b'{"%b": 1}' % (b"x" * 900_000)):
         assert len(body) < MAX_BODY
-        answer = place.client.post(SUBMIT, body)
+        answer = kit.client.post(SUBMIT, body)
         assert answer.status == 422
         assert len(answer.content) < 32_768
 
 
-def test_a_path_counts_as_a_part_of_the_head(place):
-    answer = place.client.get("/queue/jobs/" + "a" * 100_000)
+def test_a_path_counts_as_a_part_of_the_head(kit):
+    answer = kit.client.get("/queue/jobs/" + "a" * 100_000)
 
     assert answer.status == 431

@@ -12,7 +12,7 @@ import random
 from contextlib import contextmanager
 
 import pytest
-from http_kit import Place
+from http_kit import ServerKit
 from test_waiting import Stream
 
 from penstock.core.jobs.load import Capacity, Senses
@@ -33,8 +33,8 @@ MEASURED = {"capacity": Capacity(), "senses": Senses(needed=frozenset())}
 class History:
     """What both addons do, one thing after the other. `secrets`: all that ours must not learn."""
 
-    def __init__(self, place, seed):
-        self.place, self.dice = place, random.Random(seed)
+    def __init__(self, kit, seed):
+        self.kit, self.dice = kit, random.Random(seed)
         self.secrets = {MARK}
         self.jobs = {THEIRS: [], OURS: []}
         self.leases = {THEIRS: [], OURS: []}
@@ -42,7 +42,7 @@ class History:
         self.ours = self.clients[OURS]
 
     def mint(self, addon):
-        client = self.place.client.mint(addon_id=addon, name=f"of {addon}")
+        client = self.kit.client.mint(addon_id=addon, name=f"of {addon}")
         if addon == THEIRS:
             self.secrets.add(client.token.split("_")[1])
         return client
@@ -108,17 +108,17 @@ class History:
     def tell(self, addon):
         """By the local user, who speaks for whom it likes: what a bound token says counts for less."""
         readings = {"error_rate": 0.9, "p95_ms": 9_000.0}
-        self.place.local.post("/signals", {"addon_id": addon, "readings": readings})
+        self.kit.local.post("/signals", {"addon_id": addon, "readings": readings})
         self.clients[addon].post("/programs/attach", {"name": self.name(addon, "program"), "tasks": []})
 
     def set(self, addon):
-        client = self.dice.choice([self.clients[addon], self.place.client])
+        client = self.dice.choice([self.clients[addon], self.kit.client])
         client.post(self.dice.choice(["/pause", "/resume"]), {"addon_id": addon})
         client.post("/addons/edit", {"addon_id": addon, "weight": self.dice.randint(1, 9)})
 
     def preempt(self, addon):
         """A run is asked to make room for a job of the other addon, as the preempter asks it."""
-        service = self.place.service
+        service = self.kit.service
         other = OURS if addon == THEIRS else THEIRS
         running = [d for d in service.store.live() if d.addon_id == addon and d.job_id is not None]
         if running and self.jobs[other]:
@@ -129,10 +129,10 @@ class History:
             cycle = begin(
                 running[0].dispatch_id, self.dice.choice(self.jobs[other]), now, service.rules.preemption
             )
-            preempter._request(cycle, now)
+            preempter.request(cycle, now)
 
     def step(self):
-        self.place.service.dispatcher.step(self.place.store.now())
+        self.kit.service.dispatcher.step(self.kit.store.now())
 
     def random(self):
         self.go_on(40)
@@ -169,7 +169,7 @@ class History:
         ]  # fmt: skip
         for _ in range(steps):
             self.dice.choice(acts)(self.dice.choice([THEIRS, THEIRS, OURS]))
-            self.place.service.dispatcher.step(self.place.store.now())
+            self.kit.service.dispatcher.step(self.kit.store.now())
 
     def questions(self):
         """Of every route: about our things, about theirs, and about nothing."""
@@ -215,13 +215,13 @@ def check(history, question, content):
 @contextmanager
 def told(path, plot, seed, rules):
     path.mkdir(mode=0o700, exist_ok=True)
-    place = Place(path, start=False, rules=rules)
+    kit = ServerKit(path, start=False, rules=rules)
     try:
-        history = History(place, seed)
+        history = History(kit, seed)
         plot(history)
         yield history
     finally:
-        place.close()
+        kit.close()
 
 
 PLOTS = [
@@ -236,7 +236,7 @@ def test_nothing_that_a_bound_token_can_get_names_anything_of_another_addon(tmp_
         for question in list(history.questions()):
             check(history, question, history.ours.send(*question).content)
         events = history.ours.get("/events?limit=500").json["events"]
-        whole = {e["seq"]: e for e in history.place.client.get("/events?limit=500").json["events"]}
+        whole = {e["seq"]: e for e in history.kit.client.get("/events?limit=500").json["events"]}
         assert [set(e["data"]) for e in events] == [set(whole[e["seq"]]["data"]) for e in events]
         with Stream(history.ours, "?after=0") as stream:
             check(history, "stream", repr(stream.take(len(events))).encode())
@@ -257,8 +257,8 @@ def test_the_histories_have_something_to_hide(tmp_path):
 
 
 def ways(history):
-    """In what the place says about our jobs: the ways in which it names something of theirs."""
-    client = history.place.client
+    """In what the scheduler says about our jobs: the ways in which it names something of theirs."""
+    client = history.kit.client
 
     def names(told):
         return any(secret in repr(told) for secret in history.secrets)

@@ -13,7 +13,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from http_kit import Place
+from http_kit import ServerKit
 
 pytest.importorskip("opentelemetry.sdk")
 from opentelemetry.sdk.metrics.export import Histogram, MetricExporter, MetricExportResult, Sum
@@ -43,43 +43,43 @@ class MemoryExporter(MetricExporter):
 
 
 @pytest.fixture
-def place(tmp_path):
+def kit(tmp_path):
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    made = Place(home)
+    made = ServerKit(home)
     yield made
     made.close()
 
 
-def worked(place):
+def worked(kit):
     """A job that ran, and one that waits."""
-    job = place.client.submit()
-    [taken] = place.client.claim(wait_sec=20)
-    place.client.post(f"/queue/jobs/{job}/complete", {"lease_id": taken["lease_id"], "state": "DONE"})
-    place.client.post("/pause", {})
-    place.client.submit(addon_id="mail")
-    until(lambda: 'penstock_events_total{kind="DONE"} 1.0' in exposed(place))
+    job = kit.client.submit()
+    [taken] = kit.client.claim(wait_sec=20)
+    kit.client.post(f"/queue/jobs/{job}/complete", {"lease_id": taken["lease_id"], "state": "DONE"})
+    kit.client.post("/pause", {})
+    kit.client.submit(addon_id="mail")
+    until(lambda: 'penstock_events_total{kind="DONE"} 1.0' in exposed(kit))
 
 
-def exposed(place):
-    return place.client.send("GET", "/metrics", prefix="").content.decode()
+def exposed(kit):
+    return kit.client.send("GET", "/metrics", prefix="").content.decode()
 
 
-def sent(place, exporter):
+def sent(kit, exporter):
     """By a stop: then the last word is sent at once."""
     OtlpExport(
-        place.server.families, exporter, every=3_600, attributes={"service.instance.id": "here"}
+        kit.server.families, exporter, every=3_600, attributes={"service.instance.id": "here"}
     ).start().stop()
     [resource] = exporter.exported[-1].resource_metrics
     return resource.resource.attributes, {metric.name: metric for metric in resource.scope_metrics[0].metrics}
 
 
-def test_it_tells_what_metrics_tell(place):
-    worked(place)
+def test_it_tells_what_metrics_tell(kit):
+    worked(kit)
     exporter = MemoryExporter()
-    attributes, metrics = sent(place, exporter)
+    attributes, metrics = sent(kit, exporter)
     shown = re.findall(
-        r"^(penstock_\w+?)(?:_total|_bucket|_count|_sum)?(\{.*\})? (\S+)$", exposed(place), re.MULTILINE
+        r"^(penstock_\w+?)(?:_total|_bucket|_count|_sum)?(\{.*\})? (\S+)$", exposed(kit), re.MULTILINE
     )
     names = {name.replace("_", ".", 1).removesuffix("_seconds") for name, _, _ in shown}
     jobs = {point.attributes["state"]: point.value for point in metrics["penstock.jobs"].data.data_points}
@@ -94,9 +94,9 @@ def test_it_tells_what_metrics_tell(place):
     assert exporter.closed
 
 
-def test_a_histogram_says_how_many_lay_between_two_bounds(place):
-    worked(place)
-    _, metrics = sent(place, MemoryExporter())
+def test_a_histogram_says_how_many_lay_between_two_bounds(kit):
+    worked(kit)
+    _, metrics = sent(kit, MemoryExporter())
     [point] = metrics["penstock.run"].data.data_points
 
     assert isinstance(metrics["penstock.run"].data, Histogram)
@@ -106,11 +106,11 @@ def test_a_histogram_says_how_many_lay_between_two_bounds(place):
     assert 0 < point.sum < LONG
 
 
-def test_a_collector_that_is_away_is_told_of_once_and_so_is_its_return(place, caplog):
+def test_a_collector_that_is_away_is_told_of_once_and_so_is_its_return(kit, caplog):
     failed = MetricExportResult.FAILURE
     exporter = MemoryExporter(failed, failed, failed)
     with caplog.at_level(logging.INFO, "penstock.telemetry"):
-        telemetry = OtlpExport(place.server.families, exporter, every=0.01, attributes={}).start()
+        telemetry = OtlpExport(kit.server.families, exporter, every=0.01, attributes={}).start()
         until(lambda: len(exporter.exported) >= 6)
         telemetry.stop()
 

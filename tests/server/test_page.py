@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from http_kit import Client, Place
+from http_kit import Client, ServerKit
 from tests.waiting import until
 
 from penstock.server.tokens import Sessions, TokenFile
@@ -32,23 +32,23 @@ def static(tmp_path):
 def paged(tmp_path, static):
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    made = Place(home, page=static)
+    made = ServerKit(home, page=static)
     yield made
     made.close()
 
 
-def bare(place, verb, path, body=None, **headers):
+def bare(kit, verb, path, body=None, **headers):
     """Whatever the path, without the token that the kit would send."""
-    return Client(place.server).send(verb, path, body, prefix="", **headers)
+    return Client(kit.server).send(verb, path, body, prefix="", **headers)
 
 
-def code(place):
-    link = place.client.post("/login").json["url"]
+def code(kit):
+    link = kit.client.post("/login").json["url"]
     return link.partition("#code=")[2]
 
 
-def opened(place, given=None):
-    answer = bare(place, "POST", "/session", {"code": given or code(place)})
+def opened(kit, given=None):
+    answer = bare(kit, "POST", "/session", {"code": given or code(kit)})
     return answer, _halves(answer)
 
 
@@ -279,8 +279,8 @@ def test_one_addon_cannot_take_all_the_places_of_attached_programs(paged):
     assert [len(one.get("/programs").json["programs"]) for one in (greedy, modest)] == [32, 32]
 
 
-def metrics(place):
-    return place.client.send("GET", "/metrics", prefix="").content.decode()
+def metrics(kit):
+    return kit.client.send("GET", "/metrics", prefix="").content.decode()
 
 
 def test_metrics_tell_states_capacity_and_times(live):

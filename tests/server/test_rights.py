@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 
 import pytest
-from http_kit import Client, Place
+from http_kit import Client, ServerKit
 
 from penstock.server.routes import ALL_ROUTES, OPEN, ROUTES, Route
 from penstock.wire import PREFIX, Scope
@@ -14,8 +14,8 @@ VERBS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    made = Place(tmp_path_factory.mktemp("rights"), start=False)
+def kit(tmp_path_factory):
+    made = ServerKit(tmp_path_factory.mktemp("rights"), start=False)
     # The lease first: the scheduler denies it while a job waits.
     made.lease_id = made.client.post("/lease/request", {"addon_id": "theirs", "job_type": "t"}).json[
         "lease_id"
@@ -28,8 +28,8 @@ def place(tmp_path_factory):
 class KeepAlive:
     """Sends many requests over one connection: a matrix has thousands of them."""
 
-    def __init__(self, place):
-        self.place, self.connection = place, None
+    def __init__(self, kit):
+        self.kit, self.connection = kit, None
 
     def __enter__(self):
         return self
@@ -41,7 +41,7 @@ class KeepAlive:
     def send(self, verb, path, headers, body):
         for _ in range(2):
             if self.connection is None:
-                self.connection = http.client.HTTPConnection("127.0.0.1", self.place.server.port, timeout=20)
+                self.connection = http.client.HTTPConnection("127.0.0.1", self.kit.server.port, timeout=20)
             try:
                 self.connection.request(verb, path, body, headers)
                 response = self.connection.getresponse()
@@ -55,29 +55,29 @@ class KeepAlive:
 
 
 @pytest.fixture
-def keep_alive(place):
-    with KeepAlive(place) as made:
+def keep_alive(kit):
+    with KeepAlive(kit) as made:
         yield made
 
 
-def world(place):
-    return place.store.newest(), len(place.server.tokens.all()), place.store.live()
+def world(kit):
+    return kit.store.newest(), len(kit.server.tokens.all()), kit.store.live()
 
 
-def concrete(place, route):
-    return route.path.replace("{job_id}", place.job_id).replace("{token_id}", "0123456789")
+def concrete(kit, route):
+    return route.path.replace("{job_id}", kit.job_id).replace("{token_id}", "0123456789")
 
 
 def all_routes():
     return [route for route in ALL_ROUTES if route.path.startswith(PREFIX)]
 
 
-def refusals(place):
+def refusals(kit):
     """The row's name, the headers, and the answer that every route gives to every verb."""
-    good = place.client.token
-    expired = place.client.mint(expires_at="2020-01-01T00:00:00Z").token
-    gone = place.client.post("/tokens/create", {"name": "gone", "scopes": ["jobs:read"]}).json
-    place.client.post(f"/tokens/{gone['token']['token_id']}/revoke")
+    good = kit.client.token
+    expired = kit.client.mint(expires_at="2020-01-01T00:00:00Z").token
+    gone = kit.client.post("/tokens/create", {"name": "gone", "scopes": ["jobs:read"]}).json
+    kit.client.post(f"/tokens/{gone['token']['token_id']}/revoke")
 
     def bearer(token):
         return {"Authorization": f"Bearer {token}"}
@@ -90,7 +90,7 @@ def refusals(place):
     yield "expired", bearer(expired), 401
     yield "revoked", bearer(gone["secret"]), 401
     yield "foreign host", bearer(good) | {"Host": "evil.example"}, 403
-    yield "foreign host with our port", bearer(good) | {"Host": f"evil.example:{place.server.port}"}, 403
+    yield "foreign host with our port", bearer(good) | {"Host": f"evil.example:{kit.server.port}"}, 403
     yield "no host to speak of", bearer(good) | {"Host": ""}, 403
     yield "foreign origin", bearer(good) | {"Origin": "https://evil.example"}, 403
     yield "null origin", bearer(good) | {"Origin": "null"}, 403
@@ -98,63 +98,63 @@ def refusals(place):
     yield "same-site", bearer(good) | {"Sec-Fetch-Site": "same-site"}, 403
 
 
-def test_no_route_and_no_verb_works_without_a_token(place, keep_alive):
-    rows = list(refusals(place))
-    before = world(place)
+def test_no_route_and_no_verb_works_without_a_token(kit, keep_alive):
+    rows = list(refusals(kit))
+    before = world(kit)
     for name, headers, expected in rows:
         for route in all_routes():
             for verb in VERBS:
                 body = b"{}" if verb in {"POST", "PUT", "PATCH"} else None
                 sent = headers | ({"Content-Type": "application/json"} if body else {})
-                status, content = keep_alive.send(verb, concrete(place, route), sent, body)
+                status, content = keep_alive.send(verb, concrete(kit, route), sent, body)
                 assert status == expected, (name, verb, route.path, content)
-    assert world(place) == before
+    assert world(kit) == before
 
 
-def test_each_route_wants_its_own_scope_and_no_other_will_do(place, keep_alive):
+def test_each_route_wants_its_own_scope_and_no_other_will_do(kit, keep_alive):
     tokens = {
-        scope: place.client.mint(scopes=[str(s) for s in Scope if s is not scope]).token for scope in Scope
+        scope: kit.client.mint(scopes=[str(s) for s in Scope if s is not scope]).token for scope in Scope
     }
-    before = world(place)
+    before = world(kit)
     for route in all_routes():
         sent = {"Authorization": f"Bearer {tokens[route.scope]}", "Content-Type": "application/json"}
         status, content = keep_alive.send(
-            route.verb, concrete(place, route), sent, b"{}" if route.verb == "POST" else None
+            route.verb, concrete(kit, route), sent, b"{}" if route.verb == "POST" else None
         )
         assert status == 403, (route.path, content)
         assert str(route.scope).encode() in content
-    assert world(place) == before
+    assert world(kit) == before
 
 
-def test_a_route_knows_its_own_verbs_and_refuses_the_rest(place, keep_alive):
+def test_a_route_knows_its_own_verbs_and_refuses_the_rest(kit, keep_alive):
     knows = {}
     for route in all_routes():
         knows.setdefault(route.path, set()).add(route.verb)
-    before = world(place)
-    sent = {"Authorization": f"Bearer {place.client.token}", "Content-Type": "application/json"}
+    before = world(kit)
+    sent = {"Authorization": f"Bearer {kit.client.token}", "Content-Type": "application/json"}
     for route in all_routes():
         for verb in set(VERBS) - knows[route.path]:
-            status, _ = keep_alive.send(verb, concrete(place, route), sent, None)
+            status, _ = keep_alive.send(verb, concrete(kit, route), sent, None)
             assert status == 405, (verb, route.path)
-    assert world(place) == before
+    assert world(kit) == before
 
 
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None]
 )
-def test_only_json_is_understood(place, keep_alive, kind):
-    before = world(place)
-    sent = {"Authorization": f"Bearer {place.client.token}"} | ({"Content-Type": kind} if kind else {})
+def test_only_json_is_understood(kit, keep_alive, kind):
+    before = world(kit)
+    sent = {"Authorization": f"Bearer {kit.client.token}"} | ({"Content-Type": kind} if kind else {})
     for route in ROUTES:
         if route.verb == "POST":
-            status, _ = keep_alive.send("POST", concrete(place, route), sent, b"{}")
+            status, _ = keep_alive.send("POST", concrete(kit, route), sent, b"{}")
             assert status == 415, route.path
-    assert world(place) == before
+    assert world(kit) == before
 
 
-def bodies(place):
+def bodies(kit):
     """For each route that names something of an addon: a body with which the owner would succeed or be refused for other reasons."""
-    lease = {"lease_id": place.lease_id}
+    lease = {"lease_id": kit.lease_id}
     return {
         "addons/edit": {"addon_id": "theirs", "paused": True},
         "ack": lease,
@@ -165,7 +165,7 @@ def bodies(place):
         "heartbeat": lease,
         "report": lease,
         "release": lease,
-        "request": {"job_id": place.job_id},
+        "request": {"job_id": kit.job_id},
         "claim": {"addon_id": "theirs"},
         "signals": {"addon_id": "theirs", "readings": {"p95_ms": 1}},
         "pause": {"addon_id": "theirs"},
@@ -182,24 +182,22 @@ FOREIGN_QUERIES = {
 }
 
 
-def test_a_token_of_another_addon_meets_nothing_of_ours(place):
+def test_a_token_of_another_addon_meets_nothing_of_ours(kit):
     """404, the same as for what was never there; and the two that would make something new are refused by name."""
-    other = place.client.mint(addon_id="ours")
-    before, seen = world(place), set()
+    other = kit.client.mint(addon_id="ours")
+    before, seen = world(kit), set()
     for route in ROUTES:
         short = route.path.removeprefix(f"{PREFIX}/")
-        body = next(
-            (b for end, b in bodies(place).items() if short == end or short.endswith(f"/{end}")), None
-        )
+        body = next((b for end, b in bodies(kit).items() if short == end or short.endswith(f"/{end}")), None)
         if route.verb == "GET" and short in FOREIGN_QUERIES:
             answer = other.get(f"/{short}?{FOREIGN_QUERIES[short]}")
         elif route.parameter == "job_id" or body is not None:
-            answer = other.send(route.verb, concrete(place, route).removeprefix(PREFIX), body)
+            answer = other.send(route.verb, concrete(kit, route).removeprefix(PREFIX), body)
         else:
             continue
         seen.add(short)
         assert answer.status == 404, (route.path, answer)
-    assert world(place) == before
+    assert world(kit) == before
     untouched = {r.path.removeprefix(f"{PREFIX}/") for r in ROUTES} - seen
     assert untouched == {
         "queue/jobs/submit", "queue/jobs/submit/bulk", "queue/find", "stats", "capacity", "addons", "health", "kick",
@@ -208,33 +206,33 @@ def test_a_token_of_another_addon_meets_nothing_of_ours(place):
     }  # fmt: skip
 
 
-def test_absent_and_not_yours_are_told_in_the_same_words(place):
-    other = place.client.mint(addon_id="ours")
-    absent = place.job_id[:-4] + "0000"
+def test_absent_and_not_yours_are_told_in_the_same_words(kit):
+    other = kit.client.mint(addon_id="ours")
+    absent = kit.job_id[:-4] + "0000"
 
     def told(job_id):
         return other.get(f"/queue/jobs/{job_id}").content.replace(job_id.encode(), b"")
 
-    assert told(place.job_id) == told(absent)
+    assert told(kit.job_id) == told(absent)
 
 
-def test_a_token_of_another_addon_cannot_submit_for_ours(place):
-    other = place.client.mint(addon_id="ours")
-    before = world(place)
+def test_a_token_of_another_addon_cannot_submit_for_ours(kit):
+    other = kit.client.mint(addon_id="ours")
+    before = world(kit)
     job = {"addon_id": "theirs", "job_type": "t"}
 
     assert other.post("/queue/jobs/submit", job).fields == ["addon_id"]
     bulk = other.post("/queue/jobs/submit/bulk", {"jobs": [job | {"addon_id": "ours"}, job]})
     assert (bulk.status, bulk.fields) == (403, ["jobs[1].addon_id"])
-    assert world(place) == before
+    assert world(kit) == before
 
 
-def test_a_bound_token_counts_and_sees_only_its_own(place):
-    other = place.client.mint(addon_id="ours")
+def test_a_bound_token_counts_and_sees_only_its_own(kit):
+    other = kit.client.mint(addon_id="ours")
     own = other.submit(addon_id="ours")
 
     assert [job["job_id"] for job in other.get("/queue/jobs").json["jobs"]] == [own]
-    assert other.get(f"/queue/find?part={place.job_id[-8:]}").json == {"job_ids": []}
+    assert other.get(f"/queue/find?part={kit.job_id[-8:]}").json == {"job_ids": []}
     assert other.get("/stats").json["jobs"] == {"QUEUED": 1}
     assert list(other.get("/stats").json["addons"]) == ["ours"]
     assert other.get("/leases").json["leases"] == []
@@ -243,9 +241,9 @@ def test_a_bound_token_counts_and_sees_only_its_own(place):
     assert other.post(f"/queue/jobs/{own}/cancel").status == 200
 
 
-def test_a_bound_token_does_not_learn_whose_job_is_in_its_way(place):
-    other = place.client.mint(addon_id="ours")
-    first = place.client.submit(addon_id="theirs", cost_units=40, priority=90)
+def test_a_bound_token_does_not_learn_whose_job_is_in_its_way(kit):
+    other = kit.client.mint(addon_id="ours")
+    first = kit.client.submit(addon_id="theirs", cost_units=40, priority=90)
     own = other.submit(addon_id="ours", cost_units=40, priority=10)
 
     told = other.get(f"/queue/jobs/{own}/explain").content.decode()
@@ -253,7 +251,7 @@ def test_a_bound_token_does_not_learn_whose_job_is_in_its_way(place):
     assert first[-8:] not in told
     assert "theirs" not in told
     assert "another job" in told.lower()
-    assert first in place.client.get(f"/queue/jobs/{own}/explain").content.decode()
+    assert first in kit.client.get(f"/queue/jobs/{own}/explain").content.decode()
     denied = other.post(
         "/lease/request", {"addon_id": "ours", "job_type": "t", "priority": 5}
     ).content.decode()
@@ -261,11 +259,11 @@ def test_a_bound_token_does_not_learn_whose_job_is_in_its_way(place):
     assert first not in denied
     assert first[-8:] not in denied
     for job_id in (first, own):
-        place.client.post(f"/queue/jobs/{job_id}/cancel")
+        kit.client.post(f"/queue/jobs/{job_id}/cancel")
 
 
-def test_a_token_has_limits_of_cost_and_priority(place):
-    small = place.client.mint(max_cost_units=20, max_priority=50)
+def test_a_token_has_limits_of_cost_and_priority(kit):
+    small = kit.client.mint(max_cost_units=20, max_priority=50)
     job = {"addon_id": "a", "job_type": "t"}
 
     answer = small.post("/queue/jobs/submit", job | {"cost_units": 21, "priority": "HIGH"})
@@ -277,8 +275,8 @@ def test_a_token_has_limits_of_cost_and_priority(place):
     assert loan.status == 403
 
 
-def test_nobody_can_give_away_more_than_they_have(place):
-    maintenance = place.client.mint(
+def test_nobody_can_give_away_more_than_they_have(kit):
+    maintenance = kit.client.mint(
         scopes=["admin:tokens", "jobs:read"], addon_id="ours", max_cost_units=10, max_priority=50
     )
     asked = {
@@ -300,13 +298,13 @@ def test_nobody_can_give_away_more_than_they_have(place):
         assert (answer.status, answer.fields) == (403, [field])
     assert maintenance.post("/tokens/create", asked).status == 200
     assert {token["addon_id"] for token in maintenance.get("/tokens").json["tokens"]} == {"ours"}
-    [first, *_] = place.client.get("/tokens").json["tokens"]
+    [first, *_] = kit.client.get("/tokens").json["tokens"]
     assert maintenance.post(f"/tokens/{first['token_id']}/revoke").status == 404
 
 
-def test_a_token_cannot_outlive_the_one_that_makes_it(place):
+def test_a_token_cannot_outlive_the_one_that_makes_it(kit):
     soon, later = "2100-01-01T00:00:00Z", "2100-01-01T00:00:01Z"
-    maintenance = place.client.mint(expires_at=soon)
+    maintenance = kit.client.mint(expires_at=soon)
     asked = {"name": "n", "scopes": ["jobs:read"]}
     refused = maintenance.post("/tokens/create", asked | {"expires_at": later})
     endless = maintenance.post("/tokens/create", asked).json["token"]
@@ -325,41 +323,41 @@ def test_only_health_is_open():
     assert [route.path for route in ALL_ROUTES if route.scope is OPEN] == ["/healthz"]
 
 
-def test_reading_never_writes(place):
-    before = world(place)
+def test_reading_never_writes(kit):
+    before = world(kit)
     for route in ROUTES:
         if route.verb == "GET" and not route.streams:
             query = "?part=abcd" if route.path.endswith("/find") else ""
-            answer = place.client.get(concrete(place, route).removeprefix(PREFIX) + query)
+            answer = kit.client.get(concrete(kit, route).removeprefix(PREFIX) + query)
             assert answer.status == 200, (route.path, answer)
-    assert world(place) == before
+    assert world(kit) == before
 
 
-def test_own_origin_and_own_names_are_welcome(place):
-    port = place.server.port
+def test_own_origin_and_own_names_are_welcome(kit):
+    port = kit.server.port
     for headers in [
         {"Host": "localhost"},
         {"Host": f"127.0.0.1:{port}", "Origin": f"http://127.0.0.1:{port}", "Sec_Fetch_Site": "same-origin"},
         {"Host": "[::1]:99"},
     ]:
-        assert place.client.get("/stats", **headers).status == 200
+        assert kit.client.get("/stats", **headers).status == 200
 
 
-def test_no_answer_invites_another_site(place):
-    answer = place.client.get("/stats", Origin=f"http://localhost:{place.server.port}")
+def test_no_answer_invites_another_site(kit):
+    answer = kit.client.get("/stats", Origin=f"http://localhost:{kit.server.port}")
 
     assert not [name for name in answer.headers if name.lower().startswith("access-control")]
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert answer.headers["Cache-Control"] == "no-store"
 
 
-def test_two_of_a_header_that_decides_are_refused(place):
-    connection = place.client.connect()
+def test_two_of_a_header_that_decides_are_refused(kit):
+    connection = kit.client.connect()
     connection.putrequest("GET", f"{PREFIX}/stats", skip_host=True)
     for name, value in [
         ("Host", "evil.example"),
         ("Host", "localhost"),
-        ("Authorization", f"Bearer {place.client.token}"),
+        ("Authorization", f"Bearer {kit.client.token}"),
     ]:
         connection.putheader(name, value)
     connection.endheaders()
@@ -367,18 +365,18 @@ def test_two_of_a_header_that_decides_are_refused(place):
     connection.close()
 
 
-def test_the_local_socket_is_the_owners_and_a_token_given_there_counts(place):
-    assert place.local.get("/tokens").status == 200
-    weak = Client(place.server, place.client.mint(scopes=["jobs:read"]).token, unix=True)
+def test_the_local_socket_is_the_owners_and_a_token_given_there_counts(kit):
+    assert kit.local.get("/tokens").status == 200
+    weak = Client(kit.server, kit.client.mint(scopes=["jobs:read"]).token, unix=True)
     assert weak.get("/tokens").status == 403
-    assert Client(place.server, "pst_no_no", unix=True).get("/stats").status == 401
+    assert Client(kit.server, "pst_no_no", unix=True).get("/stats").status == 401
 
 
-def test_no_secret_appears_in_any_answer_or_log(place, caplog):
-    secret = place.client.mint().token
-    Client(place.server, secret + "x").get("/stats")
+def test_no_secret_appears_in_any_answer_or_log(kit, caplog):
+    secret = kit.client.mint().token
+    Client(kit.server, secret + "x").get("/stats")
 
-    shown = place.client.get("/tokens").content + place.client.get("/events?limit=500").content
+    shown = kit.client.get("/tokens").content + kit.client.get("/events?limit=500").content
     assert secret.encode() not in shown
     assert (
         secret.split("_", 2)[2].encode() not in shown
@@ -386,7 +384,7 @@ def test_no_secret_appears_in_any_answer_or_log(place, caplog):
     assert secret not in caplog.text
 
 
-def test_a_token_of_an_addon_cannot_drain_everybodys_host(place):
-    answer = place.client.mint(addon_id="ours").post("/hosts/drain", {"host": "local"})
+def test_a_token_of_an_addon_cannot_drain_everybodys_host(kit):
+    answer = kit.client.mint(addon_id="ours").post("/hosts/drain", {"host": "local"})
 
     assert 403 == answer.status

@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from http_kit import Client, Place
+from http_kit import Client, ServerKit
 
 from penstock.runner import Leftovers, Runner, RunnerOptions
 
@@ -21,16 +21,16 @@ SCRIPT = {"addon_id": "a", "job_type": "penstock.shell", "payload": {"script": "
 @pytest.mark.parametrize(
     ("job", "scope"), [(command("/bin/true"), "jobs:submit:command"), (SCRIPT, "jobs:submit:shell")]
 )
-def test_a_command_needs_a_scope_of_its_own_and_a_script_another(place, job, scope):
+def test_a_command_needs_a_scope_of_its_own_and_a_script_another(kit, job, scope):
     others = ["jobs:submit:registered", "jobs:submit:command", "jobs:submit:shell", "jobs:read"]
-    weak = place.client.mint(scopes=[other for other in others if other != scope])
-    before = place.store.newest()
+    weak = kit.client.mint(scopes=[other for other in others if other != scope])
+    before = kit.store.newest()
 
     for path, body in [("/queue/jobs/submit", job), ("/queue/jobs/submit/bulk", {"jobs": [job]})]:
         answer = weak.post(path, body)
         assert (answer.status, scope in answer.json["detail"]) == (403, True)
-    assert place.store.newest() == before
-    assert place.client.mint(scopes=others).post("/queue/jobs/submit", job).status == 200
+    assert kit.store.newest() == before
+    assert kit.client.mint(scopes=others).post("/queue/jobs/submit", job).status == 200
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,11 @@ print(os.environ["PENSTOCK_JOB_TOKEN"])
 
 def test_a_run_speaks_for_itself_over_http_and_its_token_is_good_for_nothing_else(tmp_path):
     runs = Leftovers(tmp_path)
-    place = Place(tmp_path, output=runs.output)
-    runner = Runner(place.service, runs, RunnerOptions(url=place.server.url)).start()
-    place.server.set_runner(runner)
+    kit = ServerKit(tmp_path, output=runs.output)
+    runner = Runner(kit.service, runs, RunnerOptions(url=kit.server.url)).start()
+    kit.server.set_runner(runner)
     try:
-        client = place.client
+        client = kit.client
         job_id = client.post("/queue/jobs/submit", command(sys.executable, "-c", SPEAKS)).json["job_id"]
         job = client.get(f"/queue/jobs/{job_id}?wait_sec=30").json
         pieces = client.get(f"/queue/jobs/{job_id}/logs").json["pieces"]
@@ -97,9 +97,9 @@ def test_a_run_speaks_for_itself_over_http_and_its_token_is_good_for_nothing_els
         saved, read, should, spent, *_, without, stats, claim = json.loads(lines[0])
     finally:
         runner.stop(5)
-        late = Client(place.server, lines[1])
+        late = Client(kit.server, lines[1])
         refused = late.post("/run/say", {"op": "should_yield"}).status
-        place.close()
+        kit.close()
 
     assert (job["state"], job["checkpoint"], job["spent"]) == ("DONE", {"page": 7}, 0.25)
     assert (saved[0], read[1]["checkpoint"], should[1]["yield"], spent[0]) == (200, {"page": 7}, False, 200)
@@ -113,10 +113,10 @@ def test_only_a_runs_own_token_speaks_for_it(client):
 
 def test_the_output_of_a_command_is_followed_to_its_end(tmp_path):
     runs = Leftovers(tmp_path)
-    place = Place(tmp_path, output=runs.output)
-    runner = Runner(place.service, runs).start()
+    kit = ServerKit(tmp_path, output=runs.output)
+    runner = Runner(kit.service, runs).start()
     try:
-        client = place.client
+        client = kit.client
         script = "echo one; sleep 0.3; echo two >&2; echo h\\303\\251"
         job = SCRIPT | {"payload": {"script": script}}
         job_id = client.post("/queue/jobs/submit", job).json["job_id"]
@@ -131,4 +131,4 @@ def test_the_output_of_a_command_is_followed_to_its_end(tmp_path):
         assert client.get(f"/queue/jobs/{job_id}?wait_sec=10").json["state"] == "DONE"
     finally:
         runner.stop(5)
-        place.close()
+        kit.close()

@@ -8,7 +8,7 @@ import os
 import stat
 
 import pytest
-from http_kit import Place
+from http_kit import ServerKit
 
 from penstock.core.jobs.types import SECOND, when
 from penstock.scheduler.permissions import Unsafe, private_directory, secret_key
@@ -241,7 +241,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path):
     for bits in (0o644, 0o604, 0o660):
         key.chmod(bits)
         with pytest.raises(Unsafe, match="chmod 600"):
-            Place(tmp_path / "home", start=False, tls_cert=cert, tls_key=key)
+            ServerKit(tmp_path / "home", start=False, tls_cert=cert, tls_key=key)
     key.chmod(0o640)
 
     assert secret_key(key) == key

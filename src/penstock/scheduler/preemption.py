@@ -70,7 +70,7 @@ class Preempter:
             want, victim = found
             log.info("%s should make room for %s", victim.job_id, want.job_id)
             self.cycle = begin(victim.dispatch_id, want.job_id, now, self._preemption)
-            self._request(self.cycle, now)
+            self.request(self.cycle, now)
 
     def _running(self) -> list[InFlight]:
         store, host = self._store, self._rules.host
@@ -103,14 +103,14 @@ class Preempter:
         if self.cycle is None:
             self._yields.withdraw(cycle.victim)
         elif act is Act.ASK:
-            self._request(self.cycle, now)
+            self.request(self.cycle, now)
         if act is Act.FORCE:
             try:
                 self._job_service.stop(cycle.victim, EndReason.PREEMPTION_TIMEOUT)
             except Refused:
                 log.debug("%s ended before it was made to", cycle.victim)
 
-    def _request(self, cycle: Cycle, now: Moment) -> None:
+    def request(self, cycle: Cycle, now: Moment) -> None:
         dispatch = self._store.dispatch(cycle.victim)
         job = None if dispatch is None or dispatch.job_id is None else self._store.job(dispatch.job_id)
         if job is not None and job.dispatch_id == cycle.victim:

@@ -94,7 +94,7 @@ class Server:
         self._ready, self._failed = Event(), list[BaseException]()
         self._loop = uvloop.new_event_loop()
         self._stop = asyncio.Event()
-        self._thread = Thread(target=self._run, name="penstock-http", daemon=True)
+        self.thread = Thread(target=self._run, name="penstock-http", daemon=True)
 
     @property
     def url(self) -> str:
@@ -123,19 +123,19 @@ class Server:
         return self._config.socket
 
     def start(self) -> Self:
-        self._thread.start()
+        self.thread.start()
         self._ready.wait()
         if self._failed:
-            self._thread.join()
+            self.thread.join()
             raise self._failed[0]
         return self
 
     def stop(self) -> None:
         """No further request; streams and long polls end now, what is being served within `stop_sec`."""
-        if self._thread.is_alive():
+        if self.thread.is_alive():
             with contextlib.suppress(RuntimeError):  # it has just ended by itself
                 self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join()
+            self.thread.join()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
