@@ -326,6 +326,14 @@ MUTANTS = [
         ("tests/postgres/test_submits.py",),
     ),
     Mutant(
+        "postgres: a notice is waited for",
+        "penstock/stores/postgres/pipeline.py",
+        "PipelineConnection.exchange",
+        "        if behind and _failure(results) is not None:\n",
+        "        if behind:\n",
+        ("tests/postgres/test_notices.py",),
+    ),
+    Mutant(
         "postgres: what was not told is told alone",
         "penstock/stores/postgres/wakeups.py",
         "NotificationListener.__init__",

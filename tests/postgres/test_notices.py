@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from threading import Event
 
+import psycopg
 import pytest
-from tests.postgres.conftest import JOB
+from tests.postgres.conftest import JOB, until_there_is
 from tests.waiting import until
 
 from penstock.stores.api import Depth, Query, Submit, committed
 from penstock.stores.postgres import wakeups
 from penstock.stores.postgres.database import ConnectionOptions
+from penstock.stores.postgres.pipeline import statement
 
 
 def wakeup_client(store):
@@ -81,6 +83,23 @@ def test_a_notice_goes_out_with_the_commit_and_those_close_behind_it_are_one(ope
 
     assert sent[0] is not None
     assert [None, None] == sent[1:]
+
+
+def test_no_commit_waits_for_its_notice(opened, postgres, postgres_server):
+    """The statement of the notice waits for a lock, so a commit that waited for it would wait for the lock."""
+    store = opened()
+    committed(store, Submit([JOB], Depth()))
+    store.wakeups._by_notice = False  # its thread would use the connection next
+    store.database.sql["slow"] = statement("SELECT pg_catalog.pg_advisory_xact_lock(4711)")
+    with psycopg.connect(postgres.dsn) as other:
+        other.execute("SELECT pg_advisory_xact_lock(4711)")
+        store.database.notice = lambda: ("slow", None)
+        committed(store, Submit([JOB], Depth()))
+        until_there_is(postgres_server, "pg_stat_activity WHERE wait_event = 'advisory'")  # it still waits
+        store.database.notice = lambda: None
+    committed(store, Submit([JOB], Depth()))
+
+    assert 3 == len(store.find(Query()))
 
 
 def test_what_was_not_told_goes_along_with_the_next_commit(opened, monkeypatch):

@@ -32,6 +32,7 @@ import psycopg
 import psycopg.sql
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from penstock.core.errors import OutcomeUnknown, SchemaNewer, StoreFailed
@@ -359,7 +360,7 @@ class Database:
 
     def _put_back(self, con: PipelineConnection) -> None:
         try:
-            if not con.closed and con.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            if not (con.closed or con.is_behind) and con.info.transaction_status != TransactionStatus.IDLE:
                 con.execute("ROLLBACK")
         except psycopg.Error:
             con.close()

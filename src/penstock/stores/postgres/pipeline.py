@@ -85,7 +85,8 @@ class RoundTrip(Protocol):
     def exchange(self, calls: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
         """
         The rows of each call. When one fails, those after it do not run, and its failure is raised. Without a
-        BEGIN all of them are one transaction. `behind` is another transaction, and may fail unnoticed.
+        BEGIN all of them are one transaction. `behind` is another transaction: no caller waits for it, and
+        it may fail unnoticed.
         """
         ...
 
@@ -131,39 +132,62 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
         self._names = count(1)
         self._poll = poll()
         self._poll.register(pgconn.socket, POLLIN)
+        #: Calls behind the last round trip whose results are outstanding.
+        self._behind: list[_Sent] = []
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether results of `behind` are outstanding. Everything before them has succeeded."""
+        return bool(self._behind)
 
     def exchange(self, calls: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
-        """All of them in one round trip."""
+        """All of them in one round trip. The results of `behind` are received with the next one."""
         pgconn = self.pgconn
+        if any(one.preparing for one in self._behind):  # whether that succeeded is not known yet
+            self._receive_behind()
         try:
             pgconn.enter_pipeline_mode()
-            sent = self._send_all(calls)
-            sent_behind = self._send_all(behind) if behind else []
+            sent, outstanding = self._send_all(calls), self._behind
+            self._behind = self._send_all(behind) if behind else []
+            if outstanding:
+                self._receive()
             results = self._receive(sent)
             if not behind:
                 pgconn.exit_pipeline_mode()
         except BaseException:
             self.close()  # results of unknown number are still on their way
             raise
-        if behind:
-            self._receive_behind(sent_behind)
+        if behind and _failure(results) is not None:
+            self._receive_behind()
         remaining = iter(results)
         answers = [self._rows(remaining, one) for one in sent]
         for result in remaining:  # all statements succeeded, but not the commit at the end
             _check(result)
         return answers
 
-    def _receive_behind(self, sent: Sequence[_Sent]) -> None:
-        """Their failure does not matter, nor does a connection that is lost by now."""
+    def _receive_behind(self) -> None:
+        """Receive what is outstanding. Its failure does not matter, but the loss of the connection does."""
+        if not self._behind:
+            return
+        try:
+            results, behind = iter(self._receive()), self._behind
+            self._behind = []
+            self.pgconn.exit_pipeline_mode()
+        except BaseException:
+            self.close()
+            raise
         with suppress(psycopg.Error):
-            try:
-                results = iter(self._receive())
-                self.pgconn.exit_pipeline_mode()
-            except BaseException:
-                self.close()
-                raise
-            for one in sent:
+            for one in behind:
                 self._rows(results, one)
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """psycopg's own ways need a connection without outstanding results."""
+        self._receive_behind()
+        return super().cursor(*args, **kwargs)
+
+    def transaction(self, *args: Any, **kwargs: Any) -> Any:
+        self._receive_behind()
+        return super().transaction(*args, **kwargs)
 
     def notices(self, within_sec: float) -> list[str]:
         """The notices that come first in that time. psycopg's own way wakes up ten times a second."""
