@@ -29,13 +29,13 @@ def submit(client, **fields):
 
 def test_every_route_of_the_api_has_its_method(client, monkeypatch):
     asked = set()
-    ask = client._transport.request
+    ask = client.transport.request
 
     def note(verb, path, *rest, **options):
         asked.add((verb, path.partition("?")[0]))
         return ask(verb, path, *rest, **options)
 
-    monkeypatch.setattr(client._transport, "request", note)
+    monkeypatch.setattr(client.transport, "request", note)
     use_everything(client)
     with client.stream(after=0) as stream:
         next(iter(stream))
@@ -217,8 +217,8 @@ def test_only_what_is_safe_is_sent_again_when_the_answer_is_lost(client, monkeyp
         tries.append(1)
         raise Unreachable("cut", sent=True)
 
-    monkeypatch.setattr(client._transport, "_once", lose)
-    client._retry_for = 0.2
+    monkeypatch.setattr(client.transport, "_once", lose)
+    client.retry_for = 0.2
     counts = []
     for ask in (
         lambda: submit(client),

@@ -13,7 +13,7 @@ from tests.poison import NOT_FINITE, POISONS, STATES, STORED, AsyncHandler, Hand
 
 import penstock
 from penstock.client import Client
-from penstock.client.handlers import JobHandler
+from penstock.client.worker import JobHandler
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND

@@ -7,10 +7,9 @@ from threading import Thread
 import pytest
 
 from penstock.client import reporter as reporter_module
-from penstock.client.handlers import JobHandler
 from penstock.client.reporter import Reporter
 from penstock.client.transport import from_answer
-from penstock.client.worker import AT_RISK
+from penstock.client.worker import AT_RISK, JobHandler
 from penstock.core.errors import (
     BadIntent,
     IllegalMove,

@@ -354,11 +354,11 @@ def test_when_nobody_answers_the_function_is_told_and_its_result_is_not_told(cli
             return "of the first"
         return "of the second"
 
-    one.worker.client._transport = _NoNetwork(one.worker.client._transport)
+    one.worker.client.transport = _NoNetwork(one.worker.client.transport)
     job_id = submit(client)
     one.start(1)
     until(lambda: stopped)
-    one.worker.client._transport = one.worker.client._transport.inner
+    one.worker.client.transport = one.worker.client.transport.inner
 
     job = client.wait(job_id, LONG)
 

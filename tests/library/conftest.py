@@ -27,7 +27,7 @@ def make(tmp_path):
     yield make
     problems = []
     for scheduler in made:
-        problems += scheduler._store.audit()
+        problems += scheduler.store.audit()
         scheduler.close()
     assert problems == []
 

@@ -204,7 +204,7 @@ def test_the_payload_is_json_that_another_language_could_have_written(scheduler)
 
 def test_a_function_that_has_changed_since_fails_the_job_with_a_reason(scheduler):
     scheduler.job(name="f")(lambda old: old).enqueue(1)
-    del scheduler._functions["f"]
+    del scheduler.functions["f"]
     scheduler.job(name="f")(lambda new: new)
     [job] = scheduler.find("QUEUED")
 

@@ -80,7 +80,7 @@ def test_a_bad_option_is_refused_where_it_is_given(scheduler, option, value, err
     with pytest.raises(error, match=message):
         good.options(**{option: value})
 
-    assert {"good"} == set(scheduler._functions)
+    assert {"good"} == set(scheduler.functions)
 
 
 def test_a_deadline_that_has_passed_is_refused_by_the_call_and_not_by_the_decorator(scheduler):

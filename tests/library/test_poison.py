@@ -37,7 +37,7 @@ def run_all(scheduler, names, wrap=lambda function: function):
             except penstock.JobFailed as error:
                 ended[name] = (str(error.state), error.traceback)
         assert [n + 1 for n, _ in neighbours] == [handle.result(LONG) for _, handle in neighbours]
-        ends = {one.end for _, handle in neighbours for one in scheduler._store.attempts(handle.id)}
+        ends = {one.end for _, handle in neighbours for one in scheduler.store.attempts(handle.id)}
         assert ends <= {
             EndReason.COMPLETED,
             EndReason.RELEASED,

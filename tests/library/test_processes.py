@@ -79,7 +79,7 @@ def test_one_process_enqueues_and_waits_while_another_runs(make, program, tmp_pa
 
 
 def test_who_waits_in_another_process_is_woken_and_does_not_poll(make, program, monkeypatch):
-    monkeypatch.setattr("penstock.library.result_waiter.POLL_SEC", 600.0)
+    monkeypatch.setattr("penstock.library.handle.POLL_SEC", 600.0)
     here = make()
     append = here.job(name="append")(lambda n: None)
     other = program(app(RUN))
@@ -198,7 +198,7 @@ def test_after_kill_9_a_restart_finishes_everything(make, program, tmp_path):
     assert set(range(many)) == {int(line) for line in (tmp_path / "ran.txt").read_text().split()}
     last.send_signal(signal.SIGTERM)
     last.communicate(timeout=LONG)
-    assert [] == here._store.audit()
+    assert [] == here.store.audit()
 
 
 # worker processes

@@ -99,7 +99,7 @@ def test_a_canceled_job_raises_for_whoever_waits(real):
     job = real.job(name="f")(lambda: 1).enqueue()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(job.result, LONG)
-        until(lambda: real._waiter._waiting)
+        until(lambda: real.waiter.waiting)
 
         assert "CANCELED" == job.cancel()
         assert "CANCELED" == job.cancel()  # again: it changes nothing
@@ -155,7 +155,7 @@ def test_a_wait_that_is_given_up_is_forgotten(real):
                 await job.wait()
 
     asyncio.run(main())
-    assert {} == real._waiter._waiting
+    assert {} == real.waiter.waiting
 
 
 # running
@@ -225,7 +225,7 @@ def test_jobs_that_waited_too_long_for_a_thread_go_back_to_the_queue(make):
     with scheduler:
         for job in quick.enqueue_many([()] * 100):
             job.result(LONG)
-        scheduler._work.job_runner._mean_sec = 0.001  # on any machine they are so short that it claims ahead
+        scheduler.work.job_runner.mean_sec = 0.001  # on any machine they are so short that it claims ahead
         jobs = slow.enqueue_many([()] * 5)
         until(lambda: any("REQUEUED" in kinds(job) for job in jobs))
         states = until(lambda: (now := scheduler.counts())["RUNNING"] == 1 and now)
@@ -389,7 +389,7 @@ def test_a_function_that_lost_its_lease_is_told_and_its_result_refused(make, mon
         return "first"
 
     with scheduler:
-        leases = scheduler._work.job_runner.leases
+        leases = scheduler.work.job_runner.leases
         monkeypatch.setattr(leases, "step", lambda: 0.0)  # as if the network were gone
         job = first_cut_off.enqueue()
         until(lambda: runs)
@@ -407,7 +407,7 @@ def test_a_lease_that_the_function_itself_found_lost_costs_no_thread(make):
 
     @scheduler.job
     def unlucky(ctx: penstock.JobContext) -> None:
-        committed(scheduler._store, Apply([_end(scheduler, ctx)]))
+        committed(scheduler.store, Apply([_end(scheduler, ctx)]))
         with pytest.raises(penstock.JobStopped, match="checkpoint was not saved"):
             ctx.save_checkpoint(1)
 
@@ -421,7 +421,7 @@ def test_a_lease_that_the_function_itself_found_lost_costs_no_thread(make):
 def _end(scheduler, ctx):
     """As the keeper would, after a lease that nobody renewed."""
     job = scheduler.get(ctx.id)
-    rules, now = scheduler.rules, scheduler._store.now()
+    rules, now = scheduler.rules, scheduler.store.now()
     return changes.end(
         job.job,
         job.attempts()[-1],
@@ -726,19 +726,22 @@ def test_what_was_enqueued_can_be_found_and_edited(real):
 # claiming with the submit
 
 
-def test_a_thread_that_is_idle_gets_its_job_by_the_commit_of_the_submit(make):
+def test_a_thread_that_is_idle_gets_its_job_by_the_commit_of_the_submit(make, monkeypatch):
     scheduler = make(stop_timeout=0.5)  # nobody is there to tell of the end that it waits for
     commits = []
     ran = threading.Event()
     job = scheduler.job(name="run")(ran.set)
     with scheduler:
-        until(lambda: scheduler._work.job_runner._free == 4)
-        scheduler._work.service.driver.stop()  # nobody else can claim
-        scheduler._store._con.set_commit_hook(lambda: bool(commits.append(1)))
-        handle = job.enqueue()
-        assert ran.wait(LONG)
+        until(lambda: scheduler.work.job_runner.free == 4)
+        scheduler.work.service.driver.stop()  # nobody else can claim
+        with monkeypatch.context() as patched:
+            commit = scheduler.store.commit
+            patched.setattr(
+                scheduler.store, "commit", lambda *ops, **how: commits.append(1) or commit(*ops, **how)
+            )
+            handle = job.enqueue()
+            assert ran.wait(LONG)
         assert 1 == len(commits)
-        scheduler._store._con.set_commit_hook(None)
     assert "DONE" == handle.state
 
 
@@ -755,7 +758,7 @@ def test_while_all_threads_are_busy_nothing_is_claimed_beside_a_submit(make):
         first = hold.enqueue()
         assert busy.wait(LONG)
 
-        claimed = scheduler._work.job_runner.claim()
+        claimed = scheduler.work.job_runner.claim()
         go.set()
         assert claimed is None
         first.result(LONG)
@@ -764,7 +767,7 @@ def test_while_all_threads_are_busy_nothing_is_claimed_beside_a_submit(make):
 def test_nothing_is_claimed_for_a_scheduler_that_stops(real):
     real.job(name="run")(lambda: None)
     real.start()
-    job_runner = real._work.job_runner
+    job_runner = real.work.job_runner
     real.stop()
 
     assert job_runner.claim() is None
@@ -774,7 +777,7 @@ def test_nothing_is_claimed_for_a_scheduler_that_stops(real):
 def test_two_never_claim_for_the_same_threads_at_once(real):
     real.job(name="run")(lambda: None)
     with real:
-        job_runner = real._work.job_runner
+        job_runner = real.work.job_runner
         until(lambda: job_runner.claim() is not None)
 
         assert job_runner.claim() is None
@@ -855,10 +858,10 @@ def test_a_run_keeps_its_lease_when_the_clock_is_set_back(make):
     with scheduler:
         job = slow.enqueue()
         assert began.wait(LONG)
-        scheduler._clock.accept(-3 * HOUR)
-        committed(scheduler._store, Shift(-3 * HOUR))
-        [held] = scheduler._store.live()
-        until(lambda: scheduler._store.dispatch(held.dispatch_id).expires_at > held.expires_at)
+        scheduler.steady_clock.accept(-3 * HOUR)
+        committed(scheduler.store, Shift(-3 * HOUR))
+        [held] = scheduler.store.live()
+        until(lambda: scheduler.store.dispatch(held.dispatch_id).expires_at > held.expires_at)
         go_on.set()
         assert job.result(LONG) == "done"
     assert len(job.attempts()) == 1

@@ -39,7 +39,7 @@ class Library:
 
     def __init__(self, folder, *, kind="thread"):
         self.scheduler = penstock.Scheduler(folder / "jobs.db", workers=2, kind=kind, rules=RULES)
-        self.store = self.scheduler._store
+        self.store = self.scheduler.store
 
     def submit(self, name, argument):
         function = getattr(job_functions, name)

@@ -20,7 +20,7 @@ from penstock.client.transport import EventStream, Transport, from_answer, local
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.states import JobState
 from penstock.core.text import refuse_not_finite, safe_str
-from penstock.work.json_codec import json_of
+from penstock.work.context import json_of
 
 Answer = TypeVar("Answer", bound=Struct)
 
@@ -45,15 +45,15 @@ class Client:
     ) -> None:
         self.url = (url or os.environ.get("PENSTOCK_URL") or local_url(os.environ)).rstrip("/")
         self.token = token_of(os.environ) if token is None else token
-        self._timeout, self._retry_for = timeout, retry_for
-        self._transport = Transport(self.url, self.token, timeout=timeout)
+        self._timeout, self.retry_for = timeout, retry_for
+        self.transport = Transport(self.url, self.token, timeout=timeout)
 
     def hang_up(self) -> None:
         """Let go of requests that wait, from any thread. They raise Unreachable, unless their answer is on its way already."""
-        self._transport.hang_up()
+        self.transport.hang_up()
 
     def close(self) -> None:
-        self._transport.close()
+        self.transport.close()
 
     def __enter__(self) -> Self:
         return self
@@ -255,7 +255,7 @@ class Client:
         after the number `after`; for one job with its first event, and `after` counts that job's `n`.
         """
         query = {"job_id": job_id, "addon_id": addon_id}
-        return EventStream(self._transport, _path("events/stream", query), after)
+        return EventStream(self.transport, _path("events/stream", query), after)
 
     def stats(self) -> wire.Stats:
         return self._get("stats", wire.Stats)
@@ -362,13 +362,13 @@ class Client:
         wait_sec: float = 0,
         timeout: float | None = None,
     ) -> Answer:
-        reply = self._transport.request(
+        reply = self.transport.request(
             verb,
             f"{wire.PREFIX}/{path}",
             body,
             timeout=(self._timeout if timeout is None else timeout) + wait_sec,
             again=again,
-            retry_for=self._retry_for if timeout is None else 0.0,
+            retry_for=self.retry_for if timeout is None else 0.0,
         )
         if reply.status >= 400:
             raise from_answer(reply.status, reply.body)

@@ -1,18 +1,19 @@
 """
 The SDK worker: functions by job type, run under leases that are renewed beside them.
 
-    main        claims as many jobs as it has room for, and waits in the request until there are some
-    executor    runs functions, on threads, an event loop or worker processes
-    heartbeats  renews every lease, and lets functions see that they should yield or stop
-    reporter    reports outcomes, in batches
+    main      claims as many jobs as it has room for, and waits in the request until there are some
+    executor  runs functions, on threads, an event loop or worker processes
+    leases    renews every lease, and lets functions see that they should yield or stop
+    reporter  reports outcomes, in batches
 
-None of the last two ever runs a line of the user's code, so a function that is busy keeps its lease. A function that holds the interpreter's lock
-for long (one call into C that takes minutes) starves them all the same: `processes=True` is for those, and for functions that
-must be ended when they do not look.
+The last two never run a line of the user's code, so a function that is busy keeps its lease. A function that holds the
+interpreter's lock for long (one call into C that takes minutes) starves them all the same: `processes=True` is for
+those, and for functions that must be ended when they do not look.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import signal
@@ -22,16 +23,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Condition, Thread
-from typing import Final, TypedDict, TypeVar
+from typing import Any, Final, TypeAlias, TypedDict, TypeVar
 
 from penstock.client.client import Client
-from penstock.client.handlers import Handler, JobHandler, RemoteCalls, facts_of, grace_sec
 from penstock.client.reporter import Reporter
 from penstock.client.signals import heard
 from penstock.core.errors import Unavailable
-from penstock.core.jobs.types import EndReason
-from penstock.wire import ClaimAnswer, Ended, OutcomeReport
-from penstock.work.executors import JobExecutor, ProcessExecutor, ThreadExecutor
+from penstock.core.jobs.types import DispatchId, EndReason, Money, moment_of
+from penstock.wire import ClaimAnswer, ClaimedJob, Ended, OutcomeReport
+from penstock.work.context import CurrentJob, JobFacts, plain, takes_context
+from penstock.work.executors import (
+    JobExecutor,
+    ProcessExecutor,
+    RemoteCall,
+    RemoteOutcome,
+    ThreadExecutor,
+    run_in_process,
+)
 from penstock.work.leases import (
     RENEW_AT,
     FunctionLease,
@@ -40,9 +48,10 @@ from penstock.work.leases import (
     RenewalReply,
     RenewalRequest,
 )
-from penstock.work.outcome import RELEASED, Outcome
+from penstock.work.outcome import RELEASED, Outcome, call_with
 
 log = logging.getLogger("penstock.worker")
+Handler: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Handler)
 
 #: How long a request for jobs waits for some.
@@ -375,3 +384,97 @@ class _WorkerLoop:
         until = time.monotonic() + within
         while not true() and time.monotonic() < until and not self._abandoned:
             time.sleep(0.02)
+
+
+# The call of a function with the payload of its job, here or in a worker process
+
+_CONTEXT_NAMES: Final = ("job", "ctx")
+#: Fraction of the lease from the stop to the end of the process. With it the process is gone before the lease is over.
+_GRACE: Final = 0.1
+
+
+def facts_of(job: ClaimedJob) -> JobFacts:
+    deadline = job.deadline_at
+    checkpoint = bytes(job.checkpoint).decode()
+    return JobFacts(
+        job.job_id,
+        job.job_type,
+        DispatchId(job.lease_id),
+        job.fence,
+        job.attempt,
+        job.addon_id,
+        job.tags,
+        None if deadline is None else moment_of(deadline),
+        bytes(job.payload).decode() or "null",
+        None if checkpoint in ("", "null") else checkpoint,
+    )
+
+
+class JobHandler:
+    """
+    A registered function. It travels to worker processes. A payload that is an object becomes keyword arguments, a list
+    positional ones, null none, any other value the one argument. The context is the first argument of a function whose
+    first parameter is annotated `JobContext`, or has no annotation and is called `job` or `ctx`.
+    """
+
+    def __init__(self, function: Handler) -> None:
+        self.function = function
+        self.is_async = inspect.iscoroutinefunction(function)
+        self._takes_context = takes_context(function, _CONTEXT_NAMES)
+
+    def invoke(self, job: CurrentJob) -> Any:
+        context = (job.context,) if self._takes_context else ()
+        match plain(job.facts.payload):
+            case dict() as named:
+                return call_with(self.function, context, named)
+            case list() as listed:
+                return call_with(self.function, (*context, *listed), {})
+            case None:
+                return call_with(self.function, context, {})
+            case value:
+                return call_with(self.function, (*context, value), {})
+
+
+def grace_sec(lease: FunctionLease) -> float:
+    return max(0.1, lease.ttl * _GRACE)
+
+
+class RemoteCalls:
+    """Makes the calls that run attempts in worker processes."""
+
+    def __init__(self, client: Client) -> None:
+        self._url, self._token = client.url, client.token
+
+    def __call__(self, lease: FunctionLease, yield_file: str) -> RemoteCall:
+        return RemoteCall(_run, (lease.function, lease.facts, yield_file, self._url, self._token))
+
+
+def _run(handler: JobHandler, facts: JobFacts, yield_file: str, url: str, token: str) -> RemoteOutcome:
+    reports = _Reports(facts, url, token)
+    try:
+        return run_in_process(handler.invoke, facts, yield_file, reports)
+    finally:
+        reports.close()
+
+
+class _Reports:
+    """Reports progress, spending and checkpoints from a worker process, by a client of its own."""
+
+    def __init__(self, facts: JobFacts, url: str, token: str) -> None:
+        self._facts, self._url, self._token = facts, url, token
+        self._client: Client | None = None
+
+    def __call__(self, progress: float | None, spent: Money | None, checkpoint: str | None) -> bool:
+        if self._client is None:
+            self._client = Client(self._url, token=self._token)
+        answer = self._client.heartbeat(
+            self._facts.dispatch_id,
+            progress=progress,
+            spent=None if spent is None else spent / 1_000_000,
+            checkpoint=None if checkpoint is None else checkpoint.encode(),
+        )
+        return not answer.cancel
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()

@@ -114,7 +114,7 @@ class _Home(NamedTuple):
 
 
 def _home_of(scheduler: Scheduler) -> _Home:
-    return _Home(scheduler._place, scheduler.rules)
+    return _Home(scheduler.place, scheduler.rules)
 
 
 def _is_job_at(place: tuple[str, str]) -> bool:
@@ -157,7 +157,7 @@ def _run(place: tuple[str, str], facts: JobFacts, yield_file: str, home: _Home |
 def _report(
     scheduler: Scheduler, facts: JobFacts, progress: float | None, spent: Money | None, checkpoint: str | None
 ) -> bool:
-    answer = scheduler._job_service.heartbeat(
+    answer = scheduler.job_service.heartbeat(
         facts.dispatch_id, progress=progress, spent=spent, checkpoint=checkpoint, pid=os.getpid()
     )
     return answer.stop is None

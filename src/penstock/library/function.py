@@ -34,9 +34,11 @@ from penstock.work.context import (
     NoChannel,
     annotation,
     current_job_or_none,
+    encode,
+    from_text,
     is_context,
+    plain,
 )
-from penstock.work.json_codec import encode, from_text, plain
 
 if TYPE_CHECKING:
     from penstock.library.scheduler import Scheduler
@@ -95,7 +97,7 @@ class JobFunction(Generic[P, C, R]):
     def options(self, **given: Unpack[Options]) -> JobFunction[P, C, R]:
         """The same job with other options, for the calls enqueued through what this returns."""
         options = self._options.take(dict(given))
-        self.scheduler._check(options)
+        self.scheduler.check_options(options)
         return JobFunction(self.scheduler, self.fn, options, self.arguments)
 
     def within(self, connection: Any) -> Within[P, R]:
@@ -107,11 +109,11 @@ class JobFunction(Generic[P, C, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """On disk when it returns."""
-        return self._enqueue(
-            lambda intents: self.scheduler._submit(intents, self._options.wait_for_space), args, kwargs
+        return self.enqueue_by(
+            lambda intents: self.scheduler.submit(intents, self._options.wait_for_space), args, kwargs
         )
 
-    def _enqueue(self, submit: Submit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobHandle[R]:
+    def enqueue_by(self, submit: Submit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobHandle[R]:
         intent = self._intent(args, kwargs)
         try:
             [receipt] = submit([intent])
@@ -123,7 +125,7 @@ class JobFunction(Generic[P, C, R]):
         """The same for an event loop, which goes on while the disk writes."""
         intent = self._intent(args, kwargs)
         try:
-            [receipt] = await self.scheduler._submit_async([intent], self._options.wait_for_space)
+            [receipt] = await self.scheduler.submit_async([intent], self._options.wait_for_space)
         except KeyConflict as conflict:
             return self._first(conflict, intent)
         return self._handle(receipt)
@@ -133,11 +135,11 @@ class JobFunction(Generic[P, C, R]):
         All of them or none, in one transaction. Each item is the arguments of one call: a tuple of them, a dict by name, or the
         argument itself where there is one (a tuple or a dict as the one argument is written `((1, 2),)`).
         """
-        return self._enqueue_many(
-            lambda intents: self.scheduler._submit(intents, self._options.wait_for_space), calls
+        return self.enqueue_many_by(
+            lambda intents: self.scheduler.submit(intents, self._options.wait_for_space), calls
         )
 
-    def _enqueue_many(self, submit: Submit, calls: Iterable[Any]) -> list[JobHandle[R]]:
+    def enqueue_many_by(self, submit: Submit, calls: Iterable[Any]) -> list[JobHandle[R]]:
         intents = [self._intent(*_call(item)) for item in calls]
         return [self._handle(receipt) for receipt in submit(intents)] if intents else []
 
@@ -145,12 +147,12 @@ class JobFunction(Generic[P, C, R]):
         payload = self.arguments.encode(args, kwargs)
         if self._intents is not None:
             return self._intents(payload)
-        return self._options.intent(payload, self.scheduler._store.now(), args, kwargs)
+        return self._options.intent(payload, self.scheduler.store.now(), args, kwargs)
 
     def _first(self, conflict: KeyConflict, intent: Intent) -> JobHandle[R]:
         """The same call under other times or another priority is still the job that was asked for."""
         job_id = conflict.data.get("job_id")
-        first = None if job_id is None else self.scheduler._store.job(job_id)
+        first = None if job_id is None else self.scheduler.store.job(job_id)
         if first is None or (first.intent.job_type, first.intent.payload) != (
             intent.job_type,
             intent.payload,
@@ -178,13 +180,13 @@ class Within(Generic[P, R]):
         self._function, self._connection = function, connection
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        return self._function._enqueue(self._submit, args, kwargs)
+        return self._function.enqueue_by(self._submit, args, kwargs)
 
     def enqueue_many(self, calls: Iterable[Any]) -> list[JobHandle[R]]:
-        return self._function._enqueue_many(self._submit, calls)
+        return self._function.enqueue_many_by(self._submit, calls)
 
     def _submit(self, intents: Sequence[Intent]) -> list[Receipt]:
-        return self._function.scheduler._submit_within(self._connection, intents)
+        return self._function.scheduler.submit_within(self._connection, intents)
 
 
 def _call(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,43 +1,60 @@
 """
-The workers of this process as one part of the scheduler: `step` settles what has ended and claims what may start.
+The running half of a library scheduler: `JobRunner` claims jobs and reports their ends, `BackgroundWork` is everything
+that a start makes and a stop takes down again.
 
-One step is one settlement of all that ended since the last and one claim of all that there is room for, so under load each commit
-carries many jobs, while the functions of the last batch run. Where functions are short, some more are claimed than threads are free (`_ahead`):
-else the threads would stand still during every commit. What then waits too long for a thread goes back to the queue.
+One step of the job runner is one commit: it reports all attempts that ended since the last one and claims as many jobs
+as the batching machine plans (`core/jobs/batching.py`), so under load each commit carries many jobs, while the functions
+of the last batch run. An attempt that waits too long for a thread goes back to the queue.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from threading import Condition, Lock, get_ident
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from penstock.core.errors import Refused
 from penstock.core.jobs.batching import AHEAD, EXPENSIVE, SOON, Batching, BatchPlan
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, Span, seconds
-from penstock.library.attempt import JobAttempt, renewals
+from penstock.library.attempt import JobAttempt, grace_sec, remote_call, renewals
 from penstock.library.function import JobFunction
 from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.job_service import EndReport, GrantedJob, JobService
-from penstock.stores.api import Grant
-from penstock.work.executors import JobExecutor
-from penstock.work.leases import LeaseKeeper
+from penstock.scheduler.maintenance import workers_named
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.service import SchedulerService
+from penstock.stores.api import Grant, Store
+from penstock.work.executors import JobExecutor, ProcessExecutor, ThreadExecutor
+from penstock.work.leases import KeeperThread, LeaseKeeper
 from penstock.work.outcome import STOPPED, Outcome
 
 log = logging.getLogger("penstock.library")
 
-#: Then the other parts of the scheduler have their turn.
+#: After this many exchanges the other parts of the scheduler have their turn.
 MOST_EXCHANGES: Final = 8
 STALE: Final[Span] = 1 * SECOND
 #: How long the driver waits for brief functions that are about to end.
 LAST_SEC: Final = 0.00025
-#: At least this long a stop waits for a claim that is being written.
+#: A stop waits at least this long for a claim that is being written.
 CLAIM_SEC: Final = 0.5
+#: The cost of a commit is the smallest of this many: load on the machine only makes the others slower.
+COSTS: Final = 16
+#: The names of this kind of worker begin so. Its threads and processes end with the program: when a scheduler starts,
+#: no dispatch of such a worker runs any more.
+WORKER: Final = "library:"
+#: How long a stop waits for functions beyond the time that they were given.
+_CLOSING_SEC: Final = 0.5
+#: A shorter function ends before a stop could reach it.
+QUICK_SEC: Final = 0.1
 
 
 class JobRunner:
@@ -52,144 +69,134 @@ class JobRunner:
         name: str,
         now: Callable[[], Moment],
         tick: Span = 2 * SECOND,
-        far: bool = False,
     ) -> None:
-        """`far`: a commit costs round trips."""
-        self._far = far
-        self._functions, self._workers, self._name, self._now, self._tick = (
-            functions,
-            workers,
-            name,
-            now,
-            tick,
-        )
+        self._functions, self._workers, self._name = functions, workers, name
+        self._now, self._tick = now, tick
         self._known = WorkerKinds(job_types=frozenset())
-        #: Claimed, and not begun. Whoever pops one has it: the thread that runs it, or the one that gives it back.
-        self._waiting: dict[DispatchId, JobAttempt] = {}
-        self._over: deque[tuple[JobAttempt, Outcome]] = deque()
-        self._mean_sec = AHEAD / SECOND  # of a function, lately; a guess until the first has ended
-        self._guessed = True
-        self._closing = False
-        self._rung = False
-        #: When a claim last brought some, and all that could be had.
-        self._asked_at: Moment = 0
-        #: When the threads were last given something.
-        self._took_at: Moment = 0
-        #: A thread of the hands was sent to look, and which one it is while it does.
-        self._sent, self._scout = False, 0
-        #: It saw all that anybody has told of so far, or is about to.
-        self._looked = False
+        #: Claimed, and not begun. The thread that pops an attempt has it: to run it, or to give it back.
+        self.waiting: dict[DispatchId, JobAttempt] = {}
+        #: Ended, and not reported.
+        self.ended: deque[tuple[JobAttempt, Outcome]] = deque()
+        #: The mean duration of a function; None until the first has ended.
+        self.mean_sec: float | None = None
+        self._commit_costs: deque[Span] = deque(maxlen=COSTS)
+        self.commit_cost: Span = 0
+        #: When the executor was last given attempts.
+        self.given_at: Moment = 0
+        #: When a claim last brought fewer jobs than it had room for: all that there were.
+        self._emptied_at: Moment = 0
+        self._closing = self._woken = False
+        #: A thread of the executor was sent to claim; which one it is while it does; whether it saw every commit so far.
+        self._claimer_sent, self._claimer, self._claimer_saw_all = False, 0, False
         self._idle = Condition()
-        #: Held during a claim, by the driver or beside a submit, from counting the room until what was claimed is in it.
+        #: Held during a claim, by the driver or beside a submit, from counting the room until the attempts are in it.
         self._claiming = Lock()
-        self.executors = executors(self._begin, self._finish)
+        self.executors = executors(self.begin, self.finish)
         self._batching = Batching(workers, self.executors.ahead)
-        #: Of a store that others share, a commit costs round trips.
-        self._commit_cost = EXPENSIVE if far else 0
 
-    def join(self, job_service: JobService, ring: Callable[[], None]) -> None:
-        """The job service is made with its parts, of which this is one: so it comes after."""
-        self._job_service, self._ring = job_service, ring
+    def join(self, job_service: JobService, wake: Callable[[], None]) -> None:
+        """The job service is made with its parts, of which this is one: so it comes after. `wake`: of the driver."""
+        self._job_service, self._wake = job_service, wake
         self.leases: LeaseKeeper[JobAttempt] = LeaseKeeper(
             renewals(job_service, self._now), on_stop=self._stop, on_yield=self.executors.ask_to_yield
         )
         self.running = self.leases.live
 
-    # what the driver asks
+    # called by the driver
 
     def step(self, now: Moment) -> Moment:
-        self._rung = False
+        self._woken = False
         self._give_back_stale()
-        plan = self._plan(now, taken_at=self._took_at)
+        plan = self._plan(now, taken_at=self.given_at)
         if plan.wake:
-            self.executors.rouse()
+            self.executors.wake_threads()
         if plan.again_at is not None and not (plan.report or plan.claim):
             return plan.again_at  # woken by a commit of its own; the last of the batch wakes it again
-        looked, self._looked = self._looked, False
-        if not self._over and looked:
-            return now + (SOON if self._waiting else self._tick)
-        if not self._over and now < self._asked_at + SOON:
-            return self._asked_at + SOON  # most likely rung by our own commit
+        saw_all, self._claimer_saw_all = self._claimer_saw_all, False
+        if not self.ended and saw_all:
+            return now + (SOON if self.waiting else self._tick)
+        if not self.ended and now < self._emptied_at + SOON:
+            return self._emptied_at + SOON  # most likely woken by its own commit
         with self._claiming:
             self._wait_for_the_last()
             self._exchange()
-        return now + (SOON if self._waiting else self._tick)
+        return now + (SOON if self.waiting else self._tick)
 
-    # what the store tells, in any thread
-
-    def heard(self) -> None:
+    def on_commit(self) -> None:
         """
-        Something was committed. Where a commit costs round trips, a thread that has nothing to do looks what may start, and runs it: the
-        driver would have to be woken, and then wake that thread. The driver hears of it behind that, since other parts may wait for it.
+        The store has changed, of a scheduler that shares its store. A thread without work claims what may start and
+        runs it: else the driver would have to be woken, and then wake that thread. The driver is woken after that,
+        since other parts may wait for the change.
         """
-        idle = self._far and self._free > 0 and not (self._waiting or self._over or self._closing)
-        if idle and not self._sent and not self._claiming.locked():
-            self._sent = True
-            if self.executors.send(self._look):
+        idle = self.free > 0 and not (self.waiting or self.ended or self._closing)
+        if idle and not self._claimer_sent and not self._claiming.locked():
+            self._claimer_sent = True
+            if self.executors.run_soon(self._claim_here):
                 return
-            self._sent = False
-        if get_ident() != self._scout:  # what was told while it looks it may have missed
-            self._looked = False
-        self._ring()
+            self._claimer_sent = False
+        if get_ident() != self._claimer:  # a commit of another thread, which the claimer may have missed
+            self._claimer_saw_all = False
+        self._wake()
 
-    def _look(self) -> None:
-        """In a thread of the hands, which goes on to run what it brings. What it cannot do the driver does again, and says so."""
-        brought = 0
-        self._scout, self._looked = get_ident(), True
+    def _claim_here(self) -> None:
+        """In a thread of the executor, which then runs what it claimed. If this fails, the driver claims and logs."""
+        started = 0
+        self._claimer, self._claimer_saw_all = get_ident(), True
         try:
             if self._claiming.acquire(blocking=False):
                 try:
-                    brought = self._exchange(here=True)
+                    started = self._exchange(here=True)
                 finally:
                     self._claiming.release()
             else:
-                self._looked = False
-        except Exception:  # noqa: BLE001 - it is the driver's to log, and to wait before it asks again
-            self._looked = False
+                self._claimer_saw_all = False
+        except Exception:  # noqa: BLE001  # the driver meets it again
+            self._claimer_saw_all = False
         finally:
-            self._scout, self._sent = 0, False
-            if not brought:  # else its commit has rung
-                self._ring()
+            self._claimer, self._claimer_sent = 0, False
+            if not started:  # else its commit has woken the driver
+                self._wake()
 
     def _wait_for_the_last(self) -> None:
-        """Brief functions that are still running will have ended before a commit for them alone could be sent."""
-        if self._far and self._brief and 0 < len(self._over) < len(self.running) and not self._waiting:
+        """Brief functions that still run will have ended before a commit for them alone could be sent."""
+        if self._expensive and self._brief and 0 < len(self.ended) < len(self.running) and not self.waiting:
             time.sleep(LAST_SEC)
 
     def _exchange(self, *, here: bool = False) -> int:
         """
-        What has ended for what may start, and how many these are. If the store fails, what has ended stays, and is told with the next step.
-        `here`: this is a thread of the hands.
+        Reports what has ended and claims what may start; returns how many start. If the store fails, the reports stay
+        for the next step. `here`: this is a thread of the executor.
 
-        Under load one exchange follows another, and what the last one brought begins when the next is on its way.
+        Under load one exchange follows another, and the attempts of one begin when the next has been sent.
         """
-        brought: list[JobAttempt] = []
+        claimed: list[JobAttempt] = []
         started = 0
         try:
             for _ in range(MOST_EXCHANGES):
-                if self._far:  # the next exchange is written in this thread: what the last one brought must not wait for it
-                    ready, brought = brought, []
-                    self._take(ready)
-                plan = self._plan(self._now(), brought=len(brought))
-                over = list(itertools.islice(self._over, plan.report))
-                reports = [EndReport(a.dispatch_id, *outcome) for a, outcome in over]
-                room = plan.claim
-                if not room or self._closing or not self._functions:
-                    self._settled(over, self._job_service.end_many(reports) if over else [])
+                if self._expensive:  # this thread writes the next exchange: attempts must not wait for it
+                    ready, claimed = claimed, []
+                    self._give(ready)
+                plan = self._plan(self._now(), claimed=len(claimed))
+                ended = list(itertools.islice(self.ended, plan.report))
+                if not plan.claim or self._closing or not self._functions:
+                    self._report(ended)
                     break
-                landing = self._job_service.exchange_soon(
-                    reports, self._kinds, room, self._name, wait=self._far
+                began_at = time.perf_counter()
+                answer = self._job_service.exchange_soon(
+                    _reports(ended), self._kinds, plan.claim, self._name, wait=self._expensive
                 )
-                ready, brought = brought, []
-                self._take(ready)
-                answers, brought = landing(self._attempts)
-                started += len(brought)
-                self._settled(over, answers)
-                self._asked_at = self._now() if 0 < len(brought) < room else 0
-                if len(self._over) < max(1, len(brought)):
+                ready, claimed = claimed, []
+                self._give(ready)
+                states, claimed = answer(self._attempts)
+                self._commit_costs.append(int((time.perf_counter() - began_at) * SECOND))
+                self.commit_cost = min(self._commit_costs)
+                started += len(claimed)
+                self._reported(ended, states)
+                self._emptied_at = self._now() if 0 < len(claimed) < plan.claim else 0
+                if len(self.ended) < max(1, len(claimed)):
                     break
         finally:
-            self._take(brought, here=here)
+            self._give(claimed, here=here)
         return started
 
     def _attempts(self, claimed: list[GrantedJob]) -> list[JobAttempt]:
@@ -211,149 +218,248 @@ class JobRunner:
         return self._known
 
     @property
-    def _free(self) -> int:
-        return self._workers - len(self.running) - len(self._waiting)
+    def free(self) -> int:
+        return self._workers - len(self.running) - len(self.waiting)
 
-    def _take(self, attempts: list[JobAttempt], *, here: bool = False) -> None:
+    def _give(self, attempts: list[JobAttempt], *, here: bool = False) -> None:
         """`here`: the calling thread is one of the executor's, and takes one without being woken."""
-        self._waiting.update({attempt.dispatch_id: attempt for attempt in attempts})
-        self._took_at = self._now() if attempts else self._took_at
+        self.waiting.update({attempt.dispatch_id: attempt for attempt in attempts})
+        self.given_at = self._now() if attempts else self.given_at
         self.executors.start(attempts, at_once=not self._brief, awake=int(here))
 
-    # what the dispatcher asks when a job is submitted: a thread that has nothing to do gets it with the same commit
+    # called by the dispatcher beside a submit: a thread without work gets the job with the same commit
 
     def claim(self) -> tuple[WorkerKinds, int, str] | None:
-        if self._closing or self._free <= 0 or self._over or not self._functions:
+        if self._closing or self.free <= 0 or self.ended or not self._functions:
             return None
         # A step that claims now will be woken for this submit, and comes back for it.
         if not self._claiming.acquire(blocking=False):
             return None
-        return self._kinds, self._free, self._name
+        return self._kinds, self.free, self._name
 
     def take(self, grants: list[Grant]) -> None:
         try:
-            self._take(self._attempts(self._job_service.granted(grants)))
+            self._give(self._attempts(self._job_service.granted(grants)))
         finally:
             self._claiming.release()
 
-    def settle(self) -> None:
-        while over := list(itertools.islice(self._over, self._plan(self._now()).report)):
-            self._settled(
-                over,
-                self._job_service.end_many([EndReport(a.dispatch_id, *outcome) for a, outcome in over]),
-            )
+    # reports
 
-    def _plan(self, now: Moment, *, brought: int = 0, taken_at: Moment = 0) -> BatchPlan:
-        """`brought`: claimed attempts that the executor has not been given yet."""
-        return self._batching.plan(
-            now,
-            free=self._free - brought,
-            waiting=len(self._waiting),
-            ended=len(self._over),
-            mean_run=self._mean,
-            commit_cost=self._commit_cost,
-            taken_at=taken_at,
-        )
+    def _report_all(self) -> None:
+        while ended := list(itertools.islice(self.ended, self._plan(self._now()).report)):
+            self._report(ended)
 
-    def _settled(
-        self, over: list[tuple[JobAttempt, Outcome]], answers: Sequence[JobState | Refused | None]
+    def _report(self, ended: list[tuple[JobAttempt, Outcome]]) -> None:
+        self._reported(ended, self._job_service.end_many(_reports(ended)) if ended else [])
+
+    def _reported(
+        self, ended: list[tuple[JobAttempt, Outcome]], answers: Sequence[JobState | Refused | None]
     ) -> None:
-        for (attempt, _), answer in zip(over, answers, strict=True):
-            self._over.popleft()
+        for (attempt, _), answer in zip(ended, answers, strict=True):
+            self.ended.popleft()
             self.running.pop(attempt.dispatch_id, None)
             if isinstance(answer, Refused) and not attempt.lost:
-                log.warning(
-                    "what %s came to is refused: %s; job %s",
-                    attempt.function.name,
-                    answer,
-                    attempt.facts.job_id,
-                )
+                name, job_id = attempt.function.name, attempt.facts.job_id
+                log.warning("the outcome of %s is refused: %s; job %s", name, answer, job_id)
         if self._closing:
             with self._idle:
                 self._idle.notify_all()
 
+    # the plan
+
+    def _plan(self, now: Moment, *, claimed: int = 0, taken_at: Moment = 0) -> BatchPlan:
+        """`claimed`: attempts that the executor has not been given yet."""
+        return self._batching.plan(
+            now,
+            free=self.free - claimed,
+            waiting=len(self.waiting),
+            ended=len(self.ended),
+            mean_run=self._mean_run,
+            commit_cost=self.commit_cost,
+            taken_at=taken_at,
+        )
+
     @property
-    def _mean(self) -> Span:
-        return int(self._mean_sec * SECOND)
+    def _mean_run(self) -> Span:
+        return AHEAD if self.mean_sec is None else int(self.mean_sec * SECOND)
+
+    @property
+    def _expensive(self) -> bool:
+        return self.commit_cost >= EXPENSIVE
 
     @property
     def _brief(self) -> bool:
-        return self._batching.brief(self._mean)
+        return self._batching.brief(self._mean_run)
 
     def _give_back_stale(self) -> None:
-        if self._waiting:
+        if self.waiting:
             since = self._now() - STALE
-            self._give_back([a for a in list(self._waiting.values()) if a.claimed_at < since])
+            self._give_back([a for a in list(self.waiting.values()) if a.claimed_at < since])
 
     def _give_back(self, attempts: list[JobAttempt]) -> None:
-        mine = [a for a in attempts if self._waiting.pop(a.dispatch_id, None) is not None]
+        mine = [a for a in attempts if self.waiting.pop(a.dispatch_id, None) is not None]
         if mine:
             self._job_service.end_many([EndReport(a.dispatch_id, EndReason.RELEASED) for a in mine])
 
-    # what the hands tell, from their own threads
+    # called by the executor's threads and the lease keeper
 
-    def _begin(self, attempt: JobAttempt) -> bool:
-        if self._waiting.pop(attempt.dispatch_id, None) is None:
+    def begin(self, attempt: JobAttempt) -> bool:
+        if self.waiting.pop(attempt.dispatch_id, None) is None:
             return False
         attempt.began_at = self.leases.clock()
         self.running[attempt.dispatch_id] = attempt
         return True
 
+    def finish(self, attempt: JobAttempt, outcome: Outcome) -> None:
+        ran = self.leases.clock() - attempt.began_at
+        self.mean_sec = ran if self.mean_sec is None else self.mean_sec + (ran - self.mean_sec) / 16
+        if outcome is STOPPED or outcome == STOPPED:
+            outcome = Outcome(EndReason.GRACEFUL_SHUTDOWN)
+        self.ended.append((attempt, outcome))
+        if not self._woken and self._batching.is_full(
+            len(self.waiting), len(self.ended), self._mean_run, self.commit_cost
+        ):
+            self._woken = True
+            self._wake()
+
     def _stop(self, attempt: JobAttempt) -> None:
-        """For the lease keeper. The outcome of a lost attempt does not count, and another may run in its place."""
+        """The outcome of a lost attempt does not count, and another may run in its place."""
         self.executors.end(attempt)
         if attempt.lost and self.running.pop(attempt.dispatch_id, None) is not None:
             log.warning("%s of job %s has lost its lease", attempt.function.name, attempt.facts.job_id)
             attempt.given_up = True
             self.executors.give_up(attempt)
 
-    def _finish(self, attempt: JobAttempt, outcome: Outcome) -> None:
-        ran = self.leases.clock() - attempt.began_at
-        self._mean_sec += (ran - self._mean_sec) / (1 if self._guessed else 16)
-        self._guessed = False
-        if outcome is STOPPED or outcome == STOPPED:
-            outcome = Outcome(EndReason.GRACEFUL_SHUTDOWN)
-        self._over.append((attempt, outcome))
-        if not self._rung and self._batching.is_full(
-            len(self._waiting), len(self._over), self._mean, self._commit_cost
-        ):
-            self._rung = True
-            self._ring()
-
     # stopping
 
     def drain(self, timeout: float) -> None:
-        """Take nothing more, ask what runs to yield, and wait for it, while the driver goes on settling."""
+        """Claims nothing more, asks functions to yield, and waits for them while the driver reports their ends."""
         self._closing = True
         until = time.monotonic() + timeout
-        # What is being claimed is seen below, and nothing is claimed after it. Bounded, because a commit may hang.
+        # A claim under way is seen below, and none comes after it. Bounded, because a commit may hang.
         if self._claiming.acquire(timeout=max(timeout, CLAIM_SEC)):
             self._claiming.release()
         while True:
-            self._give_back(list(self._waiting.values()))
+            self._give_back(list(self.waiting.values()))
             for attempt in list(self.running.values()):
                 attempt.yielding = True
                 self.executors.ask_to_yield(attempt)
-            left = until - time.monotonic()
-            if left <= 0 or not (self.running or self._waiting):
+            remaining = until - time.monotonic()
+            if remaining <= 0 or not (self.running or self.waiting):
                 return
             with self._idle:
-                self._idle.wait(min(left, 0.05))
+                self._idle.wait(min(remaining, 0.05))
 
     def close(self, wait: float) -> None:
-        """With the driver gone. What has ended is settled; what has not is ended where that is possible, and put back in any case."""
-        self._give_back(list(self._waiting.values()))
-        self.settle()
+        """
+        After the driver has stopped. Attempts that ended are reported; the others are ended where that is possible, and
+        their jobs go back to the queue in any case.
+        """
+        self._give_back(list(self.waiting.values()))
+        self._report_all()
         for attempt in list(self.running.values()):
             attempt.lost = True
         self.executors.close(wait=wait)
-        self.settle()
-        left = list(self.running.values())
-        if left:
-            self._job_service.end_many([EndReport(a.dispatch_id, EndReason.GRACEFUL_SHUTDOWN) for a in left])
-        for attempt in left:
-            log.warning(
-                "%s did not stop in time; job %s is back in the queue",
-                attempt.function.name,
-                attempt.facts.job_id,
-            )
+        self._report_all()
+        stuck = list(self.running.values())
+        if stuck:
+            self._job_service.end_many([EndReport(a.dispatch_id, EndReason.GRACEFUL_SHUTDOWN) for a in stuck])
+        for attempt in stuck:
+            name, job_id = attempt.function.name, attempt.facts.job_id
+            log.warning("%s did not stop in time; job %s is back in the queue", name, job_id)
+
+
+def _reports(ended: list[tuple[JobAttempt, Outcome]]) -> list[EndReport]:
+    return [EndReport(attempt.dispatch_id, *outcome) for attempt, outcome in ended]
+
+
+class RunningWork(Protocol):
+    """What a scheduler has between start and stop; the test kit has one that does nothing by itself."""
+
+    service: SchedulerService
+
+    def start(self) -> None:
+        """Called once. If it raises, `stop` takes down what it has started."""
+
+    def wake(self) -> None: ...
+
+    def stop(self, timeout: float) -> None: ...
+
+
+class BackgroundWork:
+    def __init__(
+        self,
+        store: Store,
+        rules: SchedulerRules,
+        clock: SteadyClock | None,
+        functions: Mapping[str, JobFunction[..., Any, Any]],
+        *,
+        workers: int,
+        kind: str,
+    ) -> None:
+        def executors(
+            began: Callable[[JobAttempt], bool], finished: Callable[[JobAttempt, Outcome], None]
+        ) -> JobExecutor[JobAttempt]:
+            if kind == "thread":
+                return ThreadExecutor(workers, began, finished)
+            return ProcessExecutor(workers, began, finished, remote_call, grace_sec)
+
+        name = f"{WORKER}{os.getpid()}"
+        self.job_runner = JobRunner(functions, executors, workers=workers, name=name, now=store.now)
+        self.service = SchedulerService(
+            store,
+            rules,
+            clock=clock,
+            more=[self.job_runner],
+            survivors=workers_named(WORKER),
+            pids=lambda: [os.getpid()],
+            reserves=False,
+            on_commit=self.job_runner.on_commit if store.shared else None,
+        )
+        self.job_runner.join(self.service.job_service, self.service.wake)
+        self._changed = False  # since dispatches that were told to stop were last read
+        self._keeper_thread = KeeperThread(
+            self.job_runner.leases, self._read_stops, longest_pause=min(0.5, seconds(rules.lease_for) / 6)
+        )
+
+    def start(self) -> None:
+        self.service.start(f"{Path(sys.argv[0]).name or 'python'}, process {os.getpid()}")
+        self.service.store.on_change(self._on_change)
+        self._keeper_thread.start()
+        if not self.service.store.shared:  # else a round locks rows, and submits must not wait for it
+            self.service.dispatcher.idle_worker = self.job_runner
+
+    def wake(self) -> None:
+        self.service.wake()
+
+    def _on_change(self) -> None:
+        self._changed = True
+        self._keeper_thread.wake()
+
+    def _read_stops(self) -> None:
+        """
+        After a change in the store: a cancel or a limit reaches the function before its next renewal. Functions
+        shorter than `QUICK_SEC` end before a stop could reach them, and cost nothing here.
+        """
+        changed, self._changed = self._changed, False
+        if not changed:
+            return
+        leases = self.job_runner.leases
+        since = leases.clock() - QUICK_SEC
+        began = [lease.began_at for lease in list(leases.live.values())]
+        if any(moment < since for moment in began):
+            stops = self.service.store.live(phases=[DispatchPhase.ENDING])
+            leases.note_stops({dispatch.dispatch_id: dispatch.reason for dispatch in stops})
+        if any(moment >= since for moment in began):
+            self._on_change()  # these are looked at next time
+
+    def stop(self, timeout: float) -> None:
+        """Takes a bounded time, whatever the functions do, and takes everything down, whatever interrupts the wait."""
+        self.service.dispatcher.idle_worker = None
+        try:
+            self.job_runner.drain(timeout)
+        finally:
+            self.service.driver.stop()
+            self._keeper_thread.stop()
+            self.job_runner.close(_CLOSING_SEC)
+            self.service.stop()

@@ -35,7 +35,8 @@ from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId
 from penstock.library.function import Arguments, JobFunction, place_of
-from penstock.library.handle import JobHandle
+from penstock.library.handle import JobHandle, ResultWaiter
+from penstock.library.job_runner import BackgroundWork, RunningWork
 from penstock.library.options import (
     MEMORY,
     JobOptions,
@@ -49,8 +50,6 @@ from penstock.library.options import (
     span_sec,
     store_at,
 )
-from penstock.library.result_waiter import ResultWaiter
-from penstock.library.running import BackgroundWork, RunningWork
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
@@ -81,23 +80,24 @@ class Scheduler:
         rules: SchedulerRules | None = None,
         **settings: Unpack[LibrarySettings],
     ) -> None:
-        self._place = location(where)
+        self.place = location(where)
         #: As it may be shown: without a password.
-        self.where = shown(self._place)
-        self.rules = as_host(make_rules(rules, settings), self._place)
+        self.where = shown(self.place)
+        self.rules = as_host(make_rules(rules, settings), self.place)
         self._workers = _workers(workers)
         if kind not in ("thread", "process"):
             raise ValueError(f"kind is {kind!r}; it must be 'thread' or 'process'")
-        if kind == "process" and self._place == MEMORY:
+        if kind == "process" and self.place == MEMORY:
             raise ValueError("kind='process' needs a file: other processes cannot see jobs in memory")
         self._kind = kind
         self._stop_timeout = span_sec("stop_timeout", stop_timeout)
         self._options = JobOptions(Intent(addon_id=AddonId("app"), job_type="-")).take({"addon": addon})
-        self._functions: dict[str, JobFunction[..., Any, Any]] = {}
+        self.functions: dict[str, JobFunction[..., Any, Any]] = {}
         self._lock = threading.RLock()
         self._opened: OpenScheduler | None = None
-        self._clock = SteadyClock()
-        self._work: RunningWork | None = None
+        self.steady_clock = SteadyClock()
+        #: Between start and stop.
+        self.work: RunningWork | None = None
 
     # jobs
 
@@ -131,23 +131,23 @@ class Scheduler:
         options = self._options.take(given)
         options = replace(options, like=replace(options.like, job_type=name))
         function: JobFunction[..., Any, Any] = JobFunction(self, fn, options, Arguments(fn, name))
-        self._check(options)
+        self.check_options(options)
         if self._kind == "process":
             place_of(fn)
         with self._lock:
-            known = self._functions.get(name)
+            known = self.functions.get(name)
             if known is not None and _home(known.fn) != _home(fn):
                 raise ValueError(
                     f"there is a job {name!r} already ({'.'.join(_home(known.fn))}); give one of them another name=..."
                 )
-            self._functions[name] = function
-            if self._work is not None:
-                self._work.ring()
+            self.functions[name] = function
+            if self.work is not None:
+                self.work.wake()
         return function
 
-    def _check(self, options: JobOptions) -> None:
+    def check_options(self, options: JobOptions) -> None:
         """What is out of bounds is said where it was written, and not by the first call in the night."""
-        now = self._clock()
+        now = self.steady_clock()
         sample = replace(options, unique=False).intent("null", now, (), {})
         # A moment that has passed may be meant for calls long ago; only the call itself is refused for it.
         deadline = None if sample.deadline_at is None else max(sample.deadline_at, now + 1)
@@ -181,97 +181,99 @@ class Scheduler:
             newest_first=True,
             limit=limit,
         )
-        return [self._handle(job.job_id, job.intent.job_type) for job in self._store.find(query)]
+        return [self._handle(job.job_id, job.intent.job_type) for job in self.store.find(query)]
 
     def counts(self) -> dict[JobState, int]:
         """How many jobs are in each state."""
         found = dict.fromkeys(JobState, 0)
-        for addon in self._store.addons():
+        for addon in self.store.addons():
             for state, count in addon.jobs.items():
                 found[state] += count
         return found
 
     def _handle(self, job_id: str, job_type: str | None = None) -> JobHandle[Any]:
         if job_type is None:
-            job = self._store.job(JobId(job_id))
+            job = self.store.job(JobId(job_id))
             job_type = "" if job is None else job.intent.job_type
-        function = self._functions.get(job_type)
+        function = self.functions.get(job_type)
         return JobHandle(self, JobId(job_id), None if function is None else function.arguments)
 
-    def _explain(self, job_id: JobId) -> Explanation:
+    def explain(self, job_id: JobId) -> Explanation:
         """The service's explanation, and whether this program runs such jobs, which only the library knows."""
-        told = self._job_service.explain(job_id)
-        if told.state is not JobState.QUEUED:
-            return told
+        explanation = self.job_service.explain(job_id)
+        if explanation.state is not JobState.QUEUED:
+            return explanation
         job_type = JobHandle(self, job_id).job.intent.job_type
         if not self._dispatched():
-            name = self.where if is_address(self._place) else Path(self.where).name
+            name = self.where if is_address(self.place) else Path(self.where).name
             text = f"waiting: no process runs the jobs of {name} now; `with scheduler:` does"
             reason = "nobody_runs"
-        elif self._work is not None and job_type not in self._functions:
+        elif self.work is not None and job_type not in self.functions:
             text = f"waiting: no function is registered here for {job_type!r}; it starts when one is"
             reason = "no_function"
         else:
-            return told
-        return replace(told, text=text, reason=reason, reason_data=None, likely_start_at=None)
+            return explanation
+        return replace(explanation, text=text, reason=reason, reason_data=None, likely_start_at=None)
 
     @property
-    def _principal(self) -> str:
+    def principal(self) -> str:
         """Under which name the trail has what this program cancels, retries and edits."""
         return f"process {os.getpid()}"
 
     def _dispatched(self) -> bool:
-        if self._work is not None:
+        if self.work is not None:
             return True
-        if is_address(self._place):
-            now = self._store.now()
-            return any(host.alive(now) for host in self._store.hosts())
-        return self._place != MEMORY and present(Path(self._place))
+        if is_address(self.place):
+            now = self.store.now()
+            return any(host.alive(now) for host in self.store.hosts())
+        return self.place != MEMORY and present(Path(self.place))
 
-    def _edit(self, job_id: JobId, given: dict[str, Any]) -> JobState:
+    def edit(self, job_id: JobId, given: dict[str, Any]) -> JobState:
         known = {"priority": "priority", "not_before": "earliest_start_at", "deadline": "deadline_at"}
         unknown = [name for name in given if name not in known]
         if unknown:
             raise TypeError(f"{unknown[0]!r} cannot be edited; {', '.join(known)} can")
         options = self._options.take(given)
-        now = self._store.now()
+        now = self.store.now()
         fields: dict[str, Any] = {"priority": options.like.priority} if "priority" in given else {}
         for name in given.keys() - {"priority"}:
             fields[known[name]] = None if given[name] is None else moment(name, given[name], now)
-        return self._job_service.edit(job_id, by=self._principal, **fields).state
+        return self.job_service.edit(job_id, by=self.principal, **fields).state
 
     # submitting
 
-    def _submit(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
-        return self._job_service.submit(intents, wait_sec)
+    def submit(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
+        return self.job_service.submit(intents, wait_sec)
 
-    def _submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
-        return self._job_service.submit_within(connection, intents)
+    def submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
+        return self.job_service.submit_within(connection, intents)
 
-    async def _submit_async(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
+    async def submit_async(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
         import asyncio  # noqa: PLC0415  # slow to import for those who do not use it
 
-        return await asyncio.wrap_future(self._job_service.submit_soon(intents, wait_sec))
+        return await asyncio.wrap_future(self.job_service.submit_soon(intents, wait_sec))
 
     # running
 
     def start(self) -> Self:
         """Take the right to run these jobs, and begin. DispatcherHeld says which process has that of a file already."""
         with self._lock:
-            if self._work is None:
-                self._work = self._begin()
+            if self.work is None:
+                self.work = self._begin()
                 _running.add(self)
                 try:
-                    self._work.start()
+                    self.work.start()
                 except BaseException:  # a Ctrl-C, after jobs have begun: they go back to the queue
                     self.stop()
                     raise
         return self
 
     def _begin(self) -> RunningWork:
-        clock = None if is_address(self._place) else self._clock  # a server's clock is not ours to follow
+        clock = (
+            None if is_address(self.place) else self.steady_clock
+        )  # a server's clock is not ours to follow
         return BackgroundWork(
-            self._store, self.rules, clock, self._functions, workers=self._workers, kind=self._kind
+            self.store, self.rules, clock, self.functions, workers=self._workers, kind=self._kind
         )
 
     def stop(self, timeout: Seconds | None = None) -> None:
@@ -281,7 +283,7 @@ class Scheduler:
         """
         wait = self._stop_timeout if timeout is None else span_sec("timeout", timeout)
         with self._lock:
-            work, self._work = self._work, None
+            work, self.work = self.work, None
             _running.discard(self)
             if work is not None:
                 work.stop(wait)
@@ -336,25 +338,25 @@ class Scheduler:
         return opened
 
     def _make(self) -> OpenScheduler:
-        store = store_at(self._place, self._clock, self.rules.ordering)
+        store = store_at(self.place, self.steady_clock, self.rules.ordering)
         return OpenScheduler(store, SchedulerService(store, self.rules), ResultWaiter(store))
 
     @property
-    def _store(self) -> Store:
+    def store(self) -> Store:
         return self._open.store
 
     @property
-    def _waiter(self) -> ResultWaiter:
+    def waiter(self) -> ResultWaiter:
         return self._open.waiter
 
     @property
-    def _job_service(self) -> JobService:
+    def job_service(self) -> JobService:
         """The one of the running half knows the machine; any other knows the file."""
-        work = self._work
+        work = self.work
         return self._open.service.job_service if work is None else work.service.job_service
 
     def __repr__(self) -> str:
-        return f"<Scheduler {self.where}, {'running' if self._work is not None else 'not running'} here>"
+        return f"<Scheduler {self.where}, {'running' if self.work is not None else 'not running'} here>"
 
 
 class OpenScheduler(NamedTuple):
@@ -403,4 +405,4 @@ def _stop_all() -> None:
 
 
 # Before the interpreter waits for threads and pools; `atexit` would come after them.
-threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # as pools/pool.py does
+threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # noqa: SLF001  # as pools/pool.py does

@@ -24,16 +24,15 @@ from penstock.core.jobs.types import SECOND, Moment, seconds
 from penstock.library.attempt import JobAttempt, renewals
 from penstock.library.function import JobFunction
 from penstock.library.handle import JobHandle
+from penstock.library.job_runner import RunningWork
 from penstock.library.options import MEMORY, LibrarySettings, Seconds, span_sec
-from penstock.library.running import RunningWork
 from penstock.library.scheduler import Scheduler
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Query, Receipt, Store
 from penstock.stores.memory.store import MemoryStore
-from penstock.work.context import CurrentJob
-from penstock.work.json_codec import plain
+from penstock.work.context import CurrentJob, plain
 from penstock.work.leases import LeaseKeeper
 from penstock.work.outcome import Invocation, Outcome, run
 
@@ -146,7 +145,7 @@ class VirtualScheduler(Scheduler):
     ) -> None:
         super().__init__(MEMORY, addon=addon, rules=rules, **settings)
         self.clock = clock or VirtualClock()
-        self._clock = self.clock  # type: ignore[assignment]  # a clock that never jumps by itself needs no more than this
+        self.steady_clock = self.clock  # type: ignore[assignment]  # a clock that never jumps by itself needs no more than this
         self._inline = inline
         self._service: SchedulerService | None = None
         self._running_now: list[JobAttempt] = []
@@ -160,8 +159,8 @@ class VirtualScheduler(Scheduler):
         not touched.
         """
         virtual = cls(inline=inline, rules=scheduler.rules)
-        vars(virtual)["_functions"] = vars(scheduler)["_functions"]
-        names = ("_opened", "_clock", "_work", "_begin", "_submit", "_submit_async")
+        virtual.functions = scheduler.functions
+        names = ("_opened", "steady_clock", "work", "_begin", "submit", "submit_async")
         saved = {name: scheduler.__dict__[name] for name in names if name in scheduler.__dict__}
         virtual.start()
         scheduler.__dict__ |= {name: getattr(virtual, name) for name in names}
@@ -184,7 +183,7 @@ class VirtualScheduler(Scheduler):
         if advance is not None and advance is not True:
             until = self.clock() + round(span_sec("advance", advance) * SECOND)
         runs = self._run_ready()
-        while (due := self._store.alarm()) is not None and due <= until and until > self.clock():
+        while (due := self.store.alarm()) is not None and due <= until and until > self.clock():
             # What is due and does not move has nothing to wait for but the next tick.
             self.clock.move_to(min(until, max(due, self.clock() + (0 if due > self.clock() else SECOND))))
             ran = self._run_ready()
@@ -198,15 +197,15 @@ class VirtualScheduler(Scheduler):
 
     def _expecting(self) -> bool:
         """Whether time alone could still start something: a queued job whose function is known here."""
-        waiting = self._store.find(Query([JobState.QUEUED], limit=1_000))
-        return any(job.intent.job_type in self._functions for job in waiting)
+        waiting = self.store.find(Query([JobState.QUEUED], limit=1_000))
+        return any(job.intent.job_type in self.functions for job in waiting)
 
     def _run_ready(self) -> int:
         runs = 0
         service = self._shared_service
         while True:
             service.maintenance.step(self.clock())
-            kinds = WorkerKinds(job_types=frozenset(self._functions))
+            kinds = WorkerKinds(job_types=frozenset(self.functions))
             claimed = service.job_service.claim(kinds, 1, "virtual") if kinds.job_types else []
             if not claimed:
                 return runs
@@ -215,7 +214,7 @@ class VirtualScheduler(Scheduler):
                 raise RuntimeError(f"{_MOST_RUNS} runs and no end: does a job enqueue itself?")
             attempt = _Attempt(
                 claimed[0],
-                self._functions[claimed[0].job.intent.job_type],
+                self.functions[claimed[0].job.intent.job_type],
                 self._leases,
                 seconds(self.clock()),
             )
@@ -233,14 +232,14 @@ class VirtualScheduler(Scheduler):
         if function.raised is not None:
             self._raised[attempt.facts.job_id] = function.raised
         with suppress(StaleDispatch, NotFound):  # canceled, timed out or lost while it ran: the trail says so
-            self._job_service.end(
+            self.job_service.end(
                 attempt.facts.dispatch_id, outcome.end, result=outcome.result, error=outcome.error
             )
 
     def _pass(self, until: Moment) -> None:
         """Time passes while a job runs: step by step, as its heartbeats and the keeper would see it."""
         while self._running_now and self.clock() < until:
-            due = self._store.alarm()
+            due = self.store.alarm()
             beat = self.clock() + self.rules.lease_for // 3
             self.clock.step_to(min(until, beat, max(self.clock() + 1, beat if due is None else due)))
             for attempt in self._running_now:
@@ -249,9 +248,9 @@ class VirtualScheduler(Scheduler):
 
     # enqueueing
 
-    def _submit(self, intents: Sequence[Intent], wait_sec: float = 0) -> list[Receipt]:  # noqa: ARG002  # see below
+    def submit(self, intents: Sequence[Intent], wait_sec: float = 0) -> list[Receipt]:  # noqa: ARG002  # see below
         # A submit never waits for room: only the test itself could make any.
-        receipts = super()._submit(intents, 0)
+        receipts = super().submit(intents, 0)
         if self._inline:
             self._run_ready()
             for receipt in receipts:
@@ -259,8 +258,8 @@ class VirtualScheduler(Scheduler):
                     raise error
         return receipts
 
-    async def _submit_async(self, intents: Sequence[Intent], wait_sec: float = 0) -> list[Receipt]:
-        return self._submit(intents, wait_sec)
+    async def submit_async(self, intents: Sequence[Intent], wait_sec: float = 0) -> list[Receipt]:
+        return self.submit(intents, wait_sec)
 
     # the parts
 
@@ -273,7 +272,7 @@ class VirtualScheduler(Scheduler):
     @property
     def _shared_service(self) -> SchedulerService:
         if self._service is None:
-            self._service = SchedulerService(self._store, self.rules, reserves=False)
+            self._service = SchedulerService(self.store, self.rules, reserves=False)
             self._leases: LeaseKeeper[JobAttempt] = LeaseKeeper(
                 renewals(self._service.job_service, self.clock),
                 on_stop=lambda _: None,
@@ -292,11 +291,11 @@ class VirtualScheduler(Scheduler):
         That such a call was enqueued, whatever became of it since; without arguments: any call of it.
         `count`: exactly so often. Gives back the jobs. A failure lists what was enqueued instead.
         """
-        return [self._handle(job.job_id) for job in assert_calls(self._store, function, args, kwargs, count)]
+        return [self._handle(job.job_id) for job in assert_calls(self.store, function, args, kwargs, count)]
 
     def enqueued(self) -> list[str]:
         """Every call that was enqueued, in words."""
-        return calls_of(self._store)
+        return calls_of(self.store)
 
 
 class _Still:
@@ -308,7 +307,7 @@ class _Still:
     def start(self) -> None:
         pass
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         pass
 
     def stop(self, timeout: float) -> None:

@@ -83,11 +83,11 @@ class JobExecutor(Protocol[A_contra]):
         """
         ...
 
-    def send(self, task: Callable[[], None]) -> bool:
-        """Lets an idle thread call this and then run what is there. False: there are no such threads."""
+    def run_soon(self, task: Callable[[], None]) -> bool:
+        """Lets an idle thread call `task` and then run what is ready. False: there are no such threads."""
         ...
 
-    def rouse(self) -> None:
+    def wake_threads(self) -> None:
         """Some attempts have waited for a while: wakes sleeping threads for them."""
         ...
 
@@ -125,7 +125,7 @@ class ThreadExecutor(Generic[A]):
         self._coroutines = asyncio.Semaphore(workers)
         self._closing = False
         for _ in range(workers):
-            self._hire()
+            self._start_thread()
 
     def start(self, attempts: Sequence[A], *, at_once: bool = True, awake: int = 0) -> None:
         plain = [attempt for attempt in attempts if not attempt.function.is_async]
@@ -134,11 +134,11 @@ class ThreadExecutor(Generic[A]):
             if attempt.function.is_async:
                 asyncio.run_coroutine_threadsafe(self._await(attempt), self._loop or self._start_loop())
 
-    def send(self, task: Callable[[], None]) -> bool:
+    def run_soon(self, task: Callable[[], None]) -> bool:
         self._put([task], 1)
         return True
 
-    def rouse(self) -> None:
+    def wake_threads(self) -> None:
         self._put((), len(self._ready))
 
     def _put(self, work: Sequence[A | Callable[[], None] | None], sleepers: int) -> None:
@@ -154,7 +154,7 @@ class ThreadExecutor(Generic[A]):
 
     def give_up(self, attempt: A) -> None:
         if not attempt.function.is_async:
-            self._hire()
+            self._start_thread()
 
     def ask_to_yield(self, attempt: A) -> None:
         pass
@@ -169,7 +169,7 @@ class ThreadExecutor(Generic[A]):
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def _hire(self) -> None:
+    def _start_thread(self) -> None:
         thread = Thread(target=self._work, name=f"penstock-job-{next(self._numbers)}", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -320,10 +320,10 @@ class ProcessExecutor(Generic[A]):
     def _yield_file(self, attempt: A) -> Path:
         return Path(self._folder.name) / attempt.facts.dispatch_id
 
-    def send(self, task: Callable[[], None]) -> bool:  # noqa: ARG002  # of the protocol
+    def run_soon(self, task: Callable[[], None]) -> bool:  # noqa: ARG002  # of the protocol
         return False
 
-    def rouse(self) -> None:
+    def wake_threads(self) -> None:
         pass
 
     def end(self, attempt: A) -> None:

@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from penstock.core.errors import BadArgument, JobStopped, Unavailable
 from penstock.core.jobs.types import EndReason
 from penstock.core.text import error_text, is_kind, safe_str, type_name
-from penstock.work.context import CurrentJob, current
-from penstock.work.json_codec import json_of
+from penstock.work.context import CurrentJob, current, json_of
 
 #: Characters of JSON.
 MAX_RESULT: Final = 1_000_000
