@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -17,7 +18,7 @@ def path(tmp_path):
 
 def test_a_mark_is_read_as_it_was_set_and_forgotten_by_a_reset(path):
     assert read_mark(path) is None
-    with HighWaterMark(path) as mark:
+    with closing(HighWaterMark(path)) as mark:
         assert mark.current() is None
         mark.set(HighWater(7, 1, 2))
         mark.set(HighWater(9, 3, 4))
@@ -39,7 +40,7 @@ def test_a_mark_survives_the_kill_of_its_process(path):
 
 
 def test_a_mark_that_was_removed_is_written_again_under_its_name(path):
-    with HighWaterMark(path) as mark:
+    with closing(HighWaterMark(path)) as mark:
         mark.set(HighWater(5))
         reset_mark(path)
         mark.secure(HighWater(6))

@@ -264,7 +264,7 @@ def test_a_lease_without_a_job_is_released(kit):
 
     def lend(admission_view):
         admission_view.ledger.take(admission_class, admission_view.now, kit.rules["ordering"].sharing)
-        return RoundResult(loan=admission_class)
+        return RoundResult(standalone_lease=admission_class)
 
     [lease] = [grant.dispatch for grant in committed(kit.store, Admit("here", lend, Terms()))]
     kit.later(30)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from penstock.core.errors import StoreFailed
@@ -78,7 +80,7 @@ def test_a_file_that_was_left_open_by_a_kill_is_kept_whole(path, backup, tmp_pat
 
 
 def test_the_mark_of_the_old_trail_does_not_outlive_a_restore(path, backup):
-    with HighWaterMark(path) as mark:
+    with closing(HighWaterMark(path)) as mark:
         mark.secure(HighWater(1_000_000))
     restore(backup[0], path)
 

@@ -143,7 +143,7 @@ def test_without_a_dispatcher_everybody_writes(pair):
 
 def test_strangers_are_not_let_in_and_not_believed(pair, monkeypatch):
     first, second = pair
-    monkeypatch.setattr(submit_relay, "_is_ours", lambda _: False)
+    monkeypatch.setattr(submit_relay, "_has_same_user", lambda _: False)
     committed(second, Submit([JOB], Depth()))
 
     assert (0, 1) == (len(first.commits), len(second.commits))
@@ -187,7 +187,7 @@ def test_one_who_does_not_answer_in_time_is_left_alone_for_a_while(pair, monkeyp
     committed(second, Submit([JOB], Depth()))
 
     assert (0, 2) == (len(first.commits), len(second.commits))
-    assert second._relay_client._shy_until > 0
+    assert second._relay_client._avoid_until > 0
 
 
 def test_a_dispatcher_may_commit_relayed_submits_itself_and_claim_with_them(make):

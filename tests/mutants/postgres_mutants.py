@@ -81,8 +81,8 @@ MUTANTS = [
         "postgres: a loan is decided on rows that were not locked",
         "penstock/stores/postgres/rounds.py",
         "RoundAttempt._round",
-        "                self._need(set(keys_of(result.loan)), result.loan)\n",
-        "                batcher.classes.make([result.loan])\n",
+        "                self._need(set(keys_of(result.standalone_lease)), result.standalone_lease)\n",
+        "                batcher.classes.make([result.standalone_lease])\n",
         ("tests/postgres/test_many.py",),
     ),
     Mutant(

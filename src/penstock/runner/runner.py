@@ -439,7 +439,7 @@ class Runner:
 
         def take(view: AdmissionView) -> RoundResult:
             view.ledger.take(admission_class, view.now, rules.ordering.sharing)
-            return RoundResult(loan=admission_class)
+            return RoundResult(standalone_lease=admission_class)
 
         [grant] = committed(self._store, Admit(rules.host, take, rules.terms("quarantine")))
         ids = {"dispatch_id": run.dispatch_id, "held_by": grant.dispatch.dispatch_id}

@@ -23,7 +23,7 @@ of operations and answers each with a Future of its own:
 6. `commit` does not block, so an event loop may call it. `wait=True` says that the calling thread will wait for the answers
    at once: the store may then write in that thread, which saves waking another (`committed` does so). Upkeep may block.
 
-"Complete and claim" is `commit(Complete(...), Admit(...))`: what is done makes room for what starts. A worker that is idle
+"Complete and claim" is `commit(Complete(...), Admit(...))`: the completed jobs free units for those that start. A worker that is idle
 claims in the commit of a submit because the service appends its `Admit` to the `Submit`.
 
 Memory writes under one lock. SQLite has one writer thread and one transaction for all that arrived together
@@ -120,7 +120,7 @@ def name_taken(host: Host) -> DispatcherHeld:
 class Receipt(Struct, frozen=True, gc=False):
     """
     `created`: False when the idempotency key had been used before, and this is that job. For a job with a deadline the service
-    adds whether the deadline looks reachable, and from which likely start that follows; None: it cannot be said.
+    adds whether the deadline looks reachable, and the likely start; None: the service cannot tell.
     """
 
     job_id: JobId
@@ -160,7 +160,7 @@ def no_notes(_: Standing) -> Sequence[Note]:
     return ()
 
 
-# what reads are asked for and answered with
+# parameters and results of reads
 
 
 class Due(StrEnum):
@@ -266,7 +266,7 @@ class Admit(Operation[list[Grant]], frozen=True):
 
 
 class SetAddon(Operation[None], frozen=True):
-    """What is None stays. `by`: the principal, for the trail."""
+    """Change an addon; a field that is None stays. `by`: the principal, for the trail."""
 
     addon_id: AddonId
     weight: int | None = None
@@ -303,7 +303,7 @@ class Reorder(Operation[int], frozen=True):
 
 class RegisterHost(Operation[Host], frozen=True):
     """
-    "I am here", until `host.until`; answered with what is known of the host. DispatcherHeld: another scheduler that is alive
+    A scheduler of this host is alive until `host.until`; answered with the host as stored. DispatcherHeld: another live scheduler
     has that name. To be repeated where the store is `shared`.
     """
 
@@ -318,7 +318,7 @@ class RemoveHost(Operation[None], frozen=True):
 
 
 class DrainHost(Operation[bool], frozen=True):
-    """The host starts nothing more, until the opposite is said. `by`: the principal, for the trail. False: no such host."""
+    """The host starts no more jobs, until it is set to False. `by`: the principal, for the trail. Answered False: no such host."""
 
     host: HostId
     draining: bool
@@ -389,7 +389,7 @@ class Reads(Protocol):
     def job(self, job_id: JobId) -> Job | None: ...
 
     def jobs(self, job_ids: Sequence[JobId]) -> list[Job]:
-        """In the order asked for; jobs that do not exist are left out."""
+        """In the order of the ids; jobs that do not exist are left out."""
         ...
 
     def find(self, query: Query) -> list[Job]: ...
@@ -415,7 +415,7 @@ class Reads(Protocol):
         ...
 
     def newest(self) -> int:
-        """The number of the last event: where a reader begins that wants only what is to come."""
+        """The number of the last event: the cursor of a reader that wants only later events."""
         ...
 
     def ledger(self, host: HostId) -> Ledger: ...
@@ -431,11 +431,11 @@ class Upkeep(Protocol):
         ...
 
     def trouble(self) -> str | None:
-        """Why writes fail at the moment, as far as that is known without a write. None: a write will tell."""
+        """Why writes fail at the moment, as far as the store knows without a write. None: only a write can show it."""
         ...
 
     def audit(self) -> list[str]:
-        """Recompute every sum and check every invariant; what is wrong, in words."""
+        """Recompute every total and check every invariant. Returns each problem in words."""
         ...
 
     def close(self) -> None: ...
@@ -446,7 +446,7 @@ Relay: TypeAlias = Callable[[Sequence[Submit]], list[Future[list[Receipt]]]]
 
 
 class Hosting(Protocol):
-    """The processes that share a store: who dispatches, and how one learns of the commits of another."""
+    """The processes that share a store: which one dispatches, and how one learns of the commits of another."""
 
     #: Whether several hosts may dispatch from it.
     shared: bool

@@ -1,7 +1,7 @@
 """
-Moving up: all that a SQLite file holds into a PostgreSQL that holds nothing yet, in one transaction, and proof that it is the same.
+Copies everything from a SQLite file into an empty PostgreSQL database, in one transaction, and checks that both are the same.
 
-Nobody may dispatch from the file meanwhile, and whoever submits to it waits.
+No process may dispatch from the file meanwhile, and a process that submits to it waits.
 """
 
 # ruff: noqa: S608  # only names of our own tables are put together; every value is bound or copied
@@ -22,7 +22,7 @@ from penstock.stores.postgres.database import ConnectionOptions, Database
 from penstock.stores.postgres.pipeline import PipelineConnection
 from penstock.stores.sqlite.connection import DispatchLock, WriteLock, connect, failures, migrate, one
 
-#: (Table there, table or view here with the same columns.)
+#: The table in PostgreSQL, and the table or view in the file with the same columns.
 TABLES: Final = {
     "admission_class": "admission_class",
     "ledger": "ledger_totals",
@@ -34,29 +34,29 @@ TABLES: Final = {
 
 
 class Copied(NamedTuple):
-    """How many of each there are, by name: `jobs QUEUED`, `events`, `dispatches` and so on. Counted on both sides, and equal."""
+    """How many rows were copied, by name: `jobs QUEUED`, `events`, `dispatches` and so on. Counted on both sides, and equal."""
 
     counts: dict[str, int]
 
 
 def copy_to_postgres(source: Path, target: str, sharing: SharedOptions | None = None) -> Copied:
-    """DispatcherHeld while somebody dispatches from the file; StoreFailed when the target holds anything, or is not the same at the end."""
+    """DispatcherHeld: a process dispatches from the file. StoreFailed: the target is not empty, or differs at the end."""
     sharing = sharing or SharedOptions()
     with _held(source) as con:
         store = open_postgres(target, sharing=sharing)  # makes the tables
         try:
-            # It reads the file in between, for as long as that takes.
+            # No timeouts: the transaction reads the file in between, for as long as that takes.
             options = ConnectionOptions(pooler=sharing.pooler, statement_timeout_ms=0, idle_timeout_ms=0)
             link = Database(target, sharing.schema, options, None)
             with closing(link), link.failures(), link.connection() as server, server.transaction():
-                _refuse_what_is_not_empty(server, link, target)
+                _refuse_unless_empty(server, link, target)
                 for table, mine in TABLES.items():
                     _copy(con, server, link, table, mine)
                 _copy_jobs(con, server, link)
                 _copy_events(con, server, link)
                 _go_on_counting(con, server, link)
                 _copy_flights(server, link)
-                copied = _proof(con, server, link)
+                copied = _compare(con, server, link)
             problems = store.audit()
         finally:
             store.close()
@@ -82,7 +82,7 @@ def _held(source: Path) -> Iterator[apsw.Connection]:
                 con.execute("ROLLBACK")
 
 
-def _refuse_what_is_not_empty(server: PipelineConnection, link: Database, target: str) -> None:
+def _refuse_unless_empty(server: PipelineConnection, link: Database, target: str) -> None:
     others = ("job", "queue", "dispatch", "flight", "ended_jobs", "trail", "mention")
     names = ", ".join(f"penstock.{table}" for table in (*TABLES, *others))
     server.execute(link.in_schema(f"LOCK TABLE {names} IN EXCLUSIVE MODE"))
@@ -99,7 +99,8 @@ def _copy(con: apsw.Connection, server: PipelineConnection, link: Database, tabl
     _fill(server, link, table, names, con.execute(f"SELECT {', '.join(names)} FROM {source}"))
 
 
-#: (Table there, columns of the same name, others and how they are read here.) A job that is done comes to be settled in its own row.
+#: The table in PostgreSQL, its columns of the same name, the others with the SQL that reads them here, and what they are read
+#: from. A job that is done is settled in its own row there.
 _PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
     (
         "job",
@@ -144,7 +145,7 @@ def _copy_jobs(con: apsw.Connection, server: PipelineConnection, link: Database)
 
 
 def _copy_flights(server: PipelineConnection, link: Database) -> None:
-    """With numbers of batches that are drawn now, and tell nothing."""
+    """With numbers of batches that are drawn now and have no events."""
     for name in ("gather_flights", "gather_standalone_leases", "join_flights", "gather_ended_jobs"):
         server.execute(link.sql[name].text)
 
@@ -164,14 +165,14 @@ def _copy_events(con: apsw.Connection, server: PipelineConnection, link: Databas
     _fill(server, link, "mention", ["job_no", "batch"], con.execute(_MENTIONS))
 
 
-#: Attempts that came from a file know of no batch, so all of theirs are mentioned.
+#: In PostgreSQL the copied attempts name no batch, so all batches of theirs are mentioned.
 _MENTIONS: Final = """SELECT job_no, batch FROM mention
 UNION SELECT job_no, started_in FROM dispatch_full WHERE job_no IS NOT NULL AND started_in IS NOT NULL
 UNION SELECT job_no, ended_in FROM dispatch_full WHERE job_no IS NOT NULL AND ended_in IS NOT NULL"""
 
 
 def _go_on_counting(con: apsw.Connection, server: PipelineConnection, link: Database) -> None:
-    """What comes next must not be called as something is already. And what is not in the ledger could not be locked."""
+    """New rows must get new numbers. And a round locks rows of the ledger, so each must exist."""
     jobs, events = one(con, "newest_numbers") or (0, 0)
     server.execute(link.in_schema("UPDATE penstock.mark SET value = %s WHERE name = 'event'"), [events])
     classes = con.execute("SELECT max(no) FROM admission_class").get or 0
@@ -208,13 +209,13 @@ _COUNTS: Final = {
 }
 
 
-def _proof(con: apsw.Connection, server: PipelineConnection, link: Database) -> Copied:
+def _compare(con: apsw.Connection, server: PipelineConnection, link: Database) -> Copied:
     here: dict[str, int] = {}
     there: dict[str, int] = {}
     for sql in _COUNTS.values():
         here.update({name: int(count) for name, count in con.execute(sql.format("", "_totals"))})
-        found = server.execute(link.in_schema(sql.format("penstock.", ""))).fetchall()
-        there.update({name: int(count) for name, count in found})
+        counts = server.execute(link.in_schema(sql.format("penstock.", ""))).fetchall()
+        there.update({name: int(count) for name, count in counts})
     if here != there:
         differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
         raise StoreFailed(f"the copy differs in {', '.join(differing)}; nothing was kept of it", kind="copy")

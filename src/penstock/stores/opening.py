@@ -1,13 +1,13 @@
 """
-Where jobs are kept, in one word that people write: the path of a SQLite file, or the `postgresql://` address of a database that many
-hosts share. An address may hold a password, so what is shown, logged or raised goes through `shown`.
+Opens the store that a user names: the path of a SQLite file, or the `postgresql://` address of a database that many hosts
+share. An address may contain a password, so everything that is shown, logged or raised goes through `shown`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.core.errors import StoreFailed
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 _SCHEMES: Final = ("postgresql://", "postgres://")
-#: To the last @: whoever forgot to escape one in a password must not see the rest of it in a log.
+#: To the last @: a password with an @ that was not escaped must not appear in part in a log.
 _PASSWORD: Final = re.compile(r"(://[^:/?#@\s]*):.*@")
 _PARAMETER: Final = re.compile(r"((?:^|[?&\s])(?:ssl)?password\s*=\s*)[^&\s]+")
 
 
 class SharedOptions(NamedTuple):
-    """How a database is used that may not be ours alone. `pooler`: a PgBouncer in transaction mode is before it."""
+    """How to use a PostgreSQL database that other programs may use too. `pooler`: PgBouncer in transaction mode is before it."""
 
     schema: str = "penstock"
     connections: int = 16
@@ -38,7 +38,7 @@ def is_address(where: str) -> bool:
 
 
 def shown(where: str) -> str:
-    """The same without its password."""
+    """The path or address without its password."""
     return _PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1:***@", where))
 
 
@@ -51,8 +51,8 @@ def open_store(
     accept_loss: bool = False,
 ) -> Store:
     """
-    `clock` is for a file; a database that is shared has the time of its server. `accept_loss`: open a file that has lost acknowledged work, and
-    record that in its trail.
+    `clock` is for a file; a shared database has the time of its server. `accept_loss`: open a file that has lost
+    acknowledged work, and record that in its trail.
     """
     if is_address(where):
         return open_postgres(where, ordering, sharing)
@@ -73,14 +73,11 @@ def open_postgres(
 
 
 def server_time(where: str, sharing: SharedOptions) -> Moment:
-    """What the server's clock says, for whoever only looks: nothing is made or migrated there."""
+    """The time of the server's clock, for a command that only reads: no table is made or migrated."""
     with _driver(where):
         from penstock.stores.postgres.database import ConnectionOptions, Database  # noqa: PLC0415  # as above
-    link = Database(where, sharing.schema, ConnectionOptions(pooler=sharing.pooler), None)
-    try:
-        return link.now()
-    finally:
-        link.close()
+    with closing(Database(where, sharing.schema, ConnectionOptions(pooler=sharing.pooler), None)) as database:
+        return database.now()
 
 
 @contextmanager

@@ -214,7 +214,7 @@ class RoundResult(Struct):
     kept: Kept | None = None
     weighed: int = 0
     #: The class of a lease without a job, if the round granted one.
-    loan: AdmissionClass | None = None
+    standalone_lease: AdmissionClass | None = None
 
 
 def run_round(
@@ -456,4 +456,4 @@ def decide_standalone_lease(
         if inputs.decide(line.admission_class, urgent=line.urgent) is None:
             return RoundResult(), QueuedAhead(head.job_id, head.priority)
     view.ledger.take(admission_class, view.now, ordering.sharing)
-    return RoundResult(loan=admission_class), None
+    return RoundResult(standalone_lease=admission_class), None

@@ -1,8 +1,8 @@
 """
 Group commit: operations that arrive together are written in one transaction.
 
-An fsync costs about as much as a hundred inserts, so sixty-four submitters share one, and each still gets its answer only after
-it. When one operation of a batch fails, the transaction is rolled back and each operation runs alone: none pays for the mistake
+A sync to disk costs about as much as a hundred inserts, so sixty-four submitters share one, and each still gets its answer
+only after it. When one operation of a batch fails, the transaction is rolled back and each operation runs alone: none pays for the mistake
 of another, and no savepoint is paid for while all goes well. The exception is a batch that may have been written after all: it
 is not tried again, and every operation of it fails.
 """
@@ -21,16 +21,16 @@ from typing import Any, Final, Protocol, TypeAlias
 from penstock.core.errors import OutcomeUnknown, StoreFailed
 from penstock.stores.api import Operation, Receipt, RegisterHost
 
-#: For so long a failed write counts as the state of things, if no other write succeeds.
+#: How long `failure` reports a failed write, unless another write succeeds.
 RECENT_SEC: Final = 30.0
-#: Operations of one transaction, unless one commit has more.
+#: The most operations of one transaction, unless one commit has more.
 MOST: Final = 512
 
 _Pending: TypeAlias = tuple[Operation[Any], Future[Any]]
 
 
 class BatchUnknown(OutcomeUnknown):
-    """Of operations that share a transaction. `answers`: the answer to each, if they were written."""
+    """The outcome of a whole transaction is unknown. `answers`: the answer to each operation, if it was written."""
 
     def __init__(self, error: OutcomeUnknown, answers: Sequence[Any]) -> None:
         super().__init__(str(error), **error.data)
@@ -51,9 +51,9 @@ class GroupCommit:
         self._write, self._after = write, after
         #: One entry for each commit: its operations stay together.
         self._commits: deque[list[_Pending]] = deque()
-        #: Held by the thread that writes a batch: the one of this group, or one that waits for its own answers.
+        #: Held by the thread that writes a batch: this writer's own, or one that waits for its own answers.
         self._writing = Lock()
-        self._wake: SimpleQueue[bool] = SimpleQueue()  # False: for the last time
+        self._wake: SimpleQueue[bool] = SimpleQueue()  # False: the store closes
         self._woken = False
         self._failed: tuple[float, StoreFailed] | None = None
         self._gate, self._closed = Lock(), False
@@ -68,7 +68,7 @@ class GroupCommit:
         if all(operation.empty for operation in operations):
             return [answered([]) for _ in operations]
         pending = [(operation, Future[Any]()) for operation in operations]
-        with self._gate:  # behind the end mark no thread would ever answer
+        with self._gate:  # after `close` no thread would answer
             if self._closed:
                 raise StoreFailed("the store is closed", kind="closed")
             self._commits.append(pending)
@@ -80,12 +80,12 @@ class GroupCommit:
 
     @property
     def idle(self) -> bool:
-        """No commit waits for its answers, but for those about to get them."""
+        """Whether no commit waits to be written."""
         return not (self._commits or self._writing.locked())
 
     @property
     def failure(self) -> StoreFailed | None:
-        """Why the last write failed, if that was of late."""
+        """Why the last write failed, if that was a short while ago."""
         failed = self._failed
         return failed[1] if failed is not None and monotonic() - failed[0] < RECENT_SEC else None
 
@@ -130,7 +130,7 @@ class GroupCommit:
     def _run(self, batch: list[_Pending]) -> None:
         try:
             answers = self._write([operation for operation, _ in batch])
-        except BaseException as error:  # noqa: BLE001 - it belongs to the callers that wait for the answers
+        except BaseException as error:  # noqa: BLE001 - the callers that wait for the answers get it
             if isinstance(error, StoreFailed):
                 self._failed = monotonic(), error
             if len(batch) == 1 or _perhaps_written(error):
@@ -160,7 +160,7 @@ def _fail(batch: list[_Pending], error: BaseException) -> None:
 
 
 def with_jobs(error: OutcomeUnknown, answer: Iterable[Any]) -> OutcomeUnknown:
-    """A submit whose outcome is unknown is told which jobs exist if it was written."""
+    """The error of a submit whose outcome is unknown: it names the jobs that exist if the submit was written."""
     jobs = list(dict.fromkeys(receipt.job_id for receipt in answer if isinstance(receipt, Receipt)))
     if not jobs:
         return error
@@ -177,12 +177,12 @@ class Commit(Protocol):
 
 
 def in_turn(steps: Sequence[tuple[Commit, Operation[Any]]]) -> list[Future[Any]]:
-    """Operations that have a writer each: every one is handed in when the one before it has been answered."""
+    """Commit operations that have a writer each, one after the other: each when the one before it has its answer."""
     answers: list[Future[Any]] = [Future() for _ in steps]
-    left = iter(zip(steps, answers, strict=True))
+    remaining = iter(zip(steps, answers, strict=True))
 
     def hand_in(_: object = None) -> None:
-        step = next(left, None)
+        step = next(remaining, None)
         if step is None:
             return
         (commit, operation), answer = step
@@ -208,7 +208,7 @@ def _pass_on(written: Future[Any], answer: Future[Any]) -> None:
 
 
 def outcome_of(write: Callable[[], Any]) -> Future[Any]:
-    """Written now, in this thread."""
+    """The answer of a write that runs now, in this thread."""
     try:
         return answered(write())
     except Exception as error:  # noqa: BLE001 - it is the answer

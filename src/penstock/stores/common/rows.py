@@ -250,36 +250,18 @@ def dispatch_from(row: Sequence[Any], admission_class: AdmissionClass) -> Dispat
 
 
 def host_values(host: Host) -> dict[str, Any]:
-    return {
-        "host": host.host,
-        "instance": host.instance,
-        "capacity": host.capacity,
-        "quiet": str(host.quiet),
-        "labels": json.dumps(host.labels),
-        "version": host.version,
-        "url": host.url,
-        "started_at": host.started_at,
-        "seen_at": host.seen_at,
-        "until": host.until,
-    }
+    """What a host says of itself: not whether it drains, nor its units."""
+    values = msgspec.structs.asdict(host)
+    del values["draining"], values["units"]
+    return values | {"quiet": str(host.quiet), "labels": json.dumps(host.labels)}
 
 
 def host_from(row: Sequence[Any]) -> Host:
-    host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until, draining, units = row
-    return Host(
-        host=HostId(host),
-        instance=instance,
-        capacity=capacity,
-        quiet=QuietState(quiet),
-        labels=tuple(json.loads(labels)),
-        version=version,
-        url=url,
-        started_at=started_at,
-        seen_at=seen_at,
-        until=until,
-        draining=bool(draining),
-        units=units,
-    )
+    """The columns are in the order of the fields."""
+    values = dict(zip(Host.__struct_fields__, row, strict=True))
+    values["quiet"], values["draining"] = QuietState(values["quiet"]), bool(values["draining"])
+    values["labels"] = tuple(json.loads(values["labels"]))
+    return Host(**values)
 
 
 _read: Final = msgspec.json.Decoder(list[Any]).decode

@@ -158,8 +158,10 @@ class MemoryStore(MemoryTables):
         round_result = admit.run_round(self._admission_view(host, now))
         self._deny(round_result, now)
         grants = [self._pick(pick, host, now, terms) for pick in round_result.picks]
-        if round_result.loan is not None:
-            grants.append(Grant(self._start_standalone_lease(round_result.loan, host, now, terms)))
+        if round_result.standalone_lease is not None:
+            grants.append(
+                Grant(self._start_standalone_lease(round_result.standalone_lease, host, now, terms))
+            )
         return grants
 
     def _deny(self, round_result: RoundResult, now: Moment) -> None:

@@ -253,8 +253,8 @@ class RoundAttempt:
                 session, host, state.now, ledger, heads, classes=batcher.classes, without=without
             )
             result = admission.run_round(view)
-            if result.loan is not None:
-                self._need(set(keys_of(result.loan)), result.loan)
+            if result.standalone_lease is not None:
+                self._need(set(keys_of(result.standalone_lease)), result.standalone_lease)
             if not (lost := self._lock_heads(session, result)):
                 break
             without |= lost
@@ -372,7 +372,7 @@ class _Start:
 
     def write(self, result: RoundResult) -> StartedRound:
         denied = [self._deny(denial) for denial in result.denials]
-        if result.picks or result.loan is not None:
+        if result.picks or result.standalone_lease is not None:
             self._start(result)
         # Behind the start, which checks that the heads are as they were read.
         if denied:
@@ -401,7 +401,11 @@ class _Start:
         }
         if picks:
             self._session.defer_rows("start_jobs", common | _heads(result, limits), self._keep)
-        standalone = None if result.loan is None else self._start_standalone(result.loan, common)
+        standalone = (
+            None
+            if result.standalone_lease is None
+            else self._start_standalone(result.standalone_lease, common)
+        )
         flight = {
             "jobs": array([pick.waiting.no for pick in picks]),
             "standalone_lease": standalone,

@@ -1,7 +1,7 @@
 -- Every statement of the SQLite store, by name. A statement, table or view that the PostgreSQL store has too is called the same there.
 
 -- name: newest_numbers
--- The newest row stays: whatever is forgotten, a newer one tells of it.
+-- The newest row is never pruned: pruning writes an event, in a newer row.
 SELECT jobs, batch + size - 1 FROM trail ORDER BY batch DESC LIMIT 1;
 
 -- name: class_by_key
@@ -90,7 +90,7 @@ SELECT j.no, j.state, j.fence, j.events, j.addon_id, j.job_id
 FROM json_each(:ids) AS asked CROSS JOIN job_full j ON j.job_id = asked.value;
 
 -- name: dispatches_for_changes
--- `ids`: the name, and what it is made of: job and fence. What has ended is found by its name alone: nobody moves it any more.
+-- `ids`: dispatch id, job id and fence. Ended dispatches are not read: no change moves them.
 SELECT l.phase, l.expires_at, l.class_no, l.host, l.started_at, l.no, l.reason, asked.value ->> 0
 FROM json_each(:ids) AS asked CROSS JOIN job j ON j.job_id = asked.value ->> 1 CROSS JOIN active_dispatch l ON l.no = j.no AND l.fence = asked.value ->> 2
 UNION ALL SELECT l.phase, l.expires_at, l.class_no, l.host, l.started_at, l.no, l.reason, l.standalone_lease
@@ -307,12 +307,12 @@ DELETE FROM ended_dispatch WHERE job_no = ?;
 SELECT c.data FROM checkpoint c JOIN job j ON j.no = c.job_no WHERE j.job_id = :job_id;
 
 -- name: events
--- Whole batches, for as long as somebody reads on. The first one may have been read in part.
+-- Whole batches, for as long as the reader goes on. It may have read a part of the first one.
 SELECT batch - 1, events FROM trail
 WHERE batch >= coalesce((SELECT max(batch) FROM trail WHERE batch <= :after), 0) AND batch + size - 1 > :after ORDER BY batch;
 
 -- name: events_of
--- The same, of batches that may tell of one of these kinds.
+-- The same, only batches that may have an event of one of these kinds.
 SELECT batch - 1, events FROM trail
 WHERE batch >= coalesce((SELECT max(batch) FROM trail WHERE batch <= :after), 0) AND batch + size - 1 > :after
 AND EXISTS (SELECT 1 FROM json_each(:kinds) AS kind WHERE instr(events, kind.value) > 0) ORDER BY batch;
@@ -331,7 +331,7 @@ SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence,
        i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, j.pid
 
 -- name: jobs_by_id
--- CROSS: in the order asked for, and by look-ups, whatever the planner thinks of the sizes.
+-- CROSS: in the order of the ids, and by look-ups, whatever the planner thinks of the sizes.
 FROM json_each(?) AS asked CROSS JOIN job_full j ON j.job_id = asked.value CROSS JOIN intent i USING (no)
 
 -- name: all_jobs
@@ -356,7 +356,7 @@ SELECT d.dispatch_id, d.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted
 FROM dispatch_full d
 
 -- name: register_host
--- A name that somebody else bears, and is alive, stays as it is: then nothing comes back.
+-- The row of another scheduler that is alive stays as it is: then no row is returned.
 INSERT INTO host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until)
 VALUES (:host, :instance, :capacity, :quiet, :labels, :version, :url, :started_at, :seen_at, :until)
 ON CONFLICT (host) DO UPDATE SET instance = excluded.instance, capacity = excluded.capacity, quiet = excluded.quiet, labels = excluded.labels,
@@ -388,7 +388,7 @@ FROM dispatch_full d LEFT JOIN job_full j ON j.no = d.job_no WHERE d.phase <> 'e
 SELECT addon_id, state, count(*) FROM job_full GROUP BY addon_id, state;
 
 -- name: audit_in_flight
--- And what is in two places, or in none; and what is done and could not be forgotten.
+-- Also jobs in two tables or in none, and done jobs that pruning would not find.
 SELECT j.job_id FROM job j LEFT JOIN queue q ON q.no = j.no LEFT JOIN active_dispatch l ON l.no = j.no LEFT JOIN ended_dispatch a ON a.job_no = j.no AND a.fence > j.tried
 WHERE (j.state IS NOT NULL) + (q.no IS NOT NULL) + (l.no IS NOT NULL) + coalesce(a.fence = j.tried + 1 AND a.how = 'completed', 0) <> 1
    OR l.fence <> j.tried + 1 OR q.fence <> j.tried

@@ -105,8 +105,8 @@ def admit(tx: Transaction, admit: Admit) -> list[Grant]:
         view.close()
     _deny(tx, result)
     grants = _start(tx, result.picks, admit.host, admit.terms)
-    if result.loan is not None:
-        grants.append(Grant(_start_standalone_lease(tx, result.loan, admit.host, admit.terms)))
+    if result.standalone_lease is not None:
+        grants.append(Grant(_start_standalone_lease(tx, result.standalone_lease, admit.host, admit.terms)))
     if admit.preview is not None:
         tx.previews.append(partial(admit.preview, grants))
     return grants

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.intent import Intent, all_but_payload
-from penstock.core.jobs.job import DispatchStep, EventKind, JobStep, Place, place
+from penstock.core.jobs.job import DispatchStep, EventKind, JobStep, place
 from penstock.core.jobs.spending import NOTHING_SPENT, Standing, windows
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, EndReason, HostId, JobId, Money, Span
@@ -134,7 +134,7 @@ def apply(tx: Transaction, change: Change) -> bool:
             tx.give_back(host, class_no, 1)
             active = 0 if started_at is None else max(0, tx.now - started_at)
     if job is not None:
-        _move_job(tx, job, _Moved(no, events, active))
+        _move_job(tx, job, no, events, active)
         tx.totals.move(addon_id, job.source, job.target)
     for n_after, note in enumerate(change.notes, n + 1):
         event_job = NO_JOB if job is None else EventJob(no, job.job_id, n_after, job.target)
@@ -166,38 +166,28 @@ def _move_dispatch(tx: Transaction, step: DispatchStep, no: int, events: int) ->
         tx.write("move_dispatches", (step.target, started, *limits, step.source, no))
 
 
-class _Moved(NamedTuple):
-    """A job by its number, with what follows from its step."""
-
-    no: int
-    #: With those of this change.
-    events: int
-    #: How long the attempt was that has just ended.
-    active: Span
-
-
-def _move_job(tx: Transaction, step: JobStep, moved: _Moved) -> None:
+def _move_job(tx: Transaction, step: JobStep, no: int, events: int, active: Span) -> None:
+    """`events`: of the job, with those of this change. `active`: how long the attempt was that has just ended."""
     if step.place is not None:
-        _to_queue(tx, step, step.place, moved)
+        _to_queue(tx, step, no, events, active)
     elif step.target is step.source or step.target in IN_FLIGHT:
-        _count_events(tx, step, moved)
+        _count_events(tx, step, no, events)
     elif step.target is not JobState.DONE:
-        _settle(tx, step, moved)
+        _settle(tx, step, no, events, active)
 
 
-def _count_events(tx: Transaction, step: JobStep, moved: _Moved) -> None:
+def _count_events(tx: Transaction, step: JobStep, no: int, events: int) -> None:
     if step.source is JobState.QUEUED:
-        tx.write("note_queued", (moved.events, moved.no))
+        tx.write("note_queued", (events, no))
     elif step.source in IN_FLIGHT:
-        tx.write("note_dispatch", (moved.events, moved.no))
+        tx.write("note_dispatch", (events, no))
     elif step.source is JobState.DONE:
-        tx.write("note_ended_dispatch", (moved.events, step.fence, moved.no))
+        tx.write("note_ended_dispatch", (events, step.fence, no))
     else:
-        tx.write("note_settled", (moved.events, step.source, moved.no))
+        tx.write("note_settled", (events, step.source, no))
 
 
-def _settle(tx: Transaction, step: JobStep, moved: _Moved) -> None:
-    no, events, active = moved
+def _settle(tx: Transaction, step: JobStep, no: int, events: int, active: Span) -> None:
     if step.source is JobState.QUEUED:
         tx.write("settle_queued", (step.target, events, tx.now, *_counters(step), no))
         tx.write("leave_queue", (listed([no]),))
@@ -207,8 +197,9 @@ def _settle(tx: Transaction, step: JobStep, moved: _Moved) -> None:
         tx.write("settle_job", (step.target, *attempt, *_counters(step), ran, _own_state(step), no))
 
 
-def _to_queue(tx: Transaction, step: JobStep, place: Place, moved: _Moved) -> None:
-    no, events, active = moved
+def _to_queue(tx: Transaction, step: JobStep, no: int, events: int, active: Span) -> None:
+    assert step.place is not None
+    place = step.place
     order = (place.ready_at, place.priority, tx.classes.number(tx.con, place.admission_class))
     times = (place.earliest_start_at, place.not_before, place.deadline_at)
     if step.source is JobState.QUEUED:

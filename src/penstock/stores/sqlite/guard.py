@@ -25,7 +25,7 @@ import time
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple, Self, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import apsw
 
@@ -119,12 +119,6 @@ class HighWaterMark:
 
     def close(self) -> None:
         os.close(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # the files in use

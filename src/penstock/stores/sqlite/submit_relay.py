@@ -29,7 +29,6 @@ from threading import Lock, Thread, current_thread
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from msgspec.structs import replace
 
 from penstock.core.errors import StoreFailed
 from penstock.core.jobs.intent import Intent
@@ -44,7 +43,7 @@ MOST_JOBS: Final = 64
 MOST_BYTES: Final = 60_000
 #: How long a sender waits for an answer, and how long it writes for itself after one that did not come.
 PATIENCE_SEC: Final = 2.0
-SHY_SEC: Final = 10.0
+AVOID_SEC: Final = 10.0
 _AT_ONCE: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
@@ -61,36 +60,22 @@ _Row: TypeAlias = tuple[
     str, str, int, int, int, str, int, float | int | None, str, tuple[str, ...], bool, int | None, int | None,
     int | None, int | None, int | None, str, str | None, tuple[int, ...], tuple[str, ...],
 ]  # fmt: skip
-_said: Final = attrgetter(*Intent.__struct_fields__)
+_fields: Final = attrgetter(*Intent.__struct_fields__)
 _STATES: Final = {str(state): state for state in JobState}
 _encode: Final = msgspec.msgpack.encode
 _requests: Final = msgspec.msgpack.Decoder(tuple[list[str], list[_Row], tuple[int | None, int | None]])
 _answers: Final = msgspec.msgpack.Decoder(list[tuple[str, str, bool]] | None)
 
 
-def _written(submit: NamedSubmit) -> bytes:
-    rows = [_said(intent) for intent in submit.intents]
+def _encoded(submit: NamedSubmit) -> bytes:
+    rows = [_fields(intent) for intent in submit.intents]
     return _encode((submit.job_ids, rows, (submit.depth.total, submit.depth.per_addon)))
 
 
-class _Reader:
-    """Most submits are calls of the function that the one before called, and differ by their payload alone."""
-
-    def __init__(self) -> None:
-        self._like: tuple[Any, ...] = ()
-        self._last: Intent | None = None
-
-    def read(self, text: bytes) -> NamedSubmit:
-        names, rows, depth = _requests.decode(text)
-        return NamedSubmit([self._intent(row) for row in rows], Depth(*depth), names)  # type: ignore[arg-type]  # rows come as plain lists
-
-    def _intent(self, row: _Row) -> Intent:
-        like = (*row[:8], *row[9:])  # all but the payload
-        if self._last is None or like != self._like:
-            values: list[Any] = [*row]
-            values[4], values[5] = Constraint(row[4]), RunWhen(row[5])
-            self._like, self._last = like, Intent(*values)
-        return replace(self._last, payload=row[8])
+def _decoded(text: bytes) -> NamedSubmit:
+    job_ids, rows, depth = _requests.decode(text)
+    intents = [Intent(*row[:4], Constraint(row[4]), RunWhen(row[5]), *row[6:]) for row in rows]  # type: ignore[arg-type]
+    return NamedSubmit(intents, Depth(*depth), [JobId(job_id) for job_id in job_ids])
 
 
 # the end that commits
@@ -100,12 +85,12 @@ _open_servers: weakref.WeakSet[SubmitRelayServer] = weakref.WeakSet()
 
 class SubmitRelayServer:
     """
-    OSError: another process has this name already. `relay` is called from the server's own thread, with all submits that lay there; it
-    commits them, in that thread if it can.
+    OSError: another process has this name already. `relay` is called from the server's own thread with all submits that have
+    arrived; it commits them, in that thread if it can.
     """
 
     def __init__(self, name: str, relay: Relay) -> None:
-        self._relay, self._reader = relay, _Reader()
+        self._relay = relay
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._listener.bind(name)
@@ -121,16 +106,16 @@ class SubmitRelayServer:
         self._sender_at: dict[int, socket.socket] = {}
         self._unanswered: set[socket.socket] = set()
         self._closed = False
-        #: Between an answer and the closing of what it goes to: the number may be another file's by then.
+        #: Held to answer and to close a socket: its number may belong to another file after that.
         self._lock = Lock()
         self._thread = Thread(target=self._serve, name="penstock-relay", daemon=True)
         self._thread.start()
         _open_servers.add(self)
 
     def close(self) -> None:
-        """No further submit is taken; those in hand are still answered."""
+        """Take no further submit; those taken before are still answered."""
         self._wake.send(b"0")
-        # It may find out by itself that another process takes submits now.
+        # The relay's own thread may find out that another process takes submits now.
         if current_thread() is not self._thread:
             self._thread.join()
         with self._lock:
@@ -143,7 +128,7 @@ class SubmitRelayServer:
             each.close()
 
     def leave_to_parent(self) -> None:
-        """A fork has these sockets too, and no thread that serves them: senders would wait for ever."""
+        """A forked process has these sockets too, and no thread that serves them: senders would wait for ever."""
         self._lock = Lock()  # the thread that held it stayed in the parent
         self._shut(set(self._senders))
 
@@ -160,11 +145,11 @@ class SubmitRelayServer:
                     else:
                         self._watched.unregister(fd)
                         del self._sender_at[fd]
-                        self._part(sender)
+                        self._remove(sender)
                 elif fd == self._ended.fileno():
                     going = False
                 else:
-                    self._welcome()
+                    self._accept()
             if submits:
                 self._commit(submits)
         self._watched.close()
@@ -179,29 +164,29 @@ class SubmitRelayServer:
         for (sender, _), answer in zip(submits, answers, strict=True):
             answer.add_done_callback(partial(self._answer, sender))
 
-    def _welcome(self) -> None:
-        with contextlib.suppress(OSError):  # gone again, or we have no descriptors left
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # the sender has gone, or this process has no descriptors left
             sender, _ = self._listener.accept()
             with self._lock:
                 self._senders.add(sender)
-            if _is_ours(sender):
+            if _has_same_user(sender):
                 self._watched.register(sender, select.EPOLLIN)
                 self._sender_at[sender.fileno()] = sender
             else:
-                self._part(sender)
+                self._remove(sender)
 
     def _read(self, sender: socket.socket) -> NamedSubmit | None:
-        """None: it has gone."""
+        """None: the sender has gone."""
         try:
             text = sender.recv(MOST_BYTES)
-            return self._reader.read(text) if text else None
+            return _decoded(text) if text else None
         except (OSError, ValueError):  # msgspec's errors are ValueErrors: a Penstock of another version
             return None
 
     def _answer(self, sender: socket.socket, answer: Future[list[Receipt]]) -> None:
         """
-        The receipts, durable; or None: not done, write for yourself and see why. A failed commit is undone, whatever its outcome after a
-        crash would be, so the sender may write in its place.
+        Send the receipts, which are durable; or None: nothing was written, and the sender writes for itself and learns why. A
+        failed commit is undone, whatever its outcome after a crash would be, so the sender may write in its place.
         """
         receipts = (
             None
@@ -215,13 +200,13 @@ class SubmitRelayServer:
                     sender.shutdown(socket.SHUT_RD)  # before it can send its next one here
                 sender.send(text, _AT_ONCE)
             except OSError:
-                pass  # it did not wait
+                pass  # the sender did not wait
             self._unanswered.discard(sender)
             if self._closed:
                 self._senders.discard(sender)
                 sender.close()
 
-    def _part(self, sender: socket.socket) -> None:
+    def _remove(self, sender: socket.socket) -> None:
         with self._lock:
             self._senders.discard(sender)
             sender.close()
@@ -239,51 +224,51 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class SubmitRelayClient:
-    """Used by many threads, each of which waits for its own answer: no thread stands between the sender and the disk."""
+    """Used by many threads. Each waits for its own answer, so no other thread of this process takes part in a submit."""
 
     def __init__(self, names: SocketNames) -> None:
         self._names = names
         self._idle: SimpleQueue[socket.socket] = SimpleQueue()
-        self._shy_until = 0.0
+        self._avoid_until = 0.0
 
     def line(self, jobs: int) -> socket.socket | None:
         """A connection to the process that takes submits now, for one submit of so many jobs."""
-        if jobs > MOST_JOBS or time.monotonic() < self._shy_until:
+        if jobs > MOST_JOBS or time.monotonic() < self._avoid_until:
             return None
         return self._line()
 
     def deliver(self, submit: NamedSubmit, line: socket.socket) -> tuple[list[Receipt] | None, bool]:
-        """The answer, if there was one; and whether it is certain that without one nothing was written."""
-        text = _written(submit)
+        """The answer, if there was one; and whether it is certain that nothing was written without one."""
+        text = _encoded(submit)
         if len(text) > MOST_BYTES:
             self._idle.put(line)
             return None, True
-        there: socket.socket | None = line
-        while there is not None:
+        connection: socket.socket | None = line
+        while connection is not None:
             try:
-                there.send(text, socket.MSG_NOSIGNAL)
+                connection.send(text, socket.MSG_NOSIGNAL)
             except OSError:  # that process has gone; perhaps another one takes submits now
-                there.close()
-                there = self._line()
+                connection.close()
+                connection = self._line()
             else:
-                return self._hear(there)
+                return self._receive(connection)
         return None, True
 
-    def _hear(self, line: socket.socket) -> tuple[list[Receipt] | None, bool]:
+    def _receive(self, line: socket.socket) -> tuple[list[Receipt] | None, bool]:
         try:
-            told = line.recv(MOST_BYTES)
-            answer = _answers.decode(told) if told else None
+            message = line.recv(MOST_BYTES)
+            answer = _answers.decode(message) if message else None
         except BlockingIOError:
-            self._shy_until = time.monotonic() + SHY_SEC
+            self._avoid_until = time.monotonic() + AVOID_SEC
             line.close()
             return None, False
         except (OSError, ValueError):
             line.close()
             return None, False
-        except BaseException:  # Ctrl-C: the answer that still comes must not be taken for the next one's
+        except BaseException:  # Ctrl-C: the next submit must not take the answer that still comes
             line.close()
             raise
-        if not told:
+        if not message:
             line.close()
             return None, False
         self._idle.put(line)
@@ -305,7 +290,7 @@ class SubmitRelayClient:
             except OSError:
                 line.close()
                 continue
-            if _is_ours(line):
+            if _has_same_user(line):
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(PATIENCE_SEC))
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(PATIENCE_SEC))
                 return line
@@ -321,7 +306,7 @@ def _timeval(seconds: float) -> bytes:
     return struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
 
 
-def _is_ours(end: socket.socket) -> bool:
-    told: Any = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", told)
+def _has_same_user(end: socket.socket) -> bool:
+    credentials: Any = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
     return bool(uid == os.geteuid())

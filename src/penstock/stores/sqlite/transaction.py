@@ -58,7 +58,7 @@ NO_JOB: Final = EventJob(None, None, 0, None)
 class Transaction:
     """
     Entered for one write transaction at a time: committed at the end, rolled back if anything raises. All that is committed
-    together has one moment, `now`, asked for when the lock has been waited for.
+    together has one moment, `now`, read from the clock when the lock has been waited for.
     """
 
     def __init__(
