@@ -171,8 +171,8 @@ MUTANTS = [
         "http: a cookie is a bearer token",
         "penstock/server/tokens.py",
         "Sessions.open",
-        'cookie, half = f"{token_id}.{secrets.token_urlsafe(32)}", secrets.token_urlsafe(32)\n        self._tokens.add(token_id, self._proof(cookie, half), new_token, who)',
-        'half = secrets.token_urlsafe(32)\n        cookie = f"{token_id}.{half}"\n        self._tokens.add(token_id, self._proof(cookie, half), new_token, who)',
+        'cookie, half = f"{token_id}.{secrets.token_urlsafe(32)}", secrets.token_urlsafe(32)\n        self._tokens.add(token_id, self._proof(cookie, half), new_token, principal)',
+        'half = secrets.token_urlsafe(32)\n        cookie = f"{token_id}.{half}"\n        self._tokens.add(token_id, self._proof(cookie, half), new_token, principal)',
         ("tests/server/test_page.py::test_a_cookie_alone_is_worthless_whatever_is_made_of_it",),
     ),
     Mutant(

@@ -3,7 +3,8 @@ The API as an ASGI application: every request passes the same checks in the same
 
     host, origin, site -> token -> route -> scope -> limits -> query, body -> handler -> answer
 
-It speaks ASGI itself. A framework in between cost as much again as the rest of a small request, and the route table has all that it would add.
+It speaks ASGI itself. A framework in between cost as much again as the rest of a small request, and the route
+table has all that it would add.
 """
 
 from __future__ import annotations
@@ -81,10 +82,11 @@ class Exposure:
 
 def check_origin(headers: Mapping[bytes, bytes], exposure: Exposure, *, any_site: bool = False) -> None:
     """
-    Refuse a request that another site makes in the browser of a user. `any_site`: Sec-Fetch-Site may be anything.
+    Refuse a request that another site makes in the browser of a user. `any_site`: Sec-Fetch-Site may be
+    anything.
 
-    A page in a browser on this machine can reach a loopback port: by a form, by a script, or by a name that it points at 127.0.0.1
-    later. It cannot choose its Host, its Origin or its Sec-Fetch-Site.
+    A page in a browser on this machine can reach a loopback port: by a form, by a script, or by a name that
+    it points at 127.0.0.1 later. It cannot choose its Host, its Origin or its Sec-Fetch-Site.
     """
     host = _without_port(headers.get(b"host", b"").decode("latin-1")).lower()
     if host not in exposure.hosts:
@@ -157,21 +159,23 @@ class Api:
         if len(request.headers) < len(scope["headers"]):
             _refuse_doubles(scope["headers"])
         check_origin(request.headers, self._exposure)
-        request.principal = who = _NOBODY if scope["path"] == "/healthz" else self._principal(request)
-        if who is not _NOBODY:
+        principal = request.principal = (
+            _ANONYMOUS if scope["path"] == "/healthz" else self._principal(request)
+        )
+        if principal is not _ANONYMOUS:
             request.connection.prove()
         route, request.path = _ROUTER.find(scope["method"], scope["path"])
-        if not isinstance(route.scope, OpenRoute) and route.scope not in who.scopes:
+        if not isinstance(route.scope, OpenRoute) and route.scope not in principal.scopes:
             raise Forbidden(f"this needs a token with the scope {route.scope}", scope=str(route.scope))
         if self.stopping:
             raise Stopping("the scheduler is stopping")
-        with _counted(self._app_state.open_requests, who.name, self._limits.requests):
+        with _counted(self._app_state.open_requests, principal.name, self._limits.requests):
             await self._read(request, route)
             if route.waits or self._shortened(request.query) or self._shortened(request.body):
                 request.waits = True
                 with (
-                    _counted(self._waiting, who.name, self._limits.waiting),
-                    self._token_watch.watching(who, request.end),
+                    _counted(self._waiting, principal.name, self._limits.waiting),
+                    self._token_watch.watching(principal, request.end),
                 ):
                     await self._answer(request, route)
             else:
@@ -261,7 +265,7 @@ def _counted(counter: Counter[str], name: str, limit: int) -> Iterator[None]:
             del counter[name]
 
 
-_NOBODY: Final = Principal("nobody", frozenset())
+_ANONYMOUS: Final = Principal("anonymous", frozenset())
 _NOTHING: Final = Decoder(wire.Nothing)
 
 

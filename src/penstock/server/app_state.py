@@ -1,8 +1,8 @@
 """
 What all requests share: the scheduler, the tokens, the trail, and threads for calls that block.
 
-A handler that is a plain function runs in a thread, because the store blocks. A handler that waits for something to happen is a
-coroutine, and hands only its single steps to the threads.
+A handler that is a plain function runs in a thread, because the store blocks. A handler that waits for
+something to happen is a coroutine, and hands only its single steps to the threads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class Runs(Protocol):
 
 
 class AppState:
-    """`output`, `functions` and `runs` belong to the runner beside the scheduler, if there is one; `sessions` to the page."""
+    """
+    `output`, `functions` and `runs` belong to the runner beside the scheduler, if there is one; `sessions` to
+    the page.
+    """
 
     def __init__(
         self,
@@ -77,15 +80,23 @@ class AppState:
         service.store.on_change(self.trail.notify)
 
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
-        """Run a call in one of a few threads, on behalf of all clients: a store may wait for a disk or a lock, and the event loop must not."""
+        """
+        Run a call in one of a few threads, on behalf of all clients: a store may wait for a disk or a lock,
+        and the event loop must not.
+        """
         return self.pool.run(OURS, function, *args)
 
     def record(self, kind: EventKind, reason: str, by: Principal, data: Mapping[str, Any]) -> None:
-        """Write an act of administration into the trail, with its principal. It is no addon's event: no bound token sees it. It blocks."""
+        """
+        Write an act of administration into the trail, with its principal. It is no addon's event: no bound
+        token sees it. It blocks.
+        """
         committed(self.store, Apply([admin_event(self.store.now(), kind, reason, by.name, data)]))
 
     async def is_healthy(self) -> bool:
-        """Checked once a second at most: every client may ask for it without a token, so it must cost nothing."""
+        """
+        Checked once a second at most: every client may ask for it without a token, so it must cost nothing.
+        """
         at, healthy = self._health
         now = self.loop.time()
         if now - at > 1.0:
@@ -132,12 +143,12 @@ class _Waiting(NamedTuple):
 
 class FairPool:
     """
-    A few threads for calls that block, shared fairly: each owner (an addon, or a token that is bound to none) has its own queue, and
-    the owners take turns.
+    A few threads for calls that block, shared fairly: each owner (an addon, or a token that is bound to none)
+    has its own queue, and the owners take turns.
 
-    First come, first served would let one owner with hundreds of slow reads delay the heartbeats of all others until their leases are over.
-    `per_owner`: threads at once, so that other owners find one free. Lives on one event loop: everything but the calls themselves happens
-    there, so there is no lock.
+    First come, first served would let one owner with hundreds of slow reads delay the heartbeats of all
+    others until their leases are over. `per_owner`: threads at once, so that other owners find one free.
+    Lives on one event loop: everything but the calls themselves happens there, so there is no lock.
     """
 
     def __init__(self, threads: int, per_owner: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -195,7 +206,10 @@ class FairPool:
 
 
 class Owners:
-    """The addon of each event. An event does not name it, and a job never changes its addon, so a looked-up addon is kept."""
+    """
+    The addon of each event. An event does not name it, and a job never changes its addon, so a looked-up
+    addon is kept.
+    """
 
     _KEPT: Final = 50_000
 
@@ -235,7 +249,8 @@ _MOST: Final = 64
 
 class Programs:
     """
-    Programs that show their pools and graphs on the page. Each sends a snapshot about once a second, and is forgotten soon after it stops.
+    Programs that show their pools and graphs on the page. Each sends a snapshot about once a second, and is
+    forgotten soon after it stops.
 
     Only the latest is kept, in memory: nothing is decided by it, so nothing is lost with it.
     """
@@ -254,7 +269,10 @@ class Programs:
             self._snapshots[addon_id, snapshot.name] = (now, snapshot)
 
     def _make_room(self, addon_id: str | None) -> None:
-        """The addon with the most programs gives one up, unless the newcomer would then have as many: no addon can take all places."""
+        """
+        The addon with the most programs gives one up, unless the newcomer would then have as many: no addon
+        can take all places.
+        """
         held = Counter(owner for owner, _ in self._snapshots)
         [(largest, most)] = held.most_common(1)
         if held[addon_id] + 1 >= most:

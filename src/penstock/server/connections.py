@@ -1,16 +1,18 @@
 """
-Connections: how many each peer may have, and the limits that hold before the application sees anything of a request.
+Connections: how many each peer may have, and the limits that hold before the application sees anything of a
+request.
 
-A client that opens connections and sends nothing must not lock the others out. So a full listener does not refuse a new connection:
-it closes one that serves no request, the oldest first, and those whose client has shown a valid token last. What is being served is
-limited by token, so only clients with a token can fill a listener for good, and then one peer only up to its own budget.
+A client that opens connections and sends nothing must not lock the others out. So a full listener does not
+refuse a new connection: it closes one that serves no request, the oldest first, and those whose client has
+shown a valid token last. What is being served is limited by token, so only clients with a token can fill a
+listener for good, and then one peer only up to its own budget.
 
-The event loop's own servers count nothing before a TLS handshake is over, and one of them cannot keep places for another. So each
-listener accepts by itself, and takes a place in the budget before TLS and before it reads a byte. The owner's Unix socket has a
-budget of its own: whatever happens on TCP, the owner gets in.
+The event loop's own servers count nothing before a TLS handshake is over, and one of them cannot keep places
+for another. So each listener accepts by itself, and takes a place in the budget before TLS and before it
+reads a byte. The owner's Unix socket has a budget of its own: whatever happens on TCP, the owner gets in.
 
-The whole head of a request has a deadline and a size, both absolute: a client that sends a byte now and then gains nothing by it. Nor
-does one that does not read its answer.
+The whole head of a request has a deadline and a size, both absolute: a client that sends a byte now and then
+gains nothing by it. Nor does one that does not read its answer.
 """
 
 from __future__ import annotations
@@ -51,8 +53,9 @@ class ConnectionLimits:
     """
     `connections`: over TCP, of which one peer may have `per_peer`; `local`: over the owner's Unix socket.
 
-    `head_sec`: from the first byte of a request, or from the connection, to the end of its head, and for a TLS handshake; `body_sec`: from there to its
-    end; `unread_sec`: for a client to take what waits to be sent.
+    `head_sec`: from the first byte of a request, or from the connection, to the end of its head, and for a
+    TLS handshake; `body_sec`: from there to its end; `unread_sec`: for a client to take what waits to be
+    sent.
     """
 
     connections: int = 1_000
@@ -64,7 +67,10 @@ class ConnectionLimits:
 
 
 class SocketListener:
-    """`connect`: makes the protocol of a connection from its budget, its peer and whether a declared proxy sends it."""
+    """
+    `connect`: makes the protocol of a connection from its budget, its peer and whether a declared proxy sends
+    it.
+    """
 
     def __init__(
         self,
@@ -160,7 +166,10 @@ class SocketListener:
             sock.close()
 
     def _turn_away(self, sock: socket.socket, status: int, code: str, detail: str, hint: str) -> None:
-        """Without TLS it sends an answer, if the client takes it at once; with TLS there is no connection to send one on."""
+        """
+        Without TLS it sends an answer, if the client takes it at once; with TLS there is no connection to
+        send one on.
+        """
         if self._tls is None:
             try:
                 sock.send(refusal(status, code, detail, hint))
@@ -199,7 +208,10 @@ class Peers:
         self._proxies = frozenset(map(_plain, proxies))
 
     def may_connect(self, address: str) -> bool:
-        """Without TLS only this machine and a declared proxy may connect: other peers would send their token for all to read."""
+        """
+        Without TLS only this machine and a declared proxy may connect: other peers would send their token for
+        all to read.
+        """
         return self._tls or _plain(address).is_loopback or self.is_proxy(address)
 
     def is_proxy(self, address: str) -> bool:
@@ -213,7 +225,9 @@ def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def _counted(address: str) -> str:
-    """One peer: an IPv4 address, or an IPv6 network, for a single host has as many addresses in it as it likes."""
+    """
+    One peer: an IPv4 address, or an IPv6 network, for a single host has as many addresses in it as it likes.
+    """
     read = _plain(address)
     return str(read) if read.version == 4 else str(ipaddress.ip_network((read, 64), strict=False))
 
@@ -254,7 +268,10 @@ class ConnectionBudget:
         return False
 
     def prove(self, connection: HttpConnection) -> None:
-        """Its client has shown a valid token. Called with every request, so that the order is that of the last ones."""
+        """
+        Its client has shown a valid token. Called with every request, so that the order is that of the last
+        ones.
+        """
         connections = self._peers.get(connection.peer, {})
         if connections.pop(connection, None) is not None:
             connections[connection] = True
@@ -290,7 +307,8 @@ class HttpConnection(HttpToolsProtocol):
         self._made = self._had_request = False
         self._timer: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
-        #: What has arrived since the head began; how many headers the parser found, and the bytes in them and in the path.
+        #: What has arrived since the head began; how many headers the parser found, and the bytes in them and
+        #: in the path.
         self._head_size = self._headers = self._parsed = 0
         self._in_head, self._in_body = True, False
         self._refusal: tuple[int, str, str] | None = None
@@ -357,7 +375,8 @@ class HttpConnection(HttpToolsProtocol):
         if self._in_body and not self.cycle.response_complete:
             self._arm(self._limits.body_sec)
         elif self._in_head or self.cycle.response_complete:
-            # Between requests too: a client may dribble the rest of an answered request, or line feeds before the next.
+            # Between requests too: a client may dribble the rest of an answered request, or line feeds before
+            # the next.
             self._arm(self._limits.head_sec)
 
     def on_message_begin(self) -> None:
@@ -438,7 +457,10 @@ _date: tuple[int, list[tuple[bytes, bytes]]] = (0, [])
 
 
 def _dated() -> list[tuple[bytes, bytes]]:
-    """The Date header, made anew on the first request of a second: a timer for it would wake an idle machine for nothing."""
+    """
+    The Date header, made anew on the first request of a second: a timer for it would wake an idle machine for
+    nothing.
+    """
     global _date  # noqa: PLW0603 - a cache of one entry
     now = int(time.time())
     if _date[0] != now:

@@ -1,8 +1,10 @@
 """
-What clients wait for, read once for all of them and without a thread for any: the trail, jobs to claim, and the live stats.
+What clients wait for, read once for all of them and without a thread for any: the trail, jobs to claim, and
+the live stats.
 
-The store calls after each commit, from its own thread. One task then reads the new events and keeps the last few thousand, so a
-hundred streams cost one read. A client that has fallen further behind reads the store by itself. While no client waits, nothing is read.
+The store calls after each commit, from its own thread. One task then reads the new events and keeps the last
+few thousand, so a hundred streams cost one read. A client that has fallen further behind reads the store by
+itself. While no client waits, nothing is read.
 """
 
 from __future__ import annotations
@@ -135,8 +137,9 @@ class EventHub:
 
     async def wait(self, since: int, seconds: float, wants: Callable[[Event], bool]) -> bool:
         """
-        Wait until such an event is read, the time is over, or the server stops; whether one was. `since`: the `position` before the
-        caller last looked, so that what happened while it looked is not missed. For readers.
+        Wait until such an event is read, the time is over, or the server stops; whether one was. `since`: the
+        `position` before the caller last looked, so that what happened while it looked is not missed. For
+        readers.
         """
         if self.closed or seconds <= 0:
             return False
@@ -167,8 +170,8 @@ class ClaimQueue:
     """
     The clients that wait for jobs of the same kinds, one behind the other.
 
-    When something happens the first one asks; the next asks only if the first got as many as it wanted. So a thousand idle workers cost one
-    question and not a thousand.
+    When something happens the first one asks; the next asks only if the first got as many as it wanted. So a
+    thousand idle workers cost one question and not a thousand.
     """
 
     def __init__(self, job_service: JobService, trail: EventHub) -> None:
@@ -218,7 +221,8 @@ _UNNOTIFIED: Final = 10
 
 class StatsStream:
     """
-    The live stats for every client that watches: one frame a second, encoded once and sent to all, so ten open pages cost what one costs.
+    The live stats for every client that watches: one frame a second, encoded once and sent to all, so ten
+    open pages cost what one costs.
 
     It runs on the server's loop; the reading is done in a thread.
     """
@@ -254,7 +258,10 @@ class StatsStream:
             await asyncio.sleep(_EVERY)
 
     async def beat_once(self) -> None:
-        """Count, and encode a frame only while a client watches. Without a commit since the last second the store is not read."""
+        """
+        Count, and encode a frame only while a client watches. Without a commit since the last second the
+        store is not read.
+        """
         if self.watchers:
             self.line = await self._run(self._step)
             return

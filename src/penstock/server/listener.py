@@ -1,8 +1,8 @@
 """
 Listening: a loopback port and a Unix socket, on one event loop in a thread of its own.
 
-uvicorn's protocol reads and writes HTTP; its server is not used, because that one ticks ten times a second even when no client calls, and cannot
-tell a stream to end.
+uvicorn's protocol reads and writes HTTP; its server is not used, because that one ticks ten times a second
+even when no client calls, and cannot tell a stream to end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ MAX_SOCKET_PATH = 107  # what the kernel has room for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """`directory` holds the tokens and must be private. `bind` None: no TCP; `socket` None: no Unix socket."""
+    """
+    `directory` holds the tokens and must be private. `bind` None: no TCP; `socket` None: no Unix socket.
+    """
 
     directory: Path
     bind: str | None = "127.0.0.1"
@@ -55,14 +57,16 @@ class Config:
     #: Besides the loopback names.
     allowed_hosts: Collection[str] = ()
     allowed_origins: Collection[str] = ()
-    #: For calls that block, and how many of them one addon (or one token that is bound to none) may have at once.
+    #: For calls that block, and how many of them one addon (or one token that is bound to none) may have at
+    #: once.
     threads: int = 12
     threads_per_owner: int = 8
     limits: RequestLimits = field(default_factory=RequestLimits)
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     #: How long a request that is being served may take to end when the server stops.
     stop_sec: float = 5.0
-    #: Of a scheduler with a runner: where the output of its runs is, and which functions may be submitted to it.
+    #: Of a scheduler with a runner: where the output of its runs is, and which functions may be submitted to
+    #: it.
     output: Callable[[DispatchId], Output] | None = None
     functions: Functions = field(default_factory=Functions)
     #: The files of the page; None: no page.
@@ -113,7 +117,10 @@ class Server:
         return MetricsCollector(self.app_state).collect()
 
     def login_url(self) -> str | None:
-        """A link that opens the page once, with all rights, for the user that started the daemon. None: there is no page."""
+        """
+        A link that opens the page once, with all rights, for the user that started the daemon. None: there is
+        no page.
+        """
         if self.app_state is None or self.app_state.sessions is None:
             return None
         return self.app_state.sessions.link(LOCAL, self._service.store.now()).url
@@ -282,7 +289,9 @@ def _clear_stale(path: Path) -> None:
 def check_exposure(
     bind: str, *, tls: bool, trusted_proxies: Collection[str] = (), allowed_hosts: Collection[str] = ()
 ) -> None:
-    """Refuse, before anything listens, an address that others can reach without encryption and a list of names."""
+    """
+    Refuse, before anything listens, an address that others can reach without encryption and a list of names.
+    """
     if _is_loopback(bind):
         return
     if not tls and not trusted_proxies:
@@ -305,7 +314,9 @@ def _is_loopback(bind: str) -> bool:
 
 
 def most_connections(limits: ConnectionLimits, *, unix: bool) -> int:
-    """Half of the descriptors that this process may open are kept back: for jobs, their output and the database."""
+    """
+    Half of the descriptors that this process may open are kept back: for jobs, their output and the database.
+    """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if most == resource.RLIM_INFINITY:
         return limits.local if unix else limits.connections

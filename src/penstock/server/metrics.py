@@ -1,7 +1,8 @@
 """
 `/metrics` for Prometheus: sums from the trail, and gauges that are read at each request.
 
-Labels are bounded. Addons are named by users, so only the fifty with most jobs have a name of their own; the rest are `other`.
+Labels are bounded. Addons are named by users, so only the fifty with most jobs have a name of their own; the
+rest are `other`.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class MetricsCollector(Collector):
         yield GaugeMetricFamily("penstock_units_in_use", "Units reserved and leased.", ledger.units)
         yield GaugeMetricFamily("penstock_leases", "Dispatches that hold units.", ledger.running)
         yield GaugeMetricFamily(
-            "penstock_busy_score", "How busy everybody else is, 0 to 10.", conditions.busy.score
+            "penstock_busy_score", "How busy other programs keep the machine, 0 to 10.", conditions.busy.score
         )
         quiet = GaugeMetricFamily("penstock_quiet", "1 for the present quiet state.", labels=["state"])
         for state in QuietState:

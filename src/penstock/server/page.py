@@ -48,7 +48,10 @@ class WebPage:
         return path in ("/", "/session") or path.startswith("/assets/")
 
     def is_opened_by(self, request: Request[Any, Any]) -> bool:
-        """A link from a mail or a chat opens the page: the browser calls that cross-site. Only the page itself can be had so."""
+        """
+        A link from a mail or a chat opens the page: the browser calls that cross-site. Only the page itself
+        can be had so.
+        """
         return bool(request.scope["path"] == "/" and request.scope["method"] == "GET")
 
     async def __call__(self, request: Request[Any, Any]) -> None:
@@ -78,7 +81,7 @@ class WebPage:
         app_state = request.app_state
         opened = self._sessions.open(login.code, app_state.store.now())
         facts = {"token_id": opened.token_id}
-        await app_state.run(app_state.record, EventKind.LOGIN, "session_opened", opened.who, facts)
+        await app_state.run(app_state.record, EventKind.LOGIN, "session_opened", opened.principal, facts)
         headers = [
             (b"set-cookie", self._sessions.set_cookie(opened.cookie).encode()),
             (b"content-type", b"application/json"),

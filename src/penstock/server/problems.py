@@ -1,8 +1,9 @@
 """
 Every error as application/problem+json: what happened, which fields, and what to do about it.
 
-What the core refuses already carries its code, its status and its data. The refusals of HTTP itself join the same tree here. Anything else is
-our own mistake: it is logged whole, and the client learns only that it happened.
+What the core refuses already carries its code, its status and its data. The refusals of HTTP itself join the
+same tree here. Anything else is our own mistake: it is logged whole, and the client learns only that it
+happened.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ HINTS: Final[dict[str, tuple[str, str]]] = {
 _OURS: Final = ("Something went wrong in Penstock", "The log of the daemon has the details.")
 
 
-#: An answer lists so many wrong fields, and shortens what it quotes: it must not be larger than the request that it is about.
+#: An answer lists so many wrong fields, and shortens what it quotes: it must not be larger than the request
+#: that it is about.
 MOST_PROBLEMS: Final = 20
 _MOST_WORDS: Final = 1_000
 _MOST_NAME: Final = 100

@@ -1,8 +1,8 @@
 """
 One request: its headers, query and body, read within limits and with every wrong field named; and its answer.
 
-The quick way to a body is one pass of msgspec. Only when it refuses is the body taken apart field by field, to name every wrong field
-and not just the first: the client can then fix all of them at once.
+The quick way to a body is one pass of msgspec. Only when it refuses is the body taken apart field by field,
+to name every wrong field and not just the first: the client can then fix all of them at once.
 """
 
 from __future__ import annotations
@@ -49,13 +49,17 @@ Header = tuple[bytes, bytes]
 #: A field's name, and what is wrong with it.
 Problem = tuple[str, str]
 
-#: Time alone (an earliest start, a quiet machine) causes no event, so a client that waits also looks again after so many seconds.
+#: Time alone (an earliest start, a quiet machine) causes no event, so a client that waits also looks again
+#: after so many seconds.
 _LOOK_AGAIN: Final = 2.0
 
 
 @dataclass(slots=True)
 class Request(Generic[Q, B]):
-    """What a handler gets. The application sets `principal`, `path` (the value of the path's parameter), `query` and `body`."""
+    """
+    What a handler gets. The application sets `principal`, `path` (the value of the path's parameter), `query`
+    and `body`.
+    """
 
     app_state: AppState
     scope: MutableMapping[str, Any]
@@ -96,7 +100,10 @@ class Request(Generic[Q, B]):
 
     @property
     def viewer(self) -> Viewer | None:
-        """Takes the names of other addons out of an answer to a token that is bound to one. None: the token may see all."""
+        """
+        Takes the names of other addons out of an answer to a token that is bound to one. None: the token may
+        see all.
+        """
         addon_id = self.principal.addon_id
         if addon_id is None:
             return None
@@ -148,7 +155,10 @@ class Request(Generic[Q, B]):
     # running and waiting
 
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
-        """Call `function` beside the event loop, in the share of the threads that the client has. The tokens of an addon count as one."""
+        """
+        Call `function` beside the event loop, in the share of the threads that the client has. The tokens of
+        an addon count as one.
+        """
         return self.app_state.pool.run(self.principal.addon_id or self.principal.name, function, *args)
 
     async def poll(
@@ -158,7 +168,10 @@ class Request(Generic[Q, B]):
         is_enough: Callable[[T], object],
         wants: Callable[[Event], bool],
     ) -> T:
-        """Look again at each event that `wants` accepts, until the answer is enough, the time is over, or no client waits for it any more."""
+        """
+        Look again at each event that `wants` accepts, until the answer is enough, the time is over, or no
+        client waits for it any more.
+        """
         loop = self.app_state.loop
         until = loop.time() + wait_sec
         gone = self.watch()
@@ -180,7 +193,10 @@ class Request(Generic[Q, B]):
             task.cancel()
 
     def watch(self) -> asyncio.Future[Any]:
-        """Completes when the client has gone away or its token has ended. Made on demand: only handlers that wait need it."""
+        """
+        Completes when the client has gone away or its token has ended. Made on demand: only handlers that
+        wait need it.
+        """
         if self._gone is None:
             self._gone = asyncio.ensure_future(self._until_gone())
         return self._gone
@@ -201,8 +217,8 @@ class Request(Generic[Q, B]):
 
     async def read_body(self) -> bytes:
         """
-        Counts the bytes as they come in: a length that was announced is believed only when it is too large. The connection, which sees
-        the bytes arrive, limits how long it may take.
+        Counts the bytes as they come in: a length that was announced is believed only when it is too large.
+        The connection, which sees the bytes arrive, limits how long it may take.
         """
         too_large = (number(self.headers.get(b"content-length", b"0")) or 0) > MAX_BODY
         parts: list[bytes] = []
@@ -214,7 +230,8 @@ class Request(Generic[Q, B]):
             body = message["body"]
             size += len(body)
             too_large = too_large or size > MAX_BODY
-            # What is too large is read on for a while and dropped: a client that still sends would not see the answer.
+            # What is too large is read on for a while and dropped: a client that still sends would not see
+            # the answer.
             if not too_large:
                 parts.append(body)
             if not message["more_body"] or size > 16 * MAX_BODY:
@@ -241,7 +258,10 @@ _MOST_DIGITS: Final = 19
 
 
 def number(text: bytes) -> int | None:
-    """A header's whole number of 0 or more; None for anything else, and for more digits than any number here has."""
+    """
+    A header's whole number of 0 or more; None for anything else, and for more digits than any number here
+    has.
+    """
     return int(text) if text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
@@ -278,7 +298,9 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def _not_utf8_in(body: bytes, name: str = "", depth: int = 0) -> str:
-    """The first field that is not, as `outcomes[2].result`: fields are cut out unread, and looked at one by one."""
+    """
+    The first field that is not, as `outcomes[2].result`: fields are cut out unread, and looked at one by one.
+    """
     kind: Any = {b"{": dict[str, msgspec.Raw], b"[": list[msgspec.Raw]}.get(body[:1])
     if kind is not None and depth < MAX_DEPTH:
         try:
@@ -299,7 +321,10 @@ _DEEP: Final = ("body", f"must not be nested deeper than {MAX_DEPTH}")
 
 
 def _refusal(problems: Iterable[Problem], otherwise: Problem) -> BadFields:
-    """Lists as many problems as an answer shows, and one more: a megabyte of unknown fields is not worth a list of them all."""
+    """
+    Lists as many problems as an answer shows, and one more: a megabyte of unknown fields is not worth a list
+    of them all.
+    """
     return naming_fields(BadFields, *(list(islice(problems, MOST_PROBLEMS + 1)) or [otherwise]))
 
 
@@ -309,9 +334,10 @@ _REST: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 def too_deep(body: bytes) -> bool:
     """
-    Without parsing: everything but the brackets is removed, then each pass removes the innermost level. 32 passes over a
-    megabyte of brackets take a few milliseconds, where a loop over its characters would hold the event loop for half a second.
-    No regular expression: on a string without an end one starts again at every quote, which takes a minute for 64 KB.
+    Without parsing: everything but the brackets is removed, then each pass removes the innermost level. 32
+    passes over a megabyte of brackets take a few milliseconds, where a loop over its characters would hold
+    the event loop for half a second. No regular expression: on a string without an end one starts again at
+    every quote, which takes a minute for 64 KB.
     """
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return False
@@ -406,7 +432,8 @@ def as_json(text: str | None) -> Raw:
 
 def as_answer(kind: type[S], *sources: object, **fields: object) -> S:
     """
-    An answer with `fields`; each other field comes from the first source that has one of that name. Moments become datetimes.
+    An answer with `fields`; each other field comes from the first source that has one of that name. Moments
+    become datetimes.
 
     A name that no source has raises AttributeError, so one request of each kind tests the names.
     """

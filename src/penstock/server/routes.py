@@ -1,8 +1,9 @@
 """
-The API as one table, and its OpenAPI 3.1 description. Routing, rights, validation and the list in `docs/http.md` are made from the table.
+The API as one table, and its OpenAPI 3.1 description. Routing, rights, validation and the list in
+`docs/http.md` are made from the table.
 
-A route cannot be made without saying who may use it: the scope is a field without a default. A route that needs no token is OPEN, and a
-test holds the list of those.
+A route cannot be made without the scope that it needs: the scope is a field without a default. A route that
+needs no token is OPEN, and a test holds the list of those.
 """
 
 from __future__ import annotations
@@ -201,7 +202,9 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _operation(route: Route, ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
-    scope = "open to everybody" if isinstance(route.scope, OpenRoute) else f"needs the scope `{route.scope}`"
+    scope = (
+        "open to every client" if isinstance(route.scope, OpenRoute) else f"needs the scope `{route.scope}`"
+    )
     media, shown = _shown(route, ref)
     operation: dict[str, Any] = {
         "operationId": route.handler.__name__.strip("_"),

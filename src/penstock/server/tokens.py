@@ -1,12 +1,14 @@
 """
-Bearer tokens and sessions of the page: what each client may do, and the end of requests that wait with a token that has ended.
+Bearer tokens and sessions of the page: what each client may do, and the end of requests that wait with a
+token that has ended.
 
-A token is 256 random bits, so only its plain SHA-256 is kept. Tokens live in a file beside the database, not in a table: the stores
-need no table for them, a backup of the jobs carries no hashes of secrets, and an operator who is locked out can edit a text file. The
-file is replaced as a whole, so a reader sees the old one or the new one; every process notices a change within half a second.
+A token is 256 random bits, so only its plain SHA-256 is kept. Tokens live in a file beside the database, not
+in a table: the stores need no table for them, a backup of the jobs carries no hashes of secrets, and a
+locked-out operator can edit a text file. The file is replaced as a whole, so a reader sees the old one or the
+new one; every process notices a change within half a second.
 
-A token made with another token is that token's child: it expires no later, and it ends when its parent is revoked, expires or is
-taken out of the file.
+A token made with another token is that token's child: it expires no later, and it ends when its parent is
+revoked, expires or is taken out of the file.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class TokenFile:
-    """`clock`: for expiry; `first`: where the first token goes in full; `timer`: when to look at the file again."""
+    """
+    `clock`: for expiry; `first`: where the first token goes in full; `timer`: when to look at the file again.
+    """
 
     def __init__(
         self,
@@ -96,14 +100,18 @@ class TokenFile:
         self._refresh()
         entry = self._kept.get(token_id)
         digest = hashlib.sha256(proof).hexdigest()
-        # Compared even when there is nothing to compare with, so that an id that exists takes no longer than one that does not.
+        # Compared even when there is nothing to compare with, so that an id that exists takes no longer than
+        # one that does not.
         same = hmac.compare_digest(digest, entry[0].sha256 if entry else "0" * 64)
         if entry is None or not same or self._expired(entry[1]):
             raise BadToken("the token is not valid, or no longer")
         return entry[1]
 
     def alive(self, principal: Principal) -> bool:
-        """Whether what was proven once still holds: neither the token nor an ancestor was revoked or has expired."""
+        """
+        Whether what was proven once still holds: neither the token nor an ancestor was revoked or has
+        expired.
+        """
         if principal.token_id is None:
             return True
         try:
@@ -136,7 +144,9 @@ class TokenFile:
         return kept.token
 
     def revoke(self, token_id: str) -> bool:
-        """With its children. At once here; in another process that serves from this file, within half a second."""
+        """
+        With its children. At once here; in another process that serves from this file, within half a second.
+        """
         with self._lock:
             self._load()
             if token_id not in self._kept:
@@ -252,8 +262,9 @@ class TokenWatch:
     """
     Ends the streams and long polls of a token that has ended.
 
-    A token is checked when a request comes in, and some requests stay for hours. While there are any, this checks their tokens several times a
-    second; while there are none, it does nothing. Lives on one event loop.
+    A token is checked when a request comes in, and some requests stay for hours. While there are any, this
+    checks their tokens several times a second; while there are none, it does nothing. Lives on one event
+    loop.
     """
 
     def __init__(self, tokens: TokenFile, loop: asyncio.AbstractEventLoop) -> None:
@@ -299,25 +310,27 @@ _SESSION: Final = "page"
 
 
 class Opened(NamedTuple):
-    """`cookie` and `half` are the two halves of the session; `who` asked for the link."""
+    """`cookie` and `half` are the two halves of the session; `principal` requested the link."""
 
     cookie: str
     half: str
     token_id: str
-    who: Principal
+    principal: Principal
 
 
 class Sessions:
     """
     Sessions of the page: a code that works once becomes a session of two halves.
 
-    A session is a token with twelve hours to live: it is listed, revoked and kept over a restart like any other, and it ends with the
-    token that requested it. The browser has to show two independent random halves: a cookie, which no script can read, and a header
-    that the page's script sends. Browsers send a cookie to every port of a host, so another local server may learn it. The cookie
-    alone is of no use: the other half cannot be computed from it, it is no bearer token, and the daemon keeps only one hash over both
+    A session is a token with twelve hours to live: it is listed, revoked and kept over a restart like any
+    other, and it ends with the token that requested it. The browser has to show two independent random
+    halves: a cookie, which no script can read, and a header that the page's script sends. Browsers send a
+    cookie to every port of a host, so another local server may learn it. The cookie alone is of no use: the
+    other half cannot be computed from it, it is no bearer token, and the daemon keeps only one hash over both
     halves and the name of the cookie, which belongs to this instance.
 
-    `port` and the file of tokens are in the cookie's name: schedulers on one host share a cookie jar, at once or in turn.
+    `port` and the file of tokens are in the cookie's name: schedulers on one host share a cookie jar, at once
+    or in turn.
     """
 
     def __init__(self, tokens: TokenFile, *, secure: bool, url: str, port: int) -> None:
@@ -327,14 +340,14 @@ class Sessions:
         lead = "__Host-penstock" if secure else "penstock"
         self.cookie = f"{lead}-{port}-{_digest(str(tokens.path.resolve()))[:10]}"
 
-    def link(self, who: Principal, now: Moment) -> Login:
-        """A link that opens the page once; its session has the rights of `who`."""
+    def link(self, principal: Principal, now: Moment) -> Login:
+        """A link that opens the page once; its session has the rights of `principal`."""
         code = secrets.token_urlsafe(24)
         with self._lock:
             alive = {key: kept for key, kept in self._codes.items() if kept[0] > now}
             while len(alive) >= _MOST_CODES:
                 del alive[next(iter(alive))]
-            self._codes = {**alive, _digest(code): (now + _CODE_LASTS, who)}
+            self._codes = {**alive, _digest(code): (now + _CODE_LASTS, principal)}
         return Login(f"{self._url}/#code={code}", when(now + _CODE_LASTS))
 
     def open(self, code: str, now: Moment) -> Opened:
@@ -343,23 +356,23 @@ class Sessions:
             kept = self._codes.pop(_digest(code), None)
         if kept is None or kept[0] <= now:
             raise BadToken("this code has been used, has expired, or never was")
-        who = kept[1]
+        principal = kept[1]
         for token in self._tokens.all():
             ends_at = token.expires_at
             if token.name == _SESSION and ends_at is not None and ends_at.timestamp() * SECOND <= now:
                 self._tokens.revoke(token.token_id)
         new_token = NewToken(
             name=_SESSION,
-            scopes=sorted(who.scopes),
-            addon_id=who.addon_id,
-            max_cost_units=who.max_cost_units,
-            max_priority=who.max_priority,
+            scopes=sorted(principal.scopes),
+            addon_id=principal.addon_id,
+            max_cost_units=principal.max_cost_units,
+            max_priority=principal.max_priority,
             expires_at=when(now) + SESSION_LASTS,
         )
         token_id = _new_token_id()
         cookie, half = f"{token_id}.{secrets.token_urlsafe(32)}", secrets.token_urlsafe(32)
-        self._tokens.add(token_id, self._proof(cookie, half), new_token, who)
-        return Opened(cookie, half, token_id, who)
+        self._tokens.add(token_id, self._proof(cookie, half), new_token, principal)
+        return Opened(cookie, half, token_id, principal)
 
     def set_cookie(self, value: str) -> str:
         secure = "; Secure" if self._secure else ""

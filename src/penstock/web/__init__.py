@@ -1,4 +1,7 @@
-"""The page: static files and nothing else. The HTTP layer serves what lies in `static`, the daemon says at which address."""
+"""
+The page: static files and nothing else. The HTTP layer serves what lies in `static`, the daemon says at which
+address.
+"""
 
 from __future__ import annotations
 
@@ -13,5 +16,8 @@ def static() -> Path:
 
 
 def complete() -> bool:
-    """Whether the libraries lie beside the page. They come with the wheel; a checkout fetches them when it is set up."""
+    """
+    Whether the libraries lie beside the page. They come with the wheel; a checkout fetches them when it is
+    set up.
+    """
     return (static() / "vendor" / "preact.js").is_file()

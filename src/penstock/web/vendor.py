@@ -1,9 +1,10 @@
 """
 `python -m penstock.web.vendor`: put the libraries of the page beside it.
 
-npm fetches what the lock names and checks it by its hash; the browser then gets each library as one module, with the names of the
-others replaced by addresses, so that neither a bundler nor an import map is needed (an inline one would have to be let through the page's
-content policy). Done when the checkout is set up and when the wheel is built; nothing is fetched afterwards.
+npm fetches what the lock names and checks it by its hash; the browser then gets each library as one module,
+with the names of the others replaced by addresses, so that neither a bundler nor an import map is needed (an
+inline one would have to be let through the page's content policy). Done when the checkout is set up and when
+the wheel is built; nothing is fetched afterwards.
 """
 
 from __future__ import annotations

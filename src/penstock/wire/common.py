@@ -1,5 +1,6 @@
 """
-What every body is made of: bounded words and numbers, the two kinds of bodies, tokens with their scopes, and the body of a refusal.
+What every body is made of: bounded words and numbers, the two kinds of bodies, tokens with their scopes, and
+the body of a refusal.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ MAX_WAIT_SEC: Final = 60
 # In Python a `$` also matches before a last line feed, hence what stands behind it.
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.:/@-]*$(?!\n)"
 
-# Bounds stand here as well as in the core: here they are what the API's description promises, there they are the rule.
+# Bounds stand here as well as in the core: here they are what the API's description promises, there they are
+# the rule.
 AddonName: TypeAlias = Annotated[str, Meta(pattern=_NAME, max_length=128, description="The tenant.")]
 TypeName: TypeAlias = Annotated[str, Meta(pattern=_NAME, max_length=128)]
 Units: TypeAlias = Annotated[int, Meta(ge=1, le=100, description="Of the 100 that the whole machine is.")]
@@ -86,7 +88,8 @@ class Scope(StrEnum):
 
     JOBS_READ = "jobs:read"
     JOBS_SUBMIT = "jobs:submit:registered"
-    #: Besides: a job that is a command, or a shell script. A client that may submit one has a shell on the host.
+    #: Besides: a job that is a command, or a shell script. A client that may submit one has a shell on the
+    #: host.
     JOBS_SUBMIT_COMMAND = "jobs:submit:command"
     JOBS_SUBMIT_SHELL = "jobs:submit:shell"
     JOBS_CANCEL = "jobs:cancel"
@@ -100,7 +103,10 @@ class Scope(StrEnum):
 
 
 class NewToken(WireRequest):
-    """`addon_id` binds it: it then sees and touches that addon's jobs, and no others. It ends with the token that it is made with."""
+    """
+    `addon_id` binds it: it then sees and touches that addon's jobs, and no others. It ends with the token
+    that it is made with.
+    """
 
     name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\u0000]*$")]
     scopes: Annotated[list[Scope], Meta(min_length=1, max_length=20)]
@@ -111,7 +117,10 @@ class NewToken(WireRequest):
 
 
 class Token(WireAnswer):
-    """`parent_id`: the token that it was made with, and ends with. Null: it was made by the local user, or at the first start."""
+    """
+    `parent_id`: the token that it was made with, and ends with. Null: it was made by the local user, or at
+    the first start.
+    """
 
     token_id: str
     name: str

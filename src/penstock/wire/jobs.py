@@ -132,7 +132,8 @@ class JobSummary(WireAnswer):
     dispatch_id: str | None
     #: The same as `dispatch_id`, once the job is RUNNING.
     lease_id: str | None
-    #: Of the process that runs it, on the machine of its worker; null until a worker reported it, and when nothing runs.
+    #: Of the process that runs it, on the machine of its worker; null until a worker reported it, and when
+    #: nothing runs.
     pid: int | None
     progress: float | None
     spent: float
@@ -146,7 +147,10 @@ class JobSummary(WireAnswer):
 
 
 class JobInfo(JobSummary):
-    """Besides: what was given and what came out. `result`, `error` and `end` are those of the last attempt, or of the job if it ended in the queue."""
+    """
+    Besides: what was given and what came out. `result`, `error` and `end` are those of the last attempt, or
+    of the job if it ended in the queue.
+    """
 
     payload: Raw
     checkpoint: Raw
@@ -170,7 +174,10 @@ class Found(WireAnswer):
 
 
 class Cancel(WireRequest):
-    """`now`: a job that this host runs itself is killed without being asked first. A worker elsewhere is asked to stop either way."""
+    """
+    `now`: a job that this host runs itself is killed without being asked first. A worker elsewhere is asked
+    to stop either way.
+    """
 
     now: bool = False
 
@@ -184,7 +191,10 @@ class Edit(WireRequest):
 
 
 class LogsQuery(WireRequest):
-    """`offset`: the `next` of the answer before. `attempt`: its number; left out: the last. With `wait_sec` it waits for more."""
+    """
+    `offset`: the `next` of the answer before. `attempt`: its number; left out: the last. With `wait_sec` it
+    waits for more.
+    """
 
     attempt: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | UnsetType = UNSET
     offset: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
@@ -192,7 +202,10 @@ class LogsQuery(WireRequest):
 
 
 class LogPiece(WireAnswer):
-    """`stream`: stdout, stderr, or log for what the job noted. `skipped`: so many bytes before it are no longer kept."""
+    """
+    `stream`: stdout, stderr, or log for what the job noted. `skipped`: so many bytes before it are no longer
+    kept.
+    """
 
     stream: str
     at: datetime
@@ -211,7 +224,10 @@ class Logs(WireAnswer):
 
 
 class Say(WireRequest):
-    """What a run tells about itself, or asks. Each `op` has its own field; `checkpoint` without one asks for the last."""
+    """
+    What a run tells about itself, or asks. Each `op` has its own field; `checkpoint` without one asks for the
+    last.
+    """
 
     op: Literal["checkpoint", "progress", "spend", "log", "should_yield", "yield"]
     checkpoint: Raw | UnsetType = UNSET

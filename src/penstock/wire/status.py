@@ -28,7 +28,10 @@ from penstock.wire.common import (
 
 
 class EventInfo(WireAnswer):
-    """`seq` orders everything; `n` counts within a job, without gaps. ADMITTED of a job is one entry with its DISPATCHING and has the same numbers."""
+    """
+    `seq` orders everything; `n` counts within a job, without gaps. ADMITTED of a job is one entry with its
+    DISPATCHING and has the same numbers.
+    """
 
     seq: int
     at: datetime
@@ -49,7 +52,10 @@ class Events(WireAnswer):
 
 
 class EventsQuery(WireRequest):
-    """`after` counts `seq`, and with `job_id` it counts that job's `n`. With `wait_sec` the answer waits for something to tell."""
+    """
+    `after` counts `seq`, and with `job_id` it counts that job's `n`. With `wait_sec` the answer waits for
+    something to tell.
+    """
 
     after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
     limit: PageSize = 100
@@ -146,7 +152,10 @@ class Ok(WireAnswer):
 
 
 class KnownHost(WireAnswer):
-    """One scheduler with a capacity of its own. `lost`: its heartbeats are missing; its jobs return to the queue as their leases end."""
+    """
+    One scheduler with a capacity of its own. `lost`: its heartbeats are missing; its jobs return to the queue
+    as their leases end.
+    """
 
     host: str
     state: Literal["alive", "lost"]
@@ -163,8 +172,9 @@ class KnownHost(WireAnswer):
 
 class Stats(WireAnswer):
     """
-    `jobs` by state, in all and per addon. `oldest_queued_sec`: how long the job that was accepted first has been queued. `units_in_use`,
-    `capacity` and `quiet` are those of the host that answers; `hosts` has them for all.
+    `jobs` by state, in all and per addon. `oldest_queued_sec`: how long the job that was accepted first has
+    been queued. `units_in_use`, `capacity` and `quiet` are those of the host that answers; `hosts` has them
+    for all.
     """
 
     jobs: dict[str, int]
@@ -202,7 +212,10 @@ class StatsSecond(WireAnswer):
 
 
 class StatsFrame(WireAnswer):
-    """The newest second, and all that a page shows beside it. `wait`, `run`: p50 and p95 of the last minute, in seconds."""
+    """
+    The newest second, and all that a page shows beside it. `wait`, `run`: p50 and p95 of the last minute, in
+    seconds.
+    """
 
     now: datetime
     second: StatsSecond
@@ -260,7 +273,10 @@ class LoadReading(WireAnswer):
 
 
 class CapacityInfo(WireAnswer):
-    """What may be used now on the host that answers, what is in use, and why it is as it is. `hosts`: all that share the jobs."""
+    """
+    What may be used now on the host that answers, what is in use, and why it is as it is. `hosts`: all that
+    share the jobs.
+    """
 
     host: str
     capacity: int
@@ -278,7 +294,10 @@ class CapacityInfo(WireAnswer):
 
 
 class LoadSignals(WireRequest):
-    """An application's own readings: p95_ms, in_flight, error_rate. It counts for as long as it goes on telling them."""
+    """
+    An application's own readings: p95_ms, in_flight, error_rate. It counts for as long as it goes on telling
+    them.
+    """
 
     addon_id: AddonName
     readings: Annotated[dict[SignalName, Annotated[float, Meta(ge=0, le=1e9)]], Meta(min_length=1)]
@@ -290,7 +309,9 @@ class Health(WireAnswer):
 
 
 class HostInfo(WireAnswer):
-    """The health of this host for a client with a token: its version, since when it runs, and what is wrong."""
+    """
+    The health of this host for a client with a token: its version, since when it runs, and what is wrong.
+    """
 
     status: Literal["ok", "degraded"]
     problems: list[str]
@@ -360,7 +381,10 @@ class TaskInfo(Struct, forbid_unknown_fields=True):
 
 
 class Attach(WireRequest):
-    """A program and its pools and graphs as they are now. Told again about once a second, for as long as they should be shown."""
+    """
+    A program and its pools and graphs as they are now. Sent about once a second, for as long as they should
+    be shown.
+    """
 
     name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\u0000]*$")]
     tasks: Annotated[list[TaskInfo], Meta(max_length=100)]

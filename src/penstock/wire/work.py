@@ -60,8 +60,8 @@ class Dispatchable(WireAnswer):
 
 class LeaseRequest(WireRequest):
     """
-    With `job_id`: the reservation of that job becomes the lease. Without: may this much work start now? Then the other
-    fields say what work.
+    With `job_id`: the reservation of that job becomes the lease. Without: may this much work start now? Then
+    the other fields say what work.
     """
 
     job_id: Ident | None = None
@@ -110,7 +110,10 @@ class Heartbeat(WireRequest):
 
 
 class HeartbeatAnswer(WireAnswer):
-    """`stop`: why the run must end, if it must. `cancel`: now. `yield`: at its next checkpoint, and it will be run again."""
+    """
+    `stop`: why the run must end, if it must. `cancel`: now. `yield`: at its next checkpoint, and it will be
+    run again.
+    """
 
     lease_id: str
     expires_at: datetime
@@ -129,7 +132,10 @@ class Failure(StrEnum):
 
 
 class OutcomeReport(WireRequest):
-    """The outcome of a job, by the worker that holds its lease. `result` comes with DONE, `error` and `failure` with FAILED."""
+    """
+    The outcome of a job, by the worker that holds its lease. `result` comes with DONE, `error` and `failure`
+    with FAILED.
+    """
 
     lease_id: Ident
     state: Literal["DONE", "FAILED"]
@@ -139,7 +145,9 @@ class OutcomeReport(WireRequest):
 
 
 class Completed(WireAnswer):
-    """The state of the job after the report: after a FAILED run it may be QUEUED again, by its retry schedule."""
+    """
+    The state of the job after the report: after a FAILED run it may be QUEUED again, by its retry schedule.
+    """
 
     job_id: str | None
     state: JobState | None

@@ -1,5 +1,6 @@
 """
-Handlers for operators: stats, leases, capacity, addons, hosts and health; pausing and draining; load signals of applications; tokens.
+Handlers for operators: stats, leases, capacity, addons, hosts and health; pausing and draining; load signals
+of applications; tokens.
 
 A token cannot make one with more rights than its own.
 """
@@ -28,7 +29,9 @@ from penstock.stores.api import Addon, DrainHost, Query, SetAddon, committed
 
 
 def stats(call: Request[None, None]) -> wire.Stats:
-    """To a token that is bound to an addon: that addon's numbers. The use of the whole machine is shown to all."""
+    """
+    To a token that is bound to an addon: that addon's numbers. The use of the whole machine is shown to all.
+    """
     service, store = call.app_state.service, call.store
     now, shown = store.now(), _shown(call)
     conditions = service.machine.conditions(now)

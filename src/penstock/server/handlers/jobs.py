@@ -1,8 +1,9 @@
 """
 Handlers for submitters and people: submit, look, cancel, retry, edit, explain.
 
-A client that may submit a command has a shell on the host, so a command takes a scope of its own, and a script for the shell another.
-A payload that the runner would refuse is refused at the submit, while its client waits for the answer.
+A client that may submit a command has a shell on the host, so a command takes a scope of its own, and a
+script for the shell another. A payload that the runner would refuse is refused at the submit, while its
+client waits for the answer.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def _may_submit(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
 
 async def _submit(call: Request[Any, Any], intents: list[Intent], wait_sec: float) -> Sequence[Receipt]:
     """
-    The writer answers, and no thread waits for it: sixty-four submits at once share a commit. One that waits for room leaves
-    the line when its client goes away.
+    The writer answers, and no thread waits for it: sixty-four submits at once share a commit. One that waits
+    for room leaves the line when its client goes away.
     """
     app_state = call.app_state
     answer = asyncio.wrap_future(app_state.job_service.submit_soon(intents, wait_sec), loop=app_state.loop)

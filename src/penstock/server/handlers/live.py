@@ -1,9 +1,10 @@
 """
-Handlers for what a client follows: the trail, as JSON pages and as server-sent events; the live stats; the pools and graphs of attached
-programs; and the output of jobs that the scheduler runs itself.
+Handlers for what a client follows: the trail, as JSON pages and as server-sent events; the live stats; the
+pools and graphs of attached programs; and the output of jobs that the scheduler runs itself.
 
-An id of the stream is a number of the trail, so a client that comes back with its Last-Event-ID misses nothing and sees nothing twice. Each
-stream reads at its own pace. A stream whose client does not read is dropped, and the other streams do not notice.
+An id of the stream is a number of the trail, so a client that comes back with its Last-Event-ID misses
+nothing and sees nothing twice. Each stream reads at its own pace. A stream whose client does not read is
+dropped, and the other streams do not notice.
 """
 
 from __future__ import annotations
@@ -78,7 +79,10 @@ def _last_event_id(call: Request[Any, Any]) -> int:
 async def _stream(
     call: Request[Any, Any], cursor: _Cursor, worker: WorkerKinds | None, *, from_now: bool
 ) -> AsyncIterator[bytes]:
-    """`worker`: the kinds of jobs of a two-step worker that hears of reservations by this stream. It is present while it reads."""
+    """
+    `worker`: the kinds of jobs of a two-step worker that hears of reservations by this stream. It is present
+    while it reads.
+    """
     gone, app_state = call.watch(), call.app_state
     offer_at = 0.0
     async with call.app_state.trail as trail:
@@ -133,7 +137,9 @@ class _Cursor:
         return await self._seen(entries)
 
     async def _seen(self, events: list[Event]) -> list[Event]:
-        """As this token may see them. Beside the loop: whose job one names may have to be looked up."""
+        """
+        The events as this token may see them. Beside the loop: the addon of a job may have to be looked up.
+        """
         viewer = self._call.viewer
         if viewer is None or not events:
             return events

@@ -1,4 +1,7 @@
-"""Handlers for workers: dispatchable, lease, claim, heartbeat, outcome; and what a running job reports of itself."""
+"""
+Handlers for workers: dispatchable, lease, claim, heartbeat, outcome; and what a running job reports of
+itself.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +170,10 @@ def _granted(call: Request[Any, Any], lease: Dispatch) -> wire.LeaseGranted:
 
 
 def ack(call: Request[None, wire.Ack]) -> wire.HeartbeatAnswer:
-    """Started. A worker that comes with its reservation gets the lease for it here: one round trip less than asking first."""
+    """
+    Started. A worker that comes with its reservation gets the lease for it here: one round trip less than
+    asking first.
+    """
     _check_pair(call, call.body.lease_id)
     lease = call.own_lease(call.body.lease_id)
     if lease.phase is DispatchPhase.RESERVED:
@@ -182,7 +188,10 @@ def _check_pair(call: Request[Any, Any], lease_id: str) -> None:
 
 
 def _job_of(lease_id: str) -> JobId | None:
-    """The name of a lease is its job's and the fence (`dispatch_id_of`); 0 is the fence of a lease without a job."""
+    """
+    The name of a lease is its job's and the fence (`dispatch_id_of`); 0 is the fence of a lease without a
+    job.
+    """
     job_id, _, fence = lease_id.rpartition(".")
     return None if fence == "0" else JobId(job_id)
 
@@ -229,7 +238,10 @@ def _end(call: Request[Any, Any], outcome: wire.OutcomeReport | wire.LoadReport)
 
 
 def complete_bulk(call: Request[None, wire.Outcomes]) -> wire.SettledJob:
-    """Report outcomes in one commit. Each is judged on its own: one that comes too late does not take away the others."""
+    """
+    Report outcomes in one commit. Each is judged on its own: one that comes too late does not take away the
+    others.
+    """
     reports = [_report(outcome) for outcome in call.body.outcomes]
     for report in reports:
         _check_lease(call, report.dispatch_id)
@@ -237,7 +249,10 @@ def complete_bulk(call: Request[None, wire.Outcomes]) -> wire.SettledJob:
 
 
 def exchange(call: Request[None, wire.ExchangeRequest]) -> wire.ExchangeAnswerBody:
-    """What has ended makes room for what is claimed: the usual turn of a worker, in one round trip and one commit."""
+    """
+    What has ended makes room for what is claimed: the usual turn of a worker, in one round trip and one
+    commit.
+    """
     app_state, body = call.app_state, call.body
     kinds = WorkerKinds(call.addon(body.addon_id), frozenset(body.job_types))
     reports = [_report(outcome) for outcome in body.outcomes]
@@ -281,7 +296,10 @@ def _completed(
 
 
 def _reported_before(lease: Dispatch, report: EndReport) -> bool:
-    """The same outcome of the same lease: its answer was lost on the way, and the worker asks again. Nothing changes."""
+    """
+    The same outcome of the same lease: its answer was lost on the way, and the worker asks again. Nothing
+    changes.
+    """
     return (lease.end, lease.result, lease.error) == (report.how, report.result, report.error)
 
 
