@@ -112,7 +112,7 @@ MUTANTS = [
     Mutant(
         "runner: only the process group is killed",
         "penstock/runner/warden.py",
-        "Warden._strike",
+        "Warden._kill_all",
         "            send(process, signal.SIGKILL)\n        self._kill_at",
         "            pass\n        self._kill_at",
         ("tests/runner/test_ending.py::test_after_a_cancel",),
@@ -120,15 +120,15 @@ MUTANTS = [
     Mutant(
         "runner: a run is over when its first process is",
         "penstock/runner/warden.py",
-        "Warden",
-        "        except ChildProcessError:\n            return True\n        return False\n\n    def _report",
-        "        except ChildProcessError:\n            return True\n        return True\n\n    def _report",
+        "Warden._over",
+        "        return not has_children()\n",
+        "        return True\n",
         ("tests/runner/test_ending.py::test_a_warden_needs_no_help_to_end_its_tree",),
     ),
     Mutant(
         "runner: a warden goes on when the scheduler is gone",
         "penstock/runner/warden.py",
-        "Warden._hear",
+        "Warden._read_orders",
         '            self._kill("the scheduler is gone")\n',
         "",
         (
@@ -138,7 +138,7 @@ MUTANTS = [
     Mutant(
         "runner: a lease that is not renewed ends nothing",
         "penstock/runner/warden.py",
-        "Warden._mind_the_time",
+        "Warden._check_times",
         '            self._kill("the lease was not renewed in time")\n',
         "            self._until = None\n",
         (
@@ -222,7 +222,7 @@ MUTANTS = [
     Mutant(
         "runner: a visitor without a descriptor keeps the runner busy",
         "penstock/runner/control_socket.py",
-        "ControlSocket._knocked",
+        "ControlSocket._accept",
         "            self._watch.pause(self._socket, _PAUSE_SEC)\n",
         "",
         ("tests/runner/test_descriptors.py",),
@@ -272,7 +272,7 @@ MUTANTS = [
     Mutant(
         "runner: a dead warden is kept for the next command",
         "penstock/runner/supervisor.py",
-        "ProcessSupervisor._warden_said",
+        "ProcessSupervisor._read_warden",
         '            warden.watch_over("")\n',
         "",
         (

@@ -60,7 +60,7 @@ def test_a_command_says_the_same_through_its_environment(plant):
         ("spend sNaN", 2, "amount must be a number that is not negative"),
         ("spend 1e999999", 2, "amount must be a number that is not negative"),
         ("spend NaN", 2, "amount must be a number that is not negative"),
-        ("checkpoint {", 2, "checkpoint is no JSON"),
+        ("checkpoint {", 2, "checkpoint is not JSON"),
         ("dance", 2, "should-yield"),
     ],
 )

@@ -1,13 +1,16 @@
-"""What a run may say about itself and ask, whichever way it comes: from a function through its worker, from a command through the
-door, or over HTTP. A checkpoint and an amount spent are written down before the answer; progress rides on the next heartbeat.
+"""
+What a running job reports and asks, and the socket by which a command does so.
 
-Where a running command says and asks things: a Unix socket, one JSON object a line in each direction.
+The same requests come from a function through its worker, from a command through this socket, and over HTTP. A
+checkpoint and an amount spent are durable before the answer; progress goes with the next heartbeat.
+
+The socket takes one JSON object a line, and answers each with one:
 
     {"token": "...", "op": "progress", "progress": 0.5}
     {}
 
-The name is in the abstract namespace, so there is no path to grow too long and no file to leave behind. Only processes of our own user and of those in `runner.users` get an answer, and
-only with the token of a run that is still running.
+Its name is in the abstract namespace: a path could be too long, and a file could be left behind. Only processes of
+the daemon's user and of those in `runner.users` get an answer, and only with the token of a job that runs.
 """
 
 from __future__ import annotations
@@ -31,35 +34,34 @@ from penstock.scheduler.job_service import Answer, JobService
 
 log = logging.getLogger("penstock.runner")
 
-_MOST_CHECKPOINT: Final = 1_000_000
-_MOST_MESSAGE: Final = 10_000
+_MAX_CHECKPOINT: Final = 1_000_000
+_MAX_MESSAGE: Final = 10_000
 
 
 class RunRequests:
-    """`note`: into the output of the run. `told`: what a heartbeat was answered."""
+    """`note` writes into the output of the run; `on_heartbeat` gets the answer to each heartbeat."""
 
     def __init__(
         self,
         job_service: JobService,
         tracker: Tracker,
         note: Callable[[ActiveDispatch, str], None],
-        told: Callable[[ActiveDispatch, Answer], None],
+        on_heartbeat: Callable[[ActiveDispatch, Answer], None],
     ) -> None:
-        self._job_service, self._tracker, self._note, self._told = job_service, tracker, note, told
+        self._job_service, self._tracker = job_service, tracker
+        self._note, self._on_heartbeat = note, on_heartbeat
 
     def answer(self, run: ActiveDispatch, call: Frame) -> Frame:
-        # A function that talks to us at all will look; a command may only tell, and never ask.
+        # A function that sends anything will look for a stop; a command may report and never ask.
         if run.worker is not None or call.get("op") == "should_yield":
             self._tracker.hears(run.dispatch_id)
         try:
             return self._answer(run, call)
-        except _Wrong as error:
-            return {"error": str(error)}
         except (Refused, Unavailable) as error:
             return {"error": str(error)}
-        except Exception as error:  # whatever it is, the run that said it gets an answer
-            log.exception("what job %s said cannot be written", run.job.job_id)
-            return {"error": f"it cannot be written ({type_name(error)})"}
+        except Exception as error:  # the job gets an answer in any case
+            log.exception("a report of job %s cannot be written", run.job.job_id)
+            return {"error": f"the report cannot be written ({type_name(error)})"}
 
     def _answer(self, run: ActiveDispatch, call: Frame) -> Frame:
         match call.get("op"):
@@ -71,7 +73,7 @@ class RunRequests:
                     self._write_note(run, f"{run.latest_progress * 100:.0f} %: {message}")
             case "spend":
                 run.spent += _amount(call.get("amount"))
-                self._beat(run, spent=run.spent)
+                self._send_heartbeat(run, spent=run.spent)
             case "log":
                 self._write_note(run, call.get("message"))
             case "hears" | "should_yield":
@@ -79,133 +81,128 @@ class RunRequests:
             case "yield":
                 run.yielded = True
             case other:
-                raise _Wrong(f"there is nothing called {other!r:.60} to say or ask")
+                raise Refused(f"there is no request {other!r:.60}")
         return {}
 
     def _write_note(self, run: ActiveDispatch, message: Any) -> None:
         if not isinstance(message, str):
-            raise _Wrong("message must be a text")
-        self._note(run, storable(message[:_MOST_MESSAGE]))
+            raise Refused("message must be a text")
+        self._note(run, storable(message[:_MAX_MESSAGE]))
 
     def _checkpoint(self, run: ActiveDispatch, checkpoint: Any) -> Frame:
         if checkpoint is None:
             return {"checkpoint": run.checkpoint}
-        if not isinstance(checkpoint, str) or len(checkpoint) > _MOST_CHECKPOINT:
-            raise _Wrong(f"checkpoint must be at most {_MOST_CHECKPOINT} characters of JSON")
+        if not isinstance(checkpoint, str) or len(checkpoint) > _MAX_CHECKPOINT:
+            raise Refused(f"checkpoint must be at most {_MAX_CHECKPOINT} characters of JSON")
         checkpoint = storable_json(checkpoint)
         try:
             parsed(checkpoint)
         except (ValueError, RecursionError) as error:
-            raise _Wrong(f"checkpoint is no JSON: {error}") from error
-        self._beat(run, checkpoint=checkpoint)
+            raise Refused(f"checkpoint is not JSON: {error}") from error
+        self._send_heartbeat(run, checkpoint=checkpoint)
         run.checkpoint = checkpoint
         return {}
 
-    def _beat(self, run: ActiveDispatch, **what: Any) -> None:
-        answer = self._job_service.heartbeat(run.dispatch_id, progress=run.latest_progress, **what)
-        self._told(run, answer)
+    def _send_heartbeat(self, run: ActiveDispatch, **report: Any) -> None:
+        answer = self._job_service.heartbeat(run.dispatch_id, progress=run.latest_progress, **report)
+        self._on_heartbeat(run, answer)
 
 
-class _Wrong(ValueError):
-    pass
+def _fraction(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise Refused("progress must be 0..1")
+    return float(value)
 
 
-def _fraction(said: Any) -> float:
-    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 <= said <= 1:
-        raise _Wrong("progress must be 0..1")
-    return float(said)
-
-
-def _amount(said: Any) -> Money:
+def _amount(value: Any) -> Money:
     try:
-        amount = money_of(said)
+        amount = money_of(value)
     except ValueError:
         amount = -1
     if amount < 0:
-        raise _Wrong("amount must be a number that is not negative, in the job's unit")
+        raise Refused("amount must be a number that is not negative, in the job's unit")
     return amount
 
 
-_MOST_LINE: Final = 4_000_000
-_MOST_VISITORS: Final = 256
-#: Where no descriptor is left for a visitor, the next look is so much later.
+_MAX_LINE: Final = 4_000_000
+_MAX_CLIENTS: Final = 256
+#: How long new clients wait when this process is out of descriptors.
 _PAUSE_SEC: Final = 0.5
 
 
 class ControlSocket:
     def __init__(
-        self, name: str, watch: IoLoop, answer: Callable[[str, Frame], Frame], users: Collection[int] = ()
+        self, name: str, loop: IoLoop, answer: Callable[[str, Frame], Frame], users: Collection[int] = ()
     ) -> None:
-        """`answer`: to a token and what was said with it. `users`: further ones whose processes get an answer."""
+        """`answer` gets a token and the request that came with it. `users`: others whose processes get an answer."""
         self._users = {os.getuid(), 0, *users}
         self.address = f"@{name}"
-        self._watch, self._answer = watch, answer
-        self._visitors: dict[socket.socket, bytearray] = {}
+        self._loop, self._answer = loop, answer
+        #: With the beginning of a line whose rest has not arrived.
+        self._clients: dict[socket.socket, bytes] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(f"\0{name}")
         self._socket.listen(64)
         self._socket.setblocking(False)
-        watch.add(self._socket, self._knocked)
+        loop.add(self._socket, self._accept)
 
-    def _knocked(self) -> None:
+    def _accept(self) -> None:
         try:
-            visitor, _ = self._socket.accept()
+            client, _ = self._socket.accept()
         except BlockingIOError:
             return  # it is gone again
-        except OSError:  # no descriptor is left: it stays in line
-            self._watch.pause(self._socket, _PAUSE_SEC)
+        except OSError:  # out of descriptors: it stays in the backlog
+            self._loop.pause(self._socket, _PAUSE_SEC)
             return
-        if len(self._visitors) >= _MOST_VISITORS or _user(visitor) not in self._users:
-            visitor.close()
+        if len(self._clients) >= _MAX_CLIENTS or _user(client) not in self._users:
+            client.close()
             return
-        visitor.setblocking(False)
-        self._visitors[visitor] = bytearray()
-        self._watch.add(visitor, partial(self._hear, visitor))
+        client.setblocking(False)
+        self._clients[client] = b""
+        self._loop.add(client, partial(self._serve, client))
 
-    def _hear(self, visitor: socket.socket) -> None:
-        said = self._visitors[visitor]
+    def _serve(self, client: socket.socket) -> None:
         try:
-            data = visitor.recv(65_536)
+            data = client.recv(65_536)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        said += data
-        *lines, rest = bytes(said).split(b"\n")
-        self._visitors[visitor] = bytearray(rest)
+        *lines, rest = (self._clients[client] + data).split(b"\n")
+        self._clients[client] = rest
         answers = b"".join(json.dumps(self._reply(line)).encode() + b"\n" for line in lines)
-        if not data or len(rest) > _MOST_LINE or not _send(visitor, answers):
-            self._dismiss(visitor)
+        if not data or len(rest) > _MAX_LINE or not _send(client, answers):
+            self._drop(client)
 
     def _reply(self, line: bytes) -> Frame:
         try:
-            said: Any = json.loads(line)
+            request: Any = json.loads(line)
         except (ValueError, RecursionError):
-            said = None
-        if not isinstance(said, dict) or not isinstance(said.get("token"), str):
-            return {"error": "say one JSON object a line, with the token of the job"}
-        return self._answer(said["token"], said)
+            request = None
+        if not isinstance(request, dict) or not isinstance(request.get("token"), str):
+            return {"error": "write one JSON object a line, with the token of the job"}
+        return self._answer(request["token"], request)
 
-    def _dismiss(self, visitor: socket.socket) -> None:
-        del self._visitors[visitor]
-        self._watch.drop(visitor)
-        visitor.close()
+    def _drop(self, client: socket.socket) -> None:
+        del self._clients[client]
+        self._loop.drop(client)
+        client.close()
 
     def close(self) -> None:
-        for visitor in list(self._visitors):
-            self._dismiss(visitor)
-        self._watch.drop(self._socket)
+        for client in list(self._clients):
+            self._drop(client)
+        self._loop.drop(self._socket)
         self._socket.close()
 
 
-def _send(visitor: socket.socket, data: bytes) -> bool:
-    """False: it does not read its answers. Who asks little and reads them never fills a socket."""
+def _send(client: socket.socket, data: bytes) -> bool:
+    """False: the client does not read its answers. One that reads them never fills a socket."""
     try:
-        return visitor.send(data) == len(data) if data else True
+        return not data or client.send(data) == len(data)
     except OSError:
         return False
 
 
-def _user(visitor: socket.socket) -> int:
+def _user(client: socket.socket) -> int:
     size = struct.calcsize("3i")
-    return int(struct.unpack("3i", visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])
+    return int(struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1])

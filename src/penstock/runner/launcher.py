@@ -1,8 +1,8 @@
 """
-The process that makes processes, because the scheduler's has threads and must not fork.
+The process that forks: the scheduler's own has threads and must not.
 
-It is small, has no thread and runs nobody's code; all it does is to fork a warden for each pair of sockets that it is handed. What a warden that
-was killed leaves behind falls to it, as the next subreaper above, and is ended. It ends when the scheduler is gone and
+It is small, has no thread and runs no foreign code. It forks a warden for each pair of sockets that it gets. As the
+next subreaper above, it inherits what a killed warden left, and ends that. It exits when the scheduler is gone and
 nothing is left below it.
 """
 
@@ -18,7 +18,15 @@ import sys
 import time
 from typing import NoReturn
 
-from penstock.runner.process_tree import become_subreaper, children, descendants, look, send
+from penstock.runner.process_tree import (
+    become_subreaper,
+    children,
+    descendants,
+    drain_pipe,
+    has_children,
+    look,
+    send,
+)  # fmt: skip
 from penstock.runner.warden import Warden
 
 _AGAIN_MS = 50
@@ -28,16 +36,17 @@ _TIME_FOR_WARDENS = 3.0
 def main(control_fd: int) -> None:
     control = socket.socket(fileno=control_fd)
     become_subreaper()
-    wakeup = _hear_of_children()
+    wakeup = _child_wakeups()
     gc.collect()
-    gc.freeze()  # what wardens share with us should stay shared
+    gc.freeze()  # so that wardens share memory with the launcher
     Launcher(control, wakeup).run()
 
 
-def _hear_of_children() -> int:
+def _child_wakeups() -> int:
     """
-    A descriptor that is readable when a child has ended. The signals that end a terminal session or a service are for the scheduler, which
-    then ends us in order; with a handler and not ignored, because what is ignored stays ignored in every program that we start.
+    A descriptor that is readable when a child has ended. The signals that end a terminal session or a service are for
+    the scheduler, which then ends the launcher in order. They have a handler: an ignored signal would stay ignored in
+    every program that is started from here.
     """
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -57,18 +66,17 @@ class Launcher:
         poll.register(self._control, select.POLLIN)
         poll.register(self._wakeup, select.POLLIN)
         strays, give_up_at = False, float("inf")
-        while not (self._orphaned and self._alone()):
+        while not (self._orphaned and not has_children()):
             for fd, _ in poll.poll(_AGAIN_MS if strays or self._orphaned else None):
                 if fd == self._wakeup:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wakeup, 4_096)
+                    drain_pipe(self._wakeup)
                 elif not self._launch():
                     self._orphaned = True
                     give_up_at = time.monotonic() + _TIME_FOR_WARDENS
                     poll.unregister(self._control)
             self._reap()
             if time.monotonic() > give_up_at:
-                self._wardens.clear()  # they should be gone: who is not is stopped or stuck, and ended like a stray
+                self._wardens.clear()  # one that is not gone by now is stopped or stuck, and ended like a stray
             strays = self._end_strays()
         os._exit(0)
 
@@ -91,9 +99,9 @@ class Launcher:
         try:
             self._control.close()
             os.close(self._wakeup)
-            wakeup = _hear_of_children()
+            wakeup = _child_wakeups()
             Warden(socket.socket(fileno=fds[0]), fds[1:], wakeup).run()
-        except BaseException as error:  # noqa: BLE001  # whatever it is: a warden must not go on as a second launcher
+        except BaseException as error:  # noqa: BLE001  # a warden must not continue as a second launcher
             sys.stderr.write(f"penstock: a warden failed: {error!r}\n")
         finally:
             os._exit(70)
@@ -104,7 +112,7 @@ class Launcher:
                 self._wardens.discard(pid)
 
     def _end_strays(self) -> bool:
-        """What is our child and no warden was below one that has been killed."""
+        """A child that is not a warden was below a warden that has been killed."""
         strays = [child for child in children(os.getpid()) if child not in self._wardens]
         for stray in strays:
             if root := look(stray):
@@ -112,11 +120,3 @@ class Launcher:
             for process in descendants(stray):
                 send(process, signal.SIGKILL)
         return bool(strays)
-
-    @staticmethod
-    def _alone() -> bool:
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return True
-        return False

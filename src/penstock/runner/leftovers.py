@@ -1,8 +1,9 @@
 """
-What a runner that was killed left running, found and ended before anybody runs anything again (SPEC TR-11).
+What earlier runs left: the processes of a runner that was killed (SPEC TR-11), and the outputs of forgotten jobs.
 
-Every process below a runner carries in its environment whose it is: a mark made from the folder of the runs, which one runner at a time may
-use. So with the lock on that folder in hand, whatever carries the mark is left over, and nothing else on the machine is touched.
+Every process below a runner has a mark in its environment, made from the folder of the runs, which one runner at a
+time may use. So for the holder of the lock on that folder every process with the mark is left over. They are ended
+before anything runs again, and nothing else on the machine is touched.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from penstock.stores.api import Store
 
 log = logging.getLogger("penstock.runner")
 
-#: What runs under this name was run by us.
+#: The worker name of the runner's dispatches.
 WORKER: Final = "runner"
 _TIME_FOR_WARDENS: Final = 2.0
 _PATIENCE: Final = 10.0
 
 
 class Leftovers:
-    """Where outputs and working folders of all runs lie, and who owns the processes that belong to them."""
+    """The folder with the outputs and working folders of all runs, and the mark of their processes."""
 
     def __init__(self, data: Path | str) -> None:
         self.path = Path(data).resolve() / "runs"
@@ -63,36 +64,36 @@ class Leftovers:
             self._lock = -1
 
     def output(self, dispatch_id: DispatchId) -> Output:
-        """What one attempt has printed, while it runs and after."""
+        """The output of one attempt, while it runs and after."""
         job, _, fence = dispatch_id.rpartition(".")
         if "/" in job or not fence.isdigit():
             raise NotFound(f"there is no dispatch {dispatch_id}", dispatch_id=dispatch_id)
         return Output(self.path / job / fence)
 
     def survivors(self) -> Survivors:
-        """For the house: ends what is left of our dispatches and says which are gone for certain."""
+        """For the scheduler: ends what is left of the runner's dispatches, and returns those that are gone for certain."""
 
         def gone(dispatches: Sequence[Dispatch]) -> Collection[DispatchId]:
             self.take()
-            left = self.end_leftovers()
-            return [d.dispatch_id for d in dispatches if d.worker == WORKER and d.dispatch_id not in left]
+            alive = self.end_leftovers()
+            return [d.dispatch_id for d in dispatches if d.worker == WORKER and d.dispatch_id not in alive]
 
         return gone
 
     def end_leftovers(self) -> set[str]:
         """
-        The marks of what would not die. Jobs are ended at once; launchers and wardens, which know better what is below them, are given time to do
-        that themselves, as they do when their runner is gone.
+        Returns the dispatches whose processes do not die. Jobs are killed at once. Launchers and wardens get time to end
+        what is below them, as they do when their runner is gone.
         """
         began = time.monotonic()
-        while found := list(marked(RUNNER_MARK, {self.mark})):
+        while leftovers := list(marked(RUNNER_MARK, {self.mark})):
             took = time.monotonic() - began
             jobs = {process.pid: mark for process, mark in marked(DISPATCH_MARK, lambda _: True)}
             if took > _PATIENCE:
-                pids = [process.pid for process, _ in found]
-                log.error("what an earlier runner left survives SIGKILL: processes %s", pids)
+                pids = [process.pid for process, _ in leftovers]
+                log.error("processes of an earlier runner survive SIGKILL: %s", pids)
                 return {jobs[pid] for pid in pids if pid in jobs}
-            for process, _ in found:
+            for process, _ in leftovers:
                 if process.pid in jobs or took > _TIME_FOR_WARDENS:
                     send(process, signal.SIGKILL)
             time.sleep(0.02)
@@ -101,7 +102,7 @@ class Leftovers:
 
 #: From the start to the first step, and between two steps of a pass at least.
 _PAUSE_SEC: Final = 1.0
-#: A pause is so many times as long as the step before it.
+#: How many times as long as the step before it a pause is.
 _PAUSE_SHARE: Final = 30
 #: How often the trail is asked whether jobs were pruned.
 _LOOK_SEC: Final = 30.0
@@ -109,9 +110,18 @@ _BATCH: Final = 500
 
 
 class OutputCleaner:
+    """
+    Removes outputs and working folders when the store has forgotten their jobs.
+
+    It has a thread of its own: a job may have left a million files, and the runner's thread has heartbeats to send. It
+    passes over all folders, the oldest first: once soon after the start, then whenever the store has pruned jobs. A pass
+    is cut into small steps with pauses, so that a hundred thousand folders take a small share of one core, and a stop
+    waits for none of it.
+    """
+
     def __init__(self, store: Store, runs: Path, batch: int = _BATCH) -> None:
         self._store, self._runs, self._batch = store, runs, batch
-        #: Folders that this pass has not looked at, the oldest last: a job's id begins with the moment when it was submitted.
+        #: Folders that this pass has not checked, the oldest last: a job's id begins with the time of its submit.
         self._names: list[str] = []
         #: The newest event when the last pass began; None: a pass is due.
         self._passed_at: int | None = None
@@ -122,12 +132,12 @@ class OutputCleaner:
         self._thread.start()
 
     def stop(self) -> None:
-        """It may be at a large folder: the next start removes what is left."""
+        """Does not wait for the removal of a large folder: the next start continues it."""
         self._over.set()
         self._thread.join(0.1)
 
     def step(self) -> float:
-        """Look at the next folders, if a pass is under way or due. Returns the seconds until the next step."""
+        """Check the next folders, if a pass is under way or due. Returns the seconds until the next step."""
         began = time.monotonic()
         if not self._names and not self._begin_pass():
             return _LOOK_SEC
@@ -155,6 +165,6 @@ class OutputCleaner:
         while not self._over.wait(pause):
             try:
                 pause = self.step()
-            except Exception:  # the store is away for a while: another pass comes
-                log.exception("old outputs could not be removed; it is tried again")
+            except Exception:  # the store is away: another pass comes
+                log.exception("old outputs could not be removed; the next pass tries again")
                 self._passed_at, pause = None, _LOOK_SEC

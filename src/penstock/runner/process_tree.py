@@ -1,11 +1,12 @@
 """
-Processes and what they start, as the kernel tells it.
+Processes and their children, as the kernel shows them.
 
-Two ways to find everything that a job has started, whatever it did to get away (setsid, double fork, another process group). By descent: a
-child subreaper inherits every orphan below it, so below it is exactly what it is responsible for. And by the marker in the
-environment, which the living keep when the one responsible has been killed.
+There are two ways to find everything that a job has started, whatever it did to get away (setsid, double fork, another
+process group). By descent: a child subreaper inherits every orphan below it, so all that is below it is its own. And
+by the mark in the environment, which processes keep when their warden has been killed.
 
-A signal is sent through a descriptor of the process, after looking that it is still the one that was found: numbers are used again.
+A signal is sent through a descriptor of the process, after a check that it is still the same one: pids are used
+again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import signal
 from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple
 
-#: In the environment of everything that we start: which dispatch (or warm worker), and whose.
+#: In the environment of every process of a runner: its dispatch (or warm worker), and its runner.
 DISPATCH_MARK: Final = "PENSTOCK_DISPATCH"
 RUNNER_MARK: Final = "PENSTOCK_RUNNER"
 
@@ -27,7 +28,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class TreeProcess(NamedTuple):
-    """`born`: in clock ticks since boot; with it a number means one process and no later one."""
+    """`born`: in clock ticks since boot. A pid with it means one process and no later one."""
 
     pid: int
     parent: int
@@ -41,7 +42,7 @@ def become_subreaper() -> None:
 
 
 def die_with_the_parent(parent: int) -> None:
-    """Called in the child. The parent may have gone before the kernel was told: then we go at once."""
+    """Called in the child. If the parent ended before this call, the child exits at once."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -52,13 +53,28 @@ def no_new_privileges() -> None:
 
 
 def drop_ambient_capabilities() -> None:
-    """Called in the child. What the service may do, to run jobs as other users, is not for the jobs."""
+    """Called in the child. The service may switch users; its jobs may not."""
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
 
 
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def has_children() -> bool:
+    """Whether this process has a child, also one that has ended and is not reaped."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def drain_pipe(reader: int) -> None:
+    """Read what is in a pipe of wake-ups."""
+    with contextlib.suppress(BlockingIOError):
+        os.read(reader, 4_096)
 
 
 def look(pid: int) -> TreeProcess | None:
@@ -85,7 +101,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[TreeProcess]:
-    """Parents before children, so that who is signalled first cannot start another."""
+    """Parents before children: a parent that is signaled first cannot start another child."""
     found: list[TreeProcess] = []
     seen = {pid}
     line = children(pid)
@@ -104,7 +120,7 @@ def descendants(pid: int) -> list[TreeProcess]:
 def marked(
     variable: str, values: Collection[str] | Callable[[str], bool]
 ) -> Iterator[tuple[TreeProcess, str]]:
-    """Every living process on the host, ours excepted, whose environment has this variable with one of these values."""
+    """Every living process of the host but this one whose environment has the variable with one of the values."""
     wanted = values if callable(values) else values.__contains__
     prefix = b"\0" + variable.encode() + b"="
     for name in os.listdir("/proc"):  # noqa: PTH208  # as above
@@ -114,8 +130,8 @@ def marked(
             with open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123  # as above
                 environment = b"\0" + file.read()
         except OSError:
-            continue  # gone, or somebody else's
-        # Most processes are none of ours, and some have an environment of thousands of lines.
+            continue  # gone, or of another user
+        # Most processes are foreign, and some have an environment of thousands of lines.
         _, found, rest = environment.partition(prefix)
         if not found or not wanted(value := os.fsdecode(rest.partition(b"\0")[0])):
             continue

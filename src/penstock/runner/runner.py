@@ -102,7 +102,7 @@ class Runner:
         self._tidy = OutputCleaner(service.store, runs.path)
         self._watch = IoLoop()
         self._supervisor = ProcessSupervisor(
-            runs, self._settings, self._watch, asked=self._answer, over=self._run_over
+            runs, self._settings, self._watch, answer=self._answer, on_end=self._run_over
         )
         self._calls = RunRequests(service.job_service, self._tracker, self._supervisor.note, self._told)
         self._thread = Thread(target=self._loop, name="penstock-runner", daemon=True)

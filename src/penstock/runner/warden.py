@@ -1,9 +1,10 @@
 """
-The process between us and what runs: one for each command and each warm worker.
+The process between the runner and a job: one for each command and each warm worker.
 
-It has no thread and runs nobody's code. It is the child subreaper of all that is started below it, so "no child left" means exactly
-that the whole tree is gone, whatever the job did to hide. It writes the output down, passes signals on, and ends the tree
-by itself when nobody would any more: when the runner's end of its socket closes, and when the lease was not renewed in time.
+It has no thread and runs no foreign code. It is the child subreaper of all that is started below it, so "no child
+left" means exactly that the whole tree is gone, whatever the job did to hide. It writes the output to disk, passes
+signals on, and ends the tree by itself when the runner's end of its socket closes or the lease is not renewed in
+time.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from penstock.runner.process_tree import (
     become_subreaper,
     descendants,
     die_with_the_parent,
+    drain_pipe,
     drop_ambient_capabilities,
+    has_children,
     no_new_privileges,
     send,
-)
+)  # fmt: skip
 
-#: The last of stderr that goes with the report, for the error message.
-_LAST_WORDS: Final = 4_096
-#: How often a kill is repeated while something still lives: what was forking just then has finished forking.
+#: How much of the end of stderr goes with the report, for the error message.
+_MAX_STDERR: Final = 4_096
+#: Seconds between two kills while a process lives: one that was forking has finished forking by then.
 _AGAIN: Final = 0.02
 
 LIMITS: Final = {
@@ -44,7 +47,7 @@ LIMITS: Final = {
     "processes": (resource.RLIMIT_NPROC, 1),
 }
 
-#: Ours, not the job's: the machine had no room for one more process. Everything else is what the job asked for.
+#: The machine had no room for one more process, which is not the job's fault. Everything else is.
 _NO_ROOM: Final = {
     errno.EAGAIN,
     errno.ENOMEM,
@@ -63,7 +66,10 @@ def boot_time() -> float:
 
 class Warden:
     def __init__(self, control: socket.socket, worker: list[int], children_wakeup: int) -> None:
-        """`worker`: what a warm worker is handed: its socket, its tickets, its page. `children_wakeup`: readable when a child has ended."""
+        """
+        `worker`: descriptors for a warm worker: its socket, its tickets, its page. `children_wakeup`: readable when a
+        child has ended.
+        """
         self._control, self._worker, self._wakeup = Channel(control), worker, children_wakeup
         self._page = CallMarker(worker[2]) if worker else CallMarker()
         self._poll = select.poll()
@@ -72,14 +78,14 @@ class Warden:
         self._reset()
 
     def _reset(self) -> None:
-        """As if nothing had run below it. For a command is waited for by the process that waited for the one before: a fork costs more than a small command."""
+        """Begin with a new tree. One warden runs many commands: a fork costs more than a small command."""
         self._pipes: dict[int, int] = {}  # descriptor -> stream
         self._listening = False
-        #: By the number of the call, 0 for a command: where its output goes, and who writes it once there is any.
+        #: By the number of the call, 0 for a command: where its output goes, and its recorder once there is any.
         self._folders: dict[int, list[str]] = {}
         self._recorders: dict[int, OutputRecorder | None] = {}
-        self._talking = 0  # the call whose last words we keep
-        self._last_words = b""
+        self._printing = 0  # the call whose end of stderr is kept
+        self._stderr_end = b""
         self._root = 0
         self._code: int | None = None  # of the root, once it has ended
         self._until: float | None = None
@@ -99,21 +105,20 @@ class Warden:
 
     def _watch_over_one(self) -> None:
         while not self._over():
-            for fd, _ in self._poll.poll(self._patience()):
+            for fd, _ in self._poll.poll(self._wait_ms()):
                 if fd == self._control.fileno():
-                    self._hear()
+                    self._read_orders()
                 elif fd == self._wakeup:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wakeup, 4_096)
+                    drain_pipe(self._wakeup)
                 elif self._listening:
                     self._read(fd)
             self._reap()
-            self._mind_the_time()
+            self._check_times()
         self._report()
 
-    # hearing
+    # orders
 
-    def _hear(self) -> None:
+    def _read_orders(self) -> None:
         frames = self._control.receive()
         if frames is None:
             self._orphaned = True
@@ -128,7 +133,7 @@ class Warden:
             case "run":
                 self._start(frame)
             case _ if self._root == 0:
-                return  # it was for a command that ended meanwhile
+                return  # for a command that ended meanwhile
             case "begin":
                 self._until = frame["until"]
                 self._forget_before(frame["first"])
@@ -136,7 +141,7 @@ class Warden:
                 self._listen()
             case "over":
                 self._forget(frame["call"])
-                self._tell({"op": "written", "call": frame["call"]})
+                self._send({"op": "written", "call": frame["call"]})
             case "until":
                 self._until = frame["until"]
             case "term":
@@ -158,14 +163,13 @@ class Warden:
                 self._recorders[0] = self._recorder(0)
             process = self._spawn(order)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            # The child reports what went wrong before exec as a SubprocessError without its number.
-            number = getattr(error, "errno", None)
-            ours = number in _NO_ROOM
-            self._tell({"op": "refused", "error": _why(error, order), "ours": ours})
+            # An error between fork and exec comes as a SubprocessError without its number.
+            ours = getattr(error, "errno", None) in _NO_ROOM
+            self._send({"op": "refused", "error": _why(error, order), "ours": ours})
             self._code = -1
             return
         self._root = process.pid
-        process.returncode = 0  # we reap; Popen must not try
+        process.returncode = 0  # `_reap` does it; Popen must not try
         for pipe, stream in ((process.stdout, 0), (process.stderr, 1)):
             if pipe is not None:
                 fd = os.dup(pipe.fileno())
@@ -176,7 +180,7 @@ class Warden:
             self._listen()
         for fd in self._worker:
             os.close(fd)
-        self._tell({"op": "started", "pid": process.pid, "warden": os.getpid()})
+        self._send({"op": "started", "pid": process.pid, "warden": os.getpid()})
 
     def _spawn(self, order: Frame) -> subprocess.Popen[bytes]:
         cwd = order["cwd"] or self._own_folder(order["folder"][0])
@@ -186,7 +190,7 @@ class Warden:
         if self._worker:
             env["PENSTOCK_TALK"] = " ".join(map(str, self._worker))
         try:
-            return subprocess.Popen(  # noqa: S603  # what the job asked for, as a list of arguments
+            return subprocess.Popen(  # noqa: S603  # the job's command, as a list of arguments
                 order["argv"],
                 cwd=cwd,
                 env=env,
@@ -201,14 +205,14 @@ class Warden:
                 user=uid,
                 group=gid,
                 extra_groups=groups,
-                preexec_fn=_prepare(os.getpid(), order["limits"], order["nice"]),  # noqa: PLW1509  # we have no thread
+                preexec_fn=_prepare(os.getpid(), order["limits"], order["nice"]),  # noqa: PLW1509  # a warden has no thread
             )
         finally:
             if stdin != subprocess.DEVNULL:
                 os.close(stdin)
 
     def _own_folder(self, job: str) -> str:
-        """Where a job that named no folder works: its own, the same for each attempt."""
+        """For a job that names no working folder: its own, the same for each attempt."""
         os.close(open_folder(self._runs, job, "work"))
         return f"{self._runs}/{job}/work"
 
@@ -216,7 +220,7 @@ class Warden:
     def _stdin(text: str | None) -> int:
         if text is None:
             return subprocess.DEVNULL
-        # A file and not a pipe: nobody has to feed it, and nobody waits when it is not read.
+        # A file and not a pipe: the job need not read it, and the warden need not feed it.
         fd = os.memfd_create("penstock-stdin", os.MFD_CLOEXEC)
         with open(fd, "wb", closefd=False) as file:  # a descriptor
             file.write(text.encode())
@@ -230,8 +234,8 @@ class Warden:
         for fd in self._pipes:
             self._poll.register(fd, select.POLLIN)
 
-    def _wait_for_a_name(self) -> None:
-        """A worker may hear of its call before we do. What it prints meanwhile waits in the pipe."""
+    def _stop_listening(self) -> None:
+        """A worker may get its call before the warden does. Its output waits in the pipe meanwhile."""
         self._listening = False
         for fd in self._pipes:
             self._poll.unregister(fd)
@@ -246,7 +250,7 @@ class Warden:
             call = self._page.running
             if call not in self._folders:
                 if not self._folders:
-                    self._wait_for_a_name()
+                    self._stop_listening()
                     return False
                 call = min(self._folders)  # printed between two calls, or before the first
             try:
@@ -254,7 +258,7 @@ class Warden:
             except BlockingIOError:
                 return False
             if data:
-                self._hear_out(call, self._pipes[fd], data)
+                self._record(call, self._pipes[fd], data)
                 return True
         with contextlib.suppress(KeyError):
             self._poll.unregister(fd)
@@ -262,11 +266,11 @@ class Warden:
         os.close(fd)
         return False
 
-    def _hear_out(self, call: int, stream: int, data: bytes) -> None:
-        if self._talking != call:
-            self._talking, self._last_words = call, b""
+    def _record(self, call: int, stream: int, data: bytes) -> None:
+        if self._printing != call:
+            self._printing, self._stderr_end = call, b""
         if stream == 1:
-            self._last_words = (self._last_words + data)[-_LAST_WORDS:]
+            self._stderr_end = (self._stderr_end + data)[-_MAX_STDERR:]
         self._write(call, stream, data)
 
     def _write(self, call: int, stream: int, data: bytes) -> None:
@@ -294,7 +298,7 @@ class Warden:
     # ending
 
     def _term(self) -> None:
-        """Once to everything. To the group in one call, so that nobody in it escapes by forking; to the others one by one."""
+        """SIGTERM to the group in one call, so that none escapes by forking; to the others one by one."""
         if self._root and self._code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._root, signal.SIGTERM)
@@ -307,7 +311,7 @@ class Warden:
         self._killing = self._killing or why
         self._kill_at = boot_time()
 
-    def _strike(self) -> None:
+    def _kill_all(self) -> None:
         if self._root and self._code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._root, signal.SIGKILL)
@@ -326,34 +330,30 @@ class Warden:
             if pid == self._root:
                 self._code = os.waitstatus_to_exitcode(status)
                 if self._kill_at is None and descendants(os.getpid()):
-                    # What the job left running is ended: asked first, then made to.
+                    # What the job left running gets SIGTERM, then SIGKILL.
                     self._term()
                     self._kill_at = boot_time() + self._stragglers
 
-    def _mind_the_time(self) -> None:
+    def _check_times(self) -> None:
         now = boot_time()
         if self._until is not None and now >= self._until and self._killing is None:
             self._kill("the lease was not renewed in time")
         if self._kill_at is not None and now >= self._kill_at:
-            self._strike()
+            self._kill_all()
 
-    def _patience(self) -> int | None:
+    def _wait_ms(self) -> int | None:
         moments = [m for m in (self._kill_at, None if self._killing else self._until) if m is not None]
         return None if not moments else max(0, int((min(moments) - boot_time()) * 1_000) + 1)
 
     def _over(self) -> bool:
         if self._code is None and not (self._killing is not None and self._root == 0):
             return False
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return True
-        return False
+        return not has_children()
 
     def _report(self) -> None:
         if self._folders:
             self._drain()
-        last = self._last_words if self._talking == self._page.running else b""
+        last = self._stderr_end if self._printing == self._page.running else b""
         recorder = self._recorders.get(0)
         report = {
             "op": "gone",
@@ -363,32 +363,32 @@ class Warden:
             "lost": 0 if recorder is None else recorder.lost,
         }
         for call in list(self._folders):
-            self._forget(call)  # before it is told: whoever hears of the end may read all of the output
-        for fd in self._pipes:  # somebody outside of the tree may hold the other end
+            self._forget(call)  # before the report: after it, all of the output can be read
+        for fd in self._pipes:  # a process outside of the tree may hold the other end
             with contextlib.suppress(KeyError):
                 self._poll.unregister(fd)
             os.close(fd)
-        self._tell(report)
+        self._send(report)
         if not self._orphaned:
             os.set_blocking(self._control.fileno(), True)
             self._control.push()
             os.set_blocking(self._control.fileno(), False)
 
-    def _tell(self, frame: Frame) -> None:
+    def _send(self, frame: Frame) -> None:
         if not self._orphaned:
             self._control.send(frame)
 
 
 def _prepare(warden: int, limits: dict[str, int], nice: int) -> Callable[[], None]:
-    """Between fork and exec, in the child. Everything is looked up before: what fails there cannot say much."""
+    """Run in the child, between fork and exec. All lookups come before: an error there can report little."""
     wanted = [(resource.RLIMIT_CORE, 0)]
     for name, value in limits.items():
         which, unit = LIMITS[name]
-        most = resource.getrlimit(which)[1]  # it cannot be raised above what we have ourselves
+        most = resource.getrlimit(which)[1]  # it cannot be raised above the warden's own
         wanted.append((which, value * unit if most == resource.RLIM_INFINITY else min(value * unit, most)))
 
     def prepare() -> None:
-        # The user has been switched by now, which makes the kernel forget what a death of the parent means.
+        # The user has been switched by now, which makes the kernel forget the death signal.
         die_with_the_parent(warden)
         drop_ambient_capabilities()
         no_new_privileges()

@@ -1,9 +1,10 @@
 """
-Functions in warm workers: who gets which call, and what it said when it was over.
+Functions in warm workers: which worker gets which call, and how each call ended.
 
-A long function has a worker to itself. Short ones are handed over several at a time, as much as a worker will run in a few milliseconds, so that it need not stand
-still while the ends of the last ones are written down. Whatever a worker has not begun can be taken back: because its job was told to stop,
-because the call before it takes longer than such calls do, or because the worker died.
+A long function has a worker to itself. Short ones are handed over several at a time, as many as a worker runs in a
+few milliseconds, so that it need not wait while the ends of the last ones are committed. A call that its worker has
+not begun can be taken back: because its job must stop, because the call before it takes longer than such calls do, or
+because the worker died.
 """
 
 from __future__ import annotations
@@ -26,33 +27,34 @@ from penstock.work.outcome import DONE, MAX_RESULT, RELEASED, STOPPED, Outcome
 log = logging.getLogger("penstock.runner")
 
 _MOST_AHEAD: Final = 200
-#: A worker that has said nothing for so long has met a call that is longer than those before it.
+#: A worker that is silent for this long has met a call that is longer than those before it.
 _STUCK_SEC: Final = 0.1
-#: So long after a worker could not be started, for want of descriptors, no other one is.
+#: How long no worker is started after one could not be, for want of descriptors.
 _SHORT_SEC: Final = 5.0
-#: What no worker was free for in this time goes back to the queue, where somebody else may be.
+#: A call that no worker was free for in this time goes back to the queue, for another host.
 _STALE_SEC: Final = 1.0
-#: Durations that are remembered; beyond that the scheduler forgets them all and learns anew.
+#: How many functions have a mean duration here; beyond that all are forgotten and learned anew.
 _MOST_KNOWN: Final = 10_000
 
 
 class WarmWorkers:
     """
-    `hire`: starts a worker with these limits, as this user. `asked`: a function says or asks something. `over`: a run has ended and nothing of it is left.
+    `hire` starts a worker with these limits, as this user. `answer`: to a request of a function. `on_end`: a run has
+    ended, and nothing of it is left.
     """
 
     def __init__(
         self,
         settings: RunnerOptions,
-        watch: IoLoop,
+        loop: IoLoop,
         *,
         hire: Callable[[Mapping[str, int], SystemUser | None], WorkerLink],
-        asked: Callable[[ActiveDispatch, Frame], Frame],
-        over: Callable[[ActiveDispatch, Outcome], None],
+        answer: Callable[[ActiveDispatch, Frame], Frame],
+        on_end: Callable[[ActiveDispatch, Outcome], None],
     ) -> None:
-        self._settings, self._watch = settings, watch
-        self._handful_sec = settings.ahead_sec / 2  # a worker is handed so much at once
-        self._hire, self._asked, self._over = hire, asked, over
+        self._settings, self._loop = settings, loop
+        self._handful_sec = settings.ahead_sec / 2  # how much work a worker gets at once
+        self._hire, self._answer, self._on_end = hire, answer, on_end
         self._workers: dict[WardenLink, WorkerLink] = {}
         self._waiting: deque[ActiveDispatch] = deque()
         self._mean: dict[str, float] = {}  # seconds of a call, lately
@@ -69,7 +71,7 @@ class WarmWorkers:
 
     @property
     def free_slots(self) -> int:
-        """How many more calls are welcome. Ahead of a worker that is at something long there is no room."""
+        """How many more calls to fetch. None are fetched for a worker that runs something long."""
         if time.monotonic() < self._hire_at:
             idle = sum(not worker.calls and not worker.last for worker in self._workers.values())
             return idle - len(self._waiting)
@@ -84,7 +86,7 @@ class WarmWorkers:
     # handing over
 
     def add(self, run: ActiveDispatch) -> None:
-        """To be fed: what has come together is handed over together."""
+        """Kept until `feed`: calls that come together are handed over together."""
         run.waits_since = time.monotonic()
         self._waiting.append(run)
 
@@ -94,8 +96,8 @@ class WarmWorkers:
             self._hand_over(worker, share)
 
     def _next_worker(self) -> WorkerLink | None:
-        """The one with the least to do, if that is little; a new one rather than one that is busy."""
-        limits, user = _limits(self._waiting[0]), self._user(self._waiting[0])
+        """The one with the least work, if that is little; a new worker rather than a busy one."""
+        limits, user = self._waiting[0].work.limits, self._user(self._waiting[0])
         open_ = [] if limits else [w for w in self._workers.values() if not w.last and w.user == user]
         least = min(open_, key=lambda worker: len(worker.calls), default=None)
         if least is not None and not least.calls:
@@ -117,19 +119,19 @@ class WarmWorkers:
     def _new(self, limits: Mapping[str, int], user: SystemUser | None) -> WorkerLink:
         worker = self._hire(limits, user)
         worker.user = user
-        worker.last = bool(limits)  # what it may use cannot be raised
+        worker.last = bool(limits)  # limits cannot be raised again
         self._workers[worker.warden] = worker
-        self._watch.add(worker, partial(self._said, worker))
+        self._loop.add(worker, partial(self._read, worker))
         return worker
 
     def _hand_over(self, worker: WorkerLink, share: int) -> None:
-        """`share`: so many calls it may have in hand."""
+        """`share`: how many calls it may have."""
         most = min(share - len(worker.calls), self._settings.jobs_per_worker - worker.begun)
         runs, load = [self._waiting.popleft()], self._load(worker)
         load += self._expected(runs[0])
         while self._waiting and len(runs) < most and not worker.last:
             load += self._expected(self._waiting[0])
-            if load > self._handful_sec or _limits(self._waiting[0]):
+            if load > self._handful_sec or self._waiting[0].work.limits:
                 break
             if self._user(self._waiting[0]) != worker.user:
                 break
@@ -142,7 +144,7 @@ class WarmWorkers:
         return sum(map(self._expected, worker.calls.values()))
 
     def _expected(self, run: ActiveDispatch) -> float:
-        """Seconds. A function that has not been seen may take any time, so nothing is put behind it."""
+        """Seconds. A new function may take any time, so no call is put behind it."""
         return self._mean.get(_name(run), self._settings.ahead_sec)
 
     # taking back
@@ -163,14 +165,14 @@ class WarmWorkers:
         self._waiting.extendleft(reversed(runs))
 
     def step(self) -> float | None:
-        """Seconds until it wants to be called again."""
+        """Returns the seconds until the next step is due."""
         now = time.monotonic()
         deep = [worker for worker in self._workers.values() if len(worker.calls) > 1]
         for worker in deep:
             if now - worker.active_at >= _STUCK_SEC:
                 self._return(worker)
         while self._waiting and now - self._waiting[0].waits_since >= _STALE_SEC:
-            self._over(self._waiting.popleft(), RELEASED)
+            self._on_end(self._waiting.popleft(), RELEASED)
         self.feed()
         extra = self._extra()
         for worker in extra:
@@ -183,16 +185,16 @@ class WarmWorkers:
         return self._settings.idle_sec if extra else None
 
     def _extra(self) -> list[WorkerLink]:
-        """Who has nothing to do, the longest first, but for those that are kept warm."""
+        """Idle workers beyond those that are kept warm, the longest idle first."""
         if len(self._workers) <= self._settings.warm:
             return []
         idle = [worker for worker in self._workers.values() if not worker.calls and not worker.last]
         idle.sort(key=lambda worker: worker.active_at)
         return idle[: max(0, len(idle) - self._settings.warm)]
 
-    # hearing
+    # reports
 
-    def _said(self, worker: WorkerLink) -> None:
+    def _read(self, worker: WorkerLink) -> None:
         frames = worker.receive()
         for frame in frames or ():
             self._take(worker, frame)
@@ -207,13 +209,13 @@ class WarmWorkers:
         worker.active_at = time.monotonic()
         call = next(iter(worker.calls), None)
         if call is None or frame.get("call") != call:
-            # A thread that its function left behind: it waits for an answer, and gets one.
+            # From a thread that its function left behind, which waits for an answer.
             worker.send({"op": "answer", "error": "this run is over"})
             return
         run = worker.calls[call]
         outcome = _outcome(frame)
         if outcome is None:
-            worker.send(self._asked(run, frame) | {"op": "answer"})
+            worker.send(self._answer(run, frame) | {"op": "answer"})
             return
         del worker.calls[call]
         run.outcome = outcome
@@ -225,10 +227,10 @@ class WarmWorkers:
             worker.closing[call] = run
             worker.warden.order("over", call=call)
         else:
-            self._over(run, outcome)
+            self._on_end(run, outcome)
 
     def _end_with(self, worker: WorkerLink) -> None:
-        """It goes, with what its function left running. What it has not begun is for others."""
+        """The worker is ended with what its function left running. Other workers get its calls."""
         self._return(worker)
         worker.last = True
         worker.warden.order("term")
@@ -241,11 +243,11 @@ class WarmWorkers:
             worker.warden.order("until", until=None)
 
     def _retire(self, worker: WorkerLink) -> None:
-        """It ends by itself when nobody talks to it any more."""
+        """It exits when its channel closes."""
         worker.last = True
         if worker.fileno() >= 0:
             self._return(worker)
-            self._watch.drop(worker)
+            self._loop.drop(worker)
             worker.close()
 
     def _learn(self, run: ActiveDispatch, sec: Any) -> None:
@@ -258,20 +260,20 @@ class WarmWorkers:
         self._mean[name] = before + (sec - before) / 4
         self._mean_of_all += (sec - self._mean_of_all) / 4
 
-    # what its warden tells of it
+    # reports of its warden
 
     def written(self, warden: WardenLink) -> None:
         worker = self._workers[warden]
         for call in warden.written:
             run = worker.closing.pop(call, None)
             if run is not None and run.outcome is not None:
-                self._over(run, run.outcome)
+                self._on_end(run, run.outcome)
         warden.written.clear()
         if not worker.calls:
             self._idle(worker)
 
     def gone(self, warden: WardenLink) -> list[ActiveDispatch]:
-        """The runs that it had begun, if this was a worker: what it said before it went still counts."""
+        """The runs that it had begun, if this was a worker. What it sent before it died still counts."""
         worker = self._workers.pop(warden, None)
         if worker is None:
             return []
@@ -285,9 +287,6 @@ class WarmWorkers:
     def wardens(self) -> list[WardenLink]:
         return list(self._workers)
 
-    def pids(self) -> list[int]:
-        return [warden.root for warden in self.wardens if warden.root]
-
     def close(self) -> None:
         for worker in self._workers.values():
             self._retire(worker)
@@ -298,14 +297,10 @@ def _name(run: ActiveDispatch) -> str:
     return run.work.function
 
 
-def _limits(run: ActiveDispatch) -> Mapping[str, int]:
-    return run.work.limits
-
-
 def _outcome(frame: Frame) -> Outcome | None:
     """
     The outcome that a worker reports; None: its function has not ended. The worker runs foreign code and is not
-    trusted: a result must be JSON of a bounded length, and only a few end reasons are its to report.
+    trusted: a result must be JSON of a bounded length, and it may report only a few end reasons.
     """
     if frame.get("op") != "ended":
         return None

@@ -1,10 +1,10 @@
 """
 A warm Python process that runs functions, one at a time.
 
-It keeps what it has imported, and while functions are short it is handed several calls at once, so that a small job costs less than a round trip on a socket.
-A call that is handed over is not begun yet: for each there is a ticket in a pipe, and whoever reads the ticket has the call, the worker to run it
-or the scheduler to take it back. Like every process of a job it has a session of its own and a warden above it, which ends it, with all that
-the function started, when its job must end.
+It keeps what it has imported. While functions are short it gets several calls at once, so that a small job costs less
+than a round trip on a socket. Each call has a ticket in a pipe, and the process that reads the ticket has the call: the
+worker runs it, or the runner takes it back. Like every process of a job the worker has a session of its own, and a
+warden above it that ends it, with all that the function started, when its job must end.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from penstock.core.errors import Refused
 from penstock.core.jobs.types import Money
 from penstock.core.text import storable
 from penstock.runner.channels import TICKET, BadFrame, CallMarker, Frame, FrameReader, pack
+from penstock.runner.process_tree import has_children
 from penstock.work.context import CurrentJob, JobFacts, takes_context
 from penstock.work.outcome import call_with, run
 
 
 def main() -> None:
-    # Taken away from the job: these are between us and the scheduler.
+    # Taken out of the environment: the job must not talk to the runner by these.
     talk, tickets, page = map(int, os.environ.pop("PENSTOCK_TALK").split())
     for fd in (talk, tickets, page):
         os.set_inheritable(fd, False)
@@ -41,13 +42,13 @@ def main() -> None:
 
 
 class Tickets:
-    """The worker's end of the pipe with the numbers of the calls that nobody has begun or taken back."""
+    """The worker's end of the pipe with the numbers of the calls that are neither begun nor taken back."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._next = fd, 0
 
     def take(self, call: int) -> bool:
-        """False: it was taken back. Numbers only grow, so a higher one than we look for is kept for its own call."""
+        """False: it was taken back. Numbers only grow, so a higher one is kept for its own call."""
         if not self._next:
             try:
                 self._next = int.from_bytes(os.read(self._fd, TICKET), "little")
@@ -89,19 +90,15 @@ class FunctionWorker:
             if self._left_something():
                 answer["left"] = True
                 self._sock.sendall(pack(answer))
-                while True:  # nobody else's function runs beside what this one left: we are ended with it
+                while True:  # no other function may run beside what this one left: the warden ends the worker
                     self._receive(0)
             while not self._page.all_read(self._pipes):
                 time.sleep(0.000_2)
             self._sock.sendall(pack(answer))
 
     def _left_something(self) -> bool:
-        """Processes of the function: children of ours, or what hid from us and is the warden's by now."""
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return os.pread(self._family, 4_096, 0) != self._alone
-        return True
+        """Processes of the function: children of this one, or orphans that the warden has inherited."""
+        return has_children() or os.pread(self._family, 4_096, 0) != self._alone
 
     def _call(self, frame: Frame) -> Frame:
         facts = _facts(frame["facts"])
@@ -122,7 +119,7 @@ class FunctionWorker:
             module = importlib.import_module(path.partition(":")[0])
             function = getattr(module, name)
             if not callable(function):
-                raise TypeError(f"{path} is no function")
+                raise TypeError(f"{path} is not a function")
             if by_star and not _exposes(module, name):
                 raise PermissionError(
                     f"{path} is not defined in its module, only imported there: "
@@ -131,7 +128,7 @@ class FunctionWorker:
             entry = self._functions[path, by_star] = (function, takes_context(function))
         return entry
 
-    # what the running function asks and reports, by its channel
+    # requests of the running function, through its channel
 
     def ask(self, call: int, verb: str, **args: Any) -> Frame:
         with self._lock:
