@@ -21,12 +21,23 @@ from penstock.stores.memory.store import MemoryStore
 RULES = SchedulerRules(capacity=Capacity(fixed=40))
 
 
+class ForgedTrail(MemoryStore):
+    """A store whose trail has further events at its end."""
+
+    def __init__(self, clock):
+        super().__init__(clock)
+        self.forged = []
+
+    def events(self, after, limit, *filters):
+        return super().events(after, limit, *filters) + [e for e in self.forged if e.seq > after]
+
+
 class Scene:
     """Four jobs that ran at once and are DONE, and the marks that they left."""
 
     def __init__(self, folder):
         self.folder, self.now = folder, 1_900_000_000_000_000
-        self.store = MemoryStore(lambda: self.now)
+        self.store = ForgedTrail(lambda: self.now)
         machine = HostLoad(RULES)
         dispatcher = Dispatcher(self.store, RULES, machine, PullingWorkers())
         job_service = JobService(self.store, RULES, dispatcher)
@@ -49,8 +60,9 @@ class Scene:
 
     def happened(self, kind, **fields):
         """One more event, as if it had been written."""
-        last = [event for event in self.store._events if event.kind is kind][-1]
-        self.store._events.append(replace(last, seq=len(self.store._events) + 1, **fields))
+        events = self.store.events(0, 1_000)
+        last = [event for event in events if event.kind is kind][-1]
+        self.store.forged.append(replace(last, seq=events[-1].seq + 1, **fields))
 
     def broken(self, acknowledged=None):
         aftermath = Aftermath(self.folder, acknowledged or self.jobs, Counter(), settled=True)

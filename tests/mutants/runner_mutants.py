@@ -254,7 +254,7 @@ MUTANTS = [
     Mutant(
         "runner: an end that could not be written is forgotten",
         "penstock/runner/runner.py",
-        "Runner._turn",
+        "Runner.exchange",
         "        job_service, ended = self._service.job_service, list(self._ended)\n",
         "        job_service, ended = self._service.job_service, list(self._ended)\n        self._ended.clear()\n",
         ("tests/runner/test_lost.py::test_an_end_that_cannot_be_written_is_written_later",),

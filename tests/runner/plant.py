@@ -109,8 +109,8 @@ class Plant:
 
     def events(self, job_id):
         """Without the denials: whether a round comes by in between is a matter of time."""
-        told = [(str(e.kind), e.reason) for e in self.store.events(0, 1_000, job_id)]
-        return [(kind, reason) for kind, reason in told if kind != "DENIED"]
+        events = [(str(e.kind), e.reason) for e in self.store.events(0, 1_000, job_id)]
+        return [(kind, reason) for kind, reason in events if kind != "DENIED"]
 
     def output(self, job_id):
         pieces = list(self.runner.output(self.last(job_id).dispatch_id).read())
@@ -125,6 +125,18 @@ class Plant:
     def ours(self):
         """Everything below this runner, and the launcher itself."""
         return [process.pid for process, _ in marked(RUNNER_MARK, {Leftovers(self.data).mark})]
+
+
+def count_calls(owner, name, monkeypatch):
+    """The list grows by one with each call of the method."""
+    calls, method = [], getattr(owner, name)
+
+    def counted(*args, **kwargs):
+        calls.append(args)
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
 
 
 def pids_in(path, n=None):

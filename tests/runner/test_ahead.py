@@ -9,6 +9,8 @@ import pytest
 
 from tests.waiting import alive, until
 
+from .plant import count_calls
+
 
 @pytest.fixture
 def handful(plants, tmp_path):
@@ -18,7 +20,7 @@ def handful(plants, tmp_path):
     def hand_over(*calls, workers=1):
         plant = plants(workers=workers, ahead_sec=60.0)
         # So that it is known to be short.
-        while plant.runner._supervisor.functions.free_slots < len(calls):
+        while plant.runner.supervisor.functions.free_slots < len(calls):
             plant.settled(plant.function("maybe_long", str(ran)))
         ran.write_text("")
         pids = plant.runner.pids()
@@ -76,13 +78,13 @@ def test_who_waits_behind_a_call_that_takes_longer_than_expected_is_run_by_anoth
     plant.until(jobs[0], "CANCELED")
 
 
-def test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there(handful):
+def test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there(handful, monkeypatch):
     plant, jobs, _ = handful({"seconds": 300}, {}, {})
     for job in jobs[1:]:
         plant.until(job, "QUEUED")
     assert [plant.events(job)[-1] for job in jobs[1:]] == [("REQUEUED", "released")] * 2
-    turns = set()
-    until(lambda: turns.add(plant.runner._turned_at) or len(turns) > 3)
+    exchanges = count_calls(plant.runner, "exchange", monkeypatch)
+    until(lambda: len(exchanges) > 3)
     assert [plant.state(job) for job in jobs[1:]] == ["QUEUED"] * 2
     plant.job_service.cancel(jobs[0])
 

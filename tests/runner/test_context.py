@@ -92,9 +92,9 @@ def test_a_token_is_good_for_its_run_and_no_longer(plant):
     assert plant.store.checkpoint(job) is None
 
 
-def test_the_door_answers_nonsense_and_goes_on(plant):
+def test_the_control_socket_answers_nonsense_and_goes_on(plant):
     with socket.socket(socket.AF_UNIX) as visitor:
-        visitor.connect(f"\0{plant.runner._control_socket.address[1:]}")
+        visitor.connect(f"\0{plant.runner.address[1:]}")
         visitor.sendall(b'nonsense\n{"op": 1}\n{"token": "x", "op": "spend"}\n')
         with visitor.makefile() as lines:
             answers = [json.loads(lines.readline()) for _ in range(3)]

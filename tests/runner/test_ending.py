@@ -130,7 +130,7 @@ def test_when_a_lease_cannot_be_renewed_the_warden_ends_the_tree_by_itself(plant
     job, path = plant.tree(tmp_path)
     pids = pids_in(path)
     freed = threading.Event()
-    plant.runner._post(freed.wait)
+    plant.runner.call_soon(freed.wait)
     try:
         until(lambda: not any(map(alive, pids)))
     finally:

@@ -323,13 +323,13 @@ def test_a_runner_without_news_leaves_the_lines_alone_until_one_of_its_own_is_se
     plant = plants(dispatch=False)
     runner, fetched = plant.runner, []
     monkeypatch.setattr(plant.job_service, "exchange", lambda *asked: fetched.append(asked) or ([], []))
-    runner._turn()
+    runner.exchange()
     plant.service.dispatcher.step(plant.store.now())
-    runner._turn()
+    runner.exchange()
     without = len(fetched)
     plant.command("true")
     plant.service.dispatcher.step(plant.store.now())
-    runner._turn()
+    runner.exchange()
 
     assert (without, len(fetched)) == (1, 2)
 
@@ -340,8 +340,8 @@ def test_a_runner_fetches_after_every_commit_whatever_the_last_round_saw(plants,
     monkeypatch.setattr(plant.job_service, "exchange", lambda *asked: fetched.append(asked) or ([], []))
     plant.service.dispatcher.step(plant.store.now())
     for _ in range(3):
-        runner._look()
-        runner._turn()
+        runner.look_for_stops()
+        runner.exchange()
 
     assert len(fetched) == 3
 

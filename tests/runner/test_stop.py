@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from threading import current_thread
+from threading import Thread, current_thread
 
 import pytest
 
 from penstock.core.jobs.states import DispatchPhase
+from penstock.core.jobs.tracker import Tracker
+from penstock.core.jobs.types import SECOND
 from penstock.runner.runner import AFTER_STOP
 from penstock.runner.warden import boot_time
 from tests.waiting import until
 
-from .plant import Plant
+from .plant import LONG, Plant, count_calls
 
 IGNORES_EVERYTHING = "trap '' TERM INT HUP; echo up; exec sleep 300"
 
@@ -42,7 +44,7 @@ def test_a_runner_that_is_late_gives_every_dispatch_its_end(busy):
     plant, jobs = busy
     plant.stops_at = boot_time() + 0.2
     plant.runner.stop(0.2)
-    plant.runner._thread.join()  # where the machine is so busy that the stop did not wait for it
+    until(lambda: not plant.runner.running)  # on a busy machine the stop did not wait for it
 
     assert {plant.state(job) for job in jobs} == {"QUEUED"}
     assert {plant.events(job)[-1] for job in jobs} == {("REQUEUED", "graceful_shutdown")}
@@ -50,21 +52,29 @@ def test_a_runner_that_is_late_gives_every_dispatch_its_end(busy):
     assert plant.units() == 0
 
 
-def test_the_time_of_a_stop_counts_from_the_call_and_not_from_when_the_thread_hears_of_it(tmp_path):
+def test_the_time_of_a_stop_counts_from_the_call_and_not_from_when_the_thread_gets_to_it(
+    tmp_path, monkeypatch
+):
     (tmp_path / "data").mkdir()
     plant = Plant(tmp_path / "data")
-    runner, ends, free_again = plant.runner, [], []
+    requests = count_calls(plant.runner, "call_soon", monkeypatch)
+    free_again, drains = [], []
 
     def keep_busy():
-        until(lambda: runner._asked)  # the stop has been asked for
+        until(lambda: len(requests) > 1)  # the stop has been requested
         free_again.append(boot_time())
 
-    runner._drain = ends.append
-    before = boot_time()
-    runner._post(keep_busy)
-    runner.stop(0)
-    until(lambda: ends)
+    monkeypatch.setattr(
+        Tracker, "drain", lambda _, now, timeout: drains.append((now + timeout) / SECOND) or []
+    )
+    plant.runner.call_soon(keep_busy)
+    called_at = boot_time()
+    stopping = Thread(target=plant.runner.stop, args=(LONG,))
+    stopping.start()
+    [ends] = until(lambda: drains)
 
-    assert before <= ends[0] <= free_again[0]
-    del runner._drain
+    assert called_at <= ends - LONG + 0.001  # whole microseconds
+    assert ends - LONG <= free_again[0]
+    monkeypatch.undo()
     plant.stop()
+    stopping.join()

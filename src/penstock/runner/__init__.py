@@ -1,7 +1,7 @@
 """
 Commands and functions, run by the scheduler itself in processes of their own.
 
-The names are imported on first use: a warm worker, which runs somebody's function, needs the context and nothing else.
+The names are imported on first use: a warm worker needs few of them.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class LauncherLink:
         return self._sock.fileno()
 
     def launch(self, fds: list[int]) -> None:
-        """They become the warden's. When the launcher is dead the sockets among them close with it, which is how the other end hears of it."""
+        """The descriptors go to a new warden. If the launcher is dead, the sockets among them close, as their other ends see."""
         try:
             socket.send_fds(self._sock, [b"w"], fds)
         except OSError:
@@ -118,12 +118,12 @@ class LauncherLink:
         return self._process.poll() is None
 
     def close(self, wait_sec: float | None) -> None:
-        """It ends what is left below it and goes. `wait_sec`: how long to wait for that; it goes on without us."""
+        """The launcher ends what is left below it and exits. `wait_sec`: how long to wait for that."""
         self._sock.close()
         try:
             self._process.wait(wait_sec)
         except subprocess.TimeoutExpired:
-            self._process.returncode = 0  # it is reaped by init, when we are gone
+            self._process.returncode = 0  # init reaps it when this process is gone
 
 
 class WardenLink(Channel):

@@ -1,8 +1,9 @@
-"""What a job prints, on disk: bounded, the beginning and the end kept, readable while it grows.
+"""The output of jobs, on disk: bounded, the beginning and the end kept, readable while it grows.
 
-The output of an attempt is one stream of records (which pipe, when, the bytes), cut into files that are named by where they begin. The first
-file keeps the head. When it is full, two further ones take turns: the older is deleted when the newer is full, so the tail is
-always there. A reader keeps an offset into the stream and learns how much of it is no longer there.
+The output of an attempt is one stream of records (which pipe, when, the bytes), cut into files that are named by where
+they begin. The first file keeps the head. When it is full, two further ones take turns: the older is deleted when the
+newer is full, so the tail is always there. A reader keeps an offset into the stream and learns how much of it is no
+longer there.
 
 The launcher imports this module in a Python that has the standard library alone.
 """
@@ -36,7 +37,7 @@ class OutputLimits:
 
 def open_folder(root: str, *parts: str) -> int:
     """
-    A folder below `root`, made if need be, as a descriptor: no part of the way is a link, whoever may have put one there.
+    The descriptor of a folder below `root`, made if it does not exist. No part of its path may be a link.
     """
     handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in parts:
@@ -56,8 +57,8 @@ def open_folder(root: str, *parts: str) -> int:
 
 def fresh_folder(root: str, *parts: str) -> int:
     """
-    The same, and empty. A folder of that name is kept under another: it is from an attempt that the database no longer knows, because a
-    backup was restored, and fences begin again where the backup was taken.
+    The same, and empty. A folder of that name is kept under another name: it is from an attempt that the database no
+    longer has, because a backup was restored, and fences begin again where the backup was taken.
     """
     *above, last = parts
     parent = open_folder(root, *above)
@@ -70,7 +71,7 @@ def fresh_folder(root: str, *parts: str) -> int:
 
 
 class OutputRecorder:
-    """Writes; the one process that does. A disk that is full costs the output and not the job."""
+    """Writes the output of one attempt. On a full disk output is lost, and the job continues."""
 
     def __init__(self, folder: int, output_limits: OutputLimits) -> None:
         self._folder, self._output_limits = folder, output_limits
@@ -78,13 +79,13 @@ class OutputRecorder:
         self._offset = self._left = 0
         self._file = -1
         self.lost = 0  # bytes that could not be written
-        self._registration(output_limits.head)
+        self._open_file(output_limits.head)
 
     def write(self, stream: int, data: bytes) -> None:
         record = _HEADER.pack(stream, len(data), time.time_ns() // 1_000) + data
         try:
             if len(record) > self._left:
-                self._registration(max(self._output_limits.tail // 2, len(record)))
+                self._open_file(max(self._output_limits.tail // 2, len(record)))
             self._append(record)
         except OSError:
             self.lost += len(data)
@@ -98,7 +99,7 @@ class OutputRecorder:
         self._offset += written
         self._left -= written
 
-    def _registration(self, size: int) -> None:
+    def _open_file(self, size: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND | os.O_CLOEXEC
         file = os.open(_name(self._offset), flags, 0o600, dir_fd=self._folder)
         if self._file >= 0:
@@ -118,7 +119,7 @@ def _name(offset: int) -> str:
 
 
 class Piece(NamedTuple):
-    """`end`: the offset to go on from. `skipped`: so many bytes before it are no longer there."""
+    """`end`: the offset to continue from. `skipped`: how many bytes before it are no longer there."""
 
     stream: str
     at: int
@@ -134,7 +135,7 @@ class Output:
         self._folder = folder
 
     def read(self, offset: int = 0, most: int = 1_048_576) -> Iterator[Piece]:
-        """What is there now, from `offset` on, about `most` bytes of it."""
+        """What is there now from `offset` on, about `most` bytes."""
         until = offset + most
         starts = self._starts()
         for place, start in enumerate(starts):
@@ -151,7 +152,7 @@ class Output:
     def follow(
         self, over: Callable[[], bool], offset: int = 0, *, wait: Callable[[float], object] = time.sleep
     ) -> Iterator[Piece]:
-        """Until `over` says that nothing more will be written; asked before the last look, so nothing is missed."""
+        """Until `over` returns True: nothing more will be written. It is called before the last read, which misses nothing."""
         pause = 0.01
         while True:
             last = over()
@@ -190,4 +191,4 @@ class Output:
                     offset += _HEADER.size + length
                     yield Piece(STREAMS[stream], at, data, offset)
         except FileNotFoundError:
-            return  # deleted since we looked: the next look tells how much was skipped
+            return  # deleted meanwhile: the next read reports how much was skipped

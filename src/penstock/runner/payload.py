@@ -1,13 +1,11 @@
-"""What a job of ours says about itself, checked before anything is started.
+"""The payloads of the runner's jobs, checked before anything is started, and the options of the runner.
 
-Three job types: `penstock.command` (a list of arguments, no shell in between), `penstock.shell` (a script for /bin/sh; a type of its own, so that
-who may submit one is a decision of its own), `penstock.function` (a Python function by name). A payload is taken as it is or refused
-with the field that is wrong; unknown fields are refused too, for a misspelt limit would otherwise be none.
-
-What the runner goes by: what settings are read into.
+There are three job types: `penstock.command` (a list of arguments, without a shell), `penstock.shell` (a script for
+/bin/sh; a type of its own, so that a token can allow one and not the other), `penstock.function` (a Python function by
+name). A payload is taken as it is or refused with the field that is wrong. Unknown fields are refused too: a misspelt
+limit would otherwise be none.
 """
 
-#: Of the scheduler's own environment, what a job may see. Everything else, its secrets among them, stays behind.
 from __future__ import annotations
 
 import os
@@ -21,6 +19,7 @@ from penstock.core.errors import BadIntent
 from penstock.core.jobs.tracker import Graces
 from penstock.core.text import parsed
 from penstock.runner.output import OutputLimits
+from penstock.runner.warden import LIMITS
 from penstock.scheduler.permissions import SystemUser
 
 COMMAND: Final = "penstock.command"
@@ -28,7 +27,6 @@ SHELL: Final = "penstock.shell"
 FUNCTION: Final = "penstock.function"
 JOB_TYPES: Final = frozenset({COMMAND, SHELL, FUNCTION})
 
-_LIMITS: Final = ("memory_mb", "cpu_sec", "file_mb", "open_files", "processes")
 _PLACE_FIELDS: Final = ("cwd", "env", "stdin", "limits", "nice", "listens")
 _MOST_ARGUMENTS: Final = 131_072  # bytes
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -44,7 +42,7 @@ class CommandPayload:
     stdin: str | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     nice: int = 0
-    #: It asks whether it should stop (`penstock job should-yield`), so it gets time for that before SIGTERM.
+    #: It calls `penstock job should-yield`, so it gets time for that before SIGTERM.
     listens: bool = False
 
 
@@ -72,47 +70,47 @@ class Functions:
     names: Mapping[str, str] = field(default_factory=dict)
     paths: Collection[str] = ()
 
-    def find(self, said: str) -> tuple[str, bool]:
+    def find(self, name_or_path: str) -> tuple[str, bool]:
         """The import path, and whether only a `module:*` allows it."""
-        path = self.names.get(said, said)
+        path = self.names.get(name_or_path, name_or_path)
         module, colon, name = path.partition(":")
         if not colon or not _MODULE.fullmatch(module) or not _NAME.fullmatch(name):
-            raise _bad("function", f"must be a registered name or module:name, not {said!r:.100}")
-        by_name = said in self.names or path in self.paths
+            raise _bad("function", f"must be a registered name or module:name, not {name_or_path!r:.100}")
+        by_name = name_or_path in self.names or path in self.paths
         if not by_name and f"{module}:*" not in self.paths:
             raise _bad(
                 "function",
-                f"{said!r:.100} is not among the functions that may run here; add it to the settings",
+                f"{name_or_path!r:.100} is not among the functions that may run here; add it to the settings",
             )
         return path, not by_name
 
 
 def read(job_type: str, payload: str, functions: Functions) -> Work:
     try:
-        said = parsed(payload)
+        fields = parsed(payload)
     except (ValueError, RecursionError) as error:
-        raise _bad("payload", f"is no JSON: {error}") from error
-    if not isinstance(said, dict):
+        raise _bad("payload", f"is not JSON: {error}") from error
+    if not isinstance(fields, dict):
         raise _bad("payload", "must be a JSON object")
     match job_type:
         case "penstock.command":
-            _only(said, "argv", *_PLACE_FIELDS)
-            return CommandPayload(argv=_argv(said.get("argv")), **_place(said))
+            _only(fields, "argv", *_PLACE_FIELDS)
+            return CommandPayload(argv=_argv(fields.get("argv")), **_place(fields))
         case "penstock.shell":
-            _only(said, "script", *_PLACE_FIELDS)
-            script = said.get("script")
+            _only(fields, "script", *_PLACE_FIELDS)
+            script = fields.get("script")
             if not isinstance(script, str) or not script.strip():
                 raise _bad("script", "must be a text that is not empty")
-            return CommandPayload(argv=_argv(["/bin/sh", "-c", script]), **_place(said))
+            return CommandPayload(argv=_argv(["/bin/sh", "-c", script]), **_place(fields))
         case "penstock.function":
-            return _function(said, functions)
+            return _function(fields, functions)
         case _:
             raise _bad("job_type", f"must be one of {', '.join(sorted(JOB_TYPES))}")
 
 
-def _function(said: dict[str, Any], functions: Functions) -> FunctionPayload:
-    _only(said, "function", "args", "kwargs", "limits")
-    name, args, kwargs = said.get("function"), said.get("args", []), said.get("kwargs", {})
+def _function(fields: dict[str, Any], functions: Functions) -> FunctionPayload:
+    _only(fields, "function", "args", "kwargs", "limits")
+    name, args, kwargs = fields.get("function"), fields.get("args", []), fields.get("kwargs", {})
     if not isinstance(name, str):
         raise _bad("function", "must be a registered name or module:name")
     if not isinstance(args, list):
@@ -125,27 +123,27 @@ def _function(said: dict[str, Any], functions: Functions) -> FunctionPayload:
         by_star=by_star,
         args=tuple(args),
         kwargs=kwargs,
-        limits=_limits(said.get("limits")),
+        limits=_limits(fields.get("limits")),
     )
 
 
-def _place(said: dict[str, Any]) -> dict[str, Any]:
-    cwd, stdin, nice = said.get("cwd"), said.get("stdin"), said.get("nice", 0)
+def _place(fields: dict[str, Any]) -> dict[str, Any]:
+    cwd, stdin, nice = fields.get("cwd"), fields.get("stdin"), fields.get("nice", 0)
     if cwd is not None and (not isinstance(cwd, str) or not cwd.startswith("/") or "\0" in cwd):
         raise _bad("cwd", "must be an absolute path")
     if stdin is not None and not isinstance(stdin, str):
         raise _bad("stdin", "must be a text")
     if type(nice) is not int or not 0 <= nice <= 19:
         raise _bad("nice", "must be 0..19")
-    if not isinstance(said.get("listens", False), bool):
+    if not isinstance(fields.get("listens", False), bool):
         raise _bad("listens", "must be true or false")
     return {
         "cwd": cwd,
-        "env": _env(said.get("env")),
+        "env": _env(fields.get("env")),
         "stdin": stdin,
-        "limits": _limits(said.get("limits")),
+        "limits": _limits(fields.get("limits")),
         "nice": nice,
-        "listens": said.get("listens", False),
+        "listens": fields.get("listens", False),
     }
 
 
@@ -168,9 +166,9 @@ def _env(env: Any) -> dict[str, str]:
         raise _bad("env", "must be an object of texts")
     for name, value in env.items():
         if not _VARIABLE.fullmatch(name):
-            raise _bad("env", f"{name!r:.60} is no name for a variable")
+            raise _bad("env", f"{name!r:.60} is not a name for a variable")
         if name.startswith("PENSTOCK_"):
-            raise _bad("env", f"{name} is ours to set")
+            raise _bad("env", f"{name} is reserved for the scheduler")
         if not isinstance(value, str) or "\0" in value:
             raise _bad("env", f"{name} must be a text without NUL")
     return env
@@ -180,19 +178,19 @@ def _limits(limits: Any) -> dict[str, int]:
     if limits is None:
         return {}
     if not isinstance(limits, dict):
-        raise _bad("limits", f"must be an object with some of {', '.join(_LIMITS)}")
+        raise _bad("limits", f"must be an object with some of {', '.join(LIMITS)}")
     for name, value in limits.items():
-        if name not in _LIMITS:
-            raise _bad("limits", f"has no {name!r:.60}, only {', '.join(_LIMITS)}")
+        if name not in LIMITS:
+            raise _bad("limits", f"has no {name!r:.60}, only {', '.join(LIMITS)}")
         if type(value) is not int or not 0 < value < 2**40:
             raise _bad("limits", f"{name} must be a whole number above 0")
     return limits
 
 
-def _only(said: dict[str, Any], *fields: str) -> None:
-    for name in said:
-        if name not in fields:
-            raise _bad(f"{name:.60}", f"is not known here, only {', '.join(fields)}")
+def _only(fields: dict[str, Any], *allowed: str) -> None:
+    for name in fields:
+        if name not in allowed:
+            raise _bad(f"{name:.60}", f"is not a field; the fields are {', '.join(allowed)}")
 
 
 def _bad(name: str, message: str) -> BadIntent:
@@ -200,6 +198,7 @@ def _bad(name: str, message: str) -> BadIntent:
     return BadIntent(f"{where} {message}", problems=[{"field": where, "message": message}])
 
 
+#: The variables of the daemon's environment that a job sees. All others stay behind, its secrets among them.
 PASSED_ON = ("HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER")
 
 
@@ -209,7 +208,7 @@ class RunnerOptions:
     slots: int = 64
     workers: int = field(default_factory=lambda: 2 * (os.cpu_count() or 1))
     graces: Graces = field(default_factory=Graces)
-    #: For what a job leaves running when it has ended by itself: from SIGTERM to SIGKILL.
+    #: From SIGTERM to SIGKILL, for processes that a job leaves running when it has ended by itself.
     stragglers_sec: float = 1.0
     output: OutputLimits = field(default_factory=OutputLimits)
     functions: Functions = field(default_factory=Functions)
@@ -220,24 +219,25 @@ class RunnerOptions:
     #: Warm workers that are kept when there is nothing to do, and for how long the others are.
     warm: int = 2
     idle_sec: float = 60.0
-    #: Of short functions so much work is claimed before a worker is free for it: longer than a commit takes, shorter than anybody notices. 0: none.
+    #: How much work of short functions is claimed before a worker is free for it: longer than a commit takes, too short
+    #: to notice. 0: none.
     ahead_sec: float = 0.02
-    #: A worker is replaced after so many jobs, so that what they leak is given back.
+    #: A worker is replaced after this many jobs, so that leaked memory is freed.
     jobs_per_worker: int = 10_000
     #: Further names of variables that jobs may see; a trailing * stands for any ending.
     passed_on: tuple[str, ...] = ("LC_*",)
-    #: As whom the jobs of an addon run, "*" for all others; an addon that is not found runs as we do.
+    #: The user that the jobs of an addon run as, "*" for all others. Without an entry: the daemon's own.
     users: Mapping[str, SystemUser] = field(default_factory=dict)
-    #: Where the HTTP API is, for jobs that would rather use it.
+    #: The address of the HTTP API, for jobs that use it.
     url: str | None = None
 
     def user_of(self, addon_id: str) -> SystemUser | None:
-        """None: our own."""
+        """None: the daemon's own."""
         user = self.users.get(addon_id) or self.users.get("*")
         return None if user is None or user.uid == os.getuid() else user
 
     def environment(self, user: SystemUser | None = None) -> dict[str, str]:
-        """Of a job of this user. Our TMPDIR may be a place that only we can enter."""
+        """The environment of a job of this user, who may not be able to enter the daemon's TMPDIR."""
         ours = {name: value for name, value in os.environ.items() if self._passes(name)}
         if user is None:
             return ours

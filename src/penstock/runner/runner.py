@@ -1,8 +1,10 @@
 """
-The runner: fetches jobs of its three types from the scheduler, runs them in processes of their own, and always knows how each ends.
+The runner: fetches jobs of its three types from the scheduler, runs them in processes of their own, and always knows
+how each ends.
 
-One thread does everything here. It runs nobody's code and waits for nothing but its sockets and the store, so heartbeats go out whatever a job
-does. Decisions about ending are the tracker's; processes are the supervisor's; this file carries messages between them and the job service.
+One thread does everything here. It runs no foreign code and waits for nothing but its sockets and the store, so
+heartbeats go out whatever a job does. The tracker decides how attempts are ended, the supervisor has the processes;
+this file carries messages between them and the job service.
 """
 
 from __future__ import annotations
@@ -45,14 +47,14 @@ log = logging.getLogger("penstock.runner")
 _ALL: Final = WorkerKinds(job_types=JOB_TYPES)
 _FUNCTIONS: Final = WorkerKinds(job_types=frozenset({FUNCTION}))
 _COMMANDS: Final = WorkerKinds(job_types=JOB_TYPES - {FUNCTION})
-#: After a claim that brought nothing, and after one that failed.
+#: Seconds between two looks for stops, and after a failure.
 _BREATH: Final = 0.02
 _AFTER_FAILURE: Final = 1.0
-#: What a stop may take beyond its timeout.
+#: Seconds that a stop may take beyond its timeout.
 AFTER_STOP: Final = 0.8
-#: The longest that something that has ended waits for the other half of its batch.
+#: The longest that an end waits for the other half of its batch, in seconds.
 _SOON: Final = 0.005
-#: With these reasons the job goes back to the queue from its checkpoint: its function yields. With others it is canceled.
+#: With these reasons the job goes back to the queue, so its function is asked to yield. With others it is canceled.
 _YIELDING: Final = {
     None,
     EndReason.COOPERATIVE_PREEMPTION,
@@ -63,8 +65,8 @@ _YIELDING: Final = {
 
 class Runner:
     """
-    Made beside its house; `start` after the house's, `stop` before it. The house should be given `runs.survivors()`, so that what a
-    runner before this one left is ended before anything is dispatched.
+    Start it after its scheduler service, and stop it before. Give `runs.survivors()` to the service: then what an
+    earlier runner left is ended before anything is dispatched.
     """
 
     def __init__(
@@ -87,80 +89,90 @@ class Runner:
         self._notes: list[tuple[ActiveDispatch, Note]] = []
         #: Trees that survived SIGKILL, and the leases that hold their units.
         self._lost: dict[ActiveDispatch, DispatchId] = {}
-        self._asked: deque[Callable[[], None]] = deque()
-        self._rung = True
-        #: Something was committed, or there was more than could be taken, since jobs were last fetched.
-        self._news = True
-        self._turned_at = self._turn_at = self._look_at = self._beat_at = self._note_at = self._preempt_at = (
-            0.0
-        )
-        self._give_up_at: float | None = (
-            None  # when a stop is over, whatever has not ended or cannot be written
-        )
+        self._requests: deque[Callable[[], None]] = deque()
+        #: The store has changed since the last look for stops.
+        self._store_changed = True
+        #: Since jobs were last fetched, something was committed, or there was more than could be taken.
+        self._fetch_worthwhile = True
+        #: When each part of the loop is due (`boot_time`), and when the last exchange was.
+        self._exchange_at = self._look_at = self._beat_at = self._note_at = self._supervisor_at = 0.0
+        self._exchanged_at = 0.0
+        #: When a stop is over, whatever has not ended or cannot be written.
+        self._give_up_at: float | None = None
         self._over = False
-        self._supervisor_at = 0.0
-        self._tidy = OutputCleaner(service.store, runs.path)
-        self._watch = IoLoop()
-        self._supervisor = ProcessSupervisor(
-            runs, self._settings, self._watch, answer=self._answer, on_end=self._run_over
+        self._cleaner = OutputCleaner(service.store, runs.path)
+        self._io = IoLoop()
+        self.supervisor = ProcessSupervisor(
+            runs, self._settings, self._io, answer=self._answer, on_end=self._run_over
         )
-        self._calls = RunRequests(service.job_service, self._tracker, self._supervisor.note, self._told)
+        self._calls = RunRequests(service.job_service, self._tracker, self.supervisor.note, self._read_reply)
         self._thread = Thread(target=self._loop, name="penstock-runner", daemon=True)
 
-    # for others, from any thread
+    # from any thread
 
     def start(self) -> Self:
         self._folder.take()
         self._folder.end_leftovers()
-        self._watch.open()
-        self._supervisor.open()
+        self._io.open()
+        self.supervisor.open()
         users = {user.uid for user in self._settings.users.values()}
         self._control_socket = ControlSocket(
-            f"penstock-job-{self._folder.mark}-{token_urlsafe()}", self._watch, self._visited, users
+            f"penstock-job-{self._folder.mark}-{token_urlsafe()}", self._io, self._answer_token, users
         )
-        self._store.on_change(self._ring)
+        self._store.on_change(self._note_change)
         self._service.yields.on_ask(self.ask_to_yield)
         self._thread.start()
-        self._tidy.start()
+        self._cleaner.start()
         return self
 
     def stop(self, timeout_sec: float = 30.0) -> None:
         """
-        Nothing more is fetched; what runs is asked to yield and then made to end, all within one timeout. What has not ended by then is
-        put back as if it had. A second call, from another thread, with a shorter timeout hurries the first.
+        Fetch nothing more; ask what runs to yield, then end it, all within one timeout. A dispatch that has not ended by
+        then goes back to the queue as if it had. A second call, from another thread, with a shorter timeout hurries the
+        first.
         """
-        if self._thread.is_alive():
-            ends = boot_time() + timeout_sec  # from now, however late the thread comes to hear of it
-            self._post(lambda: self._drain(ends))
+        if self.running:
+            ends = boot_time() + timeout_sec  # from now, however late the thread gets to it
+            self.call_soon(lambda: self._drain(ends))
             # A store that hangs may hold the thread; the caller does not wait for it.
             self._thread.join(timeout_sec + AFTER_STOP)
-            self._tidy.stop()
+            self._cleaner.stop()
+
+    @property
+    def running(self) -> bool:
+        """Whether its thread lives."""
+        return self._thread.is_alive()
+
+    @property
+    def address(self) -> str:
+        """Of the control socket."""
+        return self._control_socket.address
 
     def pids(self) -> list[int]:
-        """Of what runs for us, the topmost process of each tree."""
-        return self._supervisor.pids()
+        """The topmost process of each tree."""
+        return self.supervisor.pids()
 
     def ask_to_yield(self, dispatch_id: DispatchId) -> None:
-        """At its next safe place, if it looks. It may end as it likes; nothing is forced."""
-        self._post(lambda: self._ask(dispatch_id))
+        """Ask a dispatch to stop at its next safe place. It is not forced to."""
+        self.call_soon(lambda: self._ask(dispatch_id))
 
     def kill(self, dispatch_id: DispatchId) -> None:
-        """A run that has been told to stop is not waited for any longer."""
+        """Do not wait any longer for a run that must stop."""
 
         def hurry() -> None:
             if reason := self._tracker.reason(dispatch_id):
                 self._carry_out(self._tracker.terminate(dispatch_id, reason, _now(), at_once=True))
 
-        self._post(self._look)
-        self._post(hurry)
+        self.call_soon(self.look_for_stops)
+        self.call_soon(hurry)
 
     def dispatch_of(self, token: str) -> DispatchId | None:
-        """Whose token this is; None once that run is over."""
+        """The dispatch that has this token; None once it is over."""
         run = self._tokens.get(token)
         return None if run is None else run.dispatch_id
 
     def call(self, token: str, call: Frame) -> Frame:
-        """What a run says with its token, however it reached us; NotFound when the token is nobody's."""
+        """Answer a request of the run with this token. NotFound: no run has it."""
         answer: Future[Frame] = Future()
 
         def reply() -> None:
@@ -170,30 +182,31 @@ class Runner:
             else:
                 answer.set_result(self._answer(run, call))
 
-        if not self._thread.is_alive():
+        if not self.running:
             raise NotFound("this token belongs to no run")
-        self._post(reply)
+        self.call_soon(reply)
         return answer.result(30)
 
     def output(self, dispatch_id: DispatchId) -> Output:
         return self._folder.output(dispatch_id)
 
-    def _post(self, what: Callable[[], None]) -> None:
-        self._asked.append(what)
-        self._watch.wake()
+    def call_soon(self, fn: Callable[[], None]) -> None:
+        """Call `fn` in the runner's thread."""
+        self._requests.append(fn)
+        self._io.wake()
 
-    def _ring(self) -> None:
-        if not self._rung:
-            self._rung = True
-            self._watch.wake()
+    def _note_change(self) -> None:
+        if not self._store_changed:
+            self._store_changed = True
+            self._io.wake()
 
     # the loop
 
     def _loop(self) -> None:
         while not self._over:
-            self._guarded("hearing", lambda: self._watch.wait(self._patience()))
-            while self._asked:
-                self._guarded("what was asked", self._asked.popleft())
+            self._guarded("reading messages", lambda: self._io.wait(self._wait_sec()))
+            while self._requests:
+                self._guarded("a request", self._requests.popleft())
             self._guarded("the ladder", lambda: self._carry_out(self._tracker.advance(_now())))
             now = boot_time()
             # When the time of a stop is over, ends are all that is written: each commit may take long on a busy disk.
@@ -201,18 +214,18 @@ class Runner:
             for due, what, do in (
                 (now >= self._note_at and self._notes and not late, "the trail", self._write_notes),
                 (now >= self._beat_at and not late, "the heartbeat", self._beat),
-                (now >= self._look_at and self._rung, "looking for stops", self._look),
-                (now >= self._turn_at, "ending and fetching", self._turn),
+                (now >= self._look_at and self._store_changed, "looking for stops", self.look_for_stops),
+                (now >= self._exchange_at, "ending and fetching", self.exchange),
             ):
                 if due:
                     self._guarded(what, do)
             if (last := self._give_up_at) is not None:
                 self._over = not (self._runs or self._ended) or boot_time() >= last
         self._guarded("the last ends", self._end_all)
-        self._leave()
+        self._close()
 
     def _guarded(self, what: str, do: Callable[[], object]) -> None:
-        """The loop outlives what it trips over: a store that is full or locked, or a mistake of ours."""
+        """The loop survives any error: a store that is full or locked, or a bug."""
         try:
             do()
         except Unavailable as error:
@@ -220,39 +233,41 @@ class Runner:
         except Exception:
             log.exception("%s failed", what)
 
-    def _patience(self) -> float:
+    def _wait_sec(self) -> float:
         now = boot_time()
-        wishes = [self._beat_at, self._turn_at]
-        if self._rung:
-            wishes.append(self._look_at)
+        moments = [self._beat_at, self._exchange_at]
+        if self._store_changed:
+            moments.append(self._look_at)
         if self._notes:
-            wishes.append(self._note_at)
+            moments.append(self._note_at)
         if (alarm := self._tracker.alarm()) is not None:
-            wishes.append(alarm / SECOND)
+            moments.append(alarm / SECOND)
         self._guarded("upkeep", self._step_supervisor)
-        wishes.append(self._supervisor_at)
+        moments.append(self._supervisor_at)
         if self._give_up_at is not None:
-            wishes.append(self._give_up_at)
-        return 0.0 if self._asked else min(wishes) - now
+            moments.append(self._give_up_at)
+        return 0.0 if self._requests else min(moments) - now
 
     def _step_supervisor(self) -> None:
-        """Apart from hearing: when upkeep fails, the runner must still hear how runs end."""
+        """Apart from reading messages: when upkeep fails, the runner must still learn how runs end."""
         self._supervisor_at = boot_time() + _AFTER_FAILURE
-        wish = self._supervisor.step()
-        self._supervisor_at = inf if wish is None else boot_time() + wish
+        pause = self.supervisor.step()
+        self._supervisor_at = inf if pause is None else boot_time() + pause
 
     # ending and fetching
 
-    def _turn(self) -> None:
-        """What has ended is written down, and what may start in its place is fetched: one commit, if nobody comes between."""
-        self._turned_at = boot_time()
+    def exchange(self) -> None:
+        """Report what has ended and fetch what may start in its place, in one commit if possible."""
+        self._exchanged_at = boot_time()
         job_service, ended = self._service.job_service, list(self._ended)
         reports = [EndReport(run.dispatch_id, *outcome) for run, outcome in ended]
         kinds, free = self._free()
-        if not (free or ended) or not (ended or self._news or self._service.dispatcher.awaits(kinds)):
-            self._turn_at = boot_time() + seconds(self._rules.tick)
+        if not (free or ended) or not (
+            ended or self._fetch_worthwhile or self._service.dispatcher.awaits(kinds)
+        ):
+            self._exchange_at = boot_time() + seconds(self._rules.tick)
             return
-        self._turn_at = boot_time() + _AFTER_FAILURE
+        self._exchange_at = boot_time() + _AFTER_FAILURE
         if free:
             answers, claimed = job_service.exchange(reports, kinds, free, WORKER)
         else:
@@ -263,19 +278,19 @@ class Runner:
                 log.warning("%s ended too late to count: %s", report.dispatch_id, answer)
         for each in claimed:
             self._guarded("starting a job", partial(self._begin, each))
-        self._supervisor.functions.feed()
-        # As many as there was room for: there may be more, and room of the other kind.
+        self.supervisor.functions.feed()
+        # As many as were asked for: there may be more, and room for the other kind.
         more = free and len(claimed) == free and self._free()[1]
-        # All of this is one thread, so nothing was heard meanwhile.
-        self._news = bool(more) if free else self._news
-        self._turn_at = 0.0 if more else boot_time() + seconds(self._rules.tick)
+        # No change was noted meanwhile: this is the thread that notes them.
+        self._fetch_worthwhile = bool(more) if free else self._fetch_worthwhile
+        self._exchange_at = 0.0 if more else boot_time() + seconds(self._rules.tick)
 
     def _free(self) -> tuple[WorkerKinds, int]:
         if self._give_up_at is not None:
             return _ALL, 0
-        # Said even when there is no room, or nobody would seem to come for such jobs and they would be reserved for a stranger.
+        # Reported even when there is no room: such jobs would otherwise be reserved for workers that poll.
         self._service.fetchers.came(_ALL, self._store.now() + self._rules.fetch_for)
-        workers, slots = self._supervisor.functions.free_slots, self._supervisor.slots
+        workers, slots = self.supervisor.functions.free_slots, self.supervisor.slots
         if workers > 0 and slots > 0:
             return _ALL, min(workers, slots)
         return (_FUNCTIONS, workers) if workers > 0 else (_COMMANDS, max(0, slots))
@@ -286,20 +301,19 @@ class Runner:
             work = read(job.intent.job_type, job.intent.payload, self._settings.functions)
         except Refused as error:
             self._end(
-                ActiveDispatch(job, dispatch, CommandPayload(argv=()), None, self._turned_at),
+                ActiveDispatch(job, dispatch, CommandPayload(argv=()), None, self._exchanged_at),
                 Outcome(EndReason.JOB_ERROR, error=str(error)),
             )
             return
-        run = ActiveDispatch(job, dispatch, work, checkpoint, self._turned_at)
-        if dispatch.fence > 1 and any(
-            one.job.job_id == job.job_id for one in (*self._lost, *self._runs.values())
-        ):
+        run = ActiveDispatch(job, dispatch, work, checkpoint, self._exchanged_at)
+        others = (*self._lost, *self._runs.values())
+        if dispatch.fence > 1 and any(other.job.job_id == job.job_id for other in others):
             why = "processes of its last attempt survive on this host"
             self._end(run, Outcome(EndReason.START_TIMEOUT, error=why))
             return
         self._runs[run.dispatch_id] = self._leases.live[run.dispatch_id] = run
         run.began_at = boot_time()
-        run.until = run.began_at + self._unheard
+        run.until = run.began_at + self._silence_sec
         # Within REPORT_SEC its process is known.
         self._beat_at = min(self._beat_at, self._leases.due_at(run), run.began_at + REPORT_SEC)
         if isinstance(work, CommandPayload):
@@ -307,34 +321,34 @@ class Runner:
             run.token = token_urlsafe(32)
             self._tokens[run.token] = run
             try:
-                self._supervisor.start(run, work, self._told_to(run))
+                self.supervisor.start(run, work, self._variables(run))
             except Exception as error:  # noqa: BLE001  # a dispatch without a process would keep its lease for ever
                 log.warning("%s cannot be started: %s", run.dispatch_id, error)
-                # Out of descriptors it goes back as it was, for this is not its fault; a mistake of its own is its end.
+                # Out of descriptors: not its fault, so it goes back as it was. Any other error is its end.
                 how = EndReason.RELEASED if isinstance(error, OSError) else EndReason.JOB_ERROR
                 self._settle(run, Outcome(how, error=f"it could not be started: {error}"))
         else:
             self._tracker.register(run.dispatch_id)
-            self._supervisor.functions.add(run)
+            self.supervisor.functions.add(run)
 
-    def _told_to(self, run: ActiveDispatch) -> dict[str, str]:
-        """The environment of a command: who it is, and where and as whom it can talk to us."""
-        told = {
+    def _variables(self, run: ActiveDispatch) -> dict[str, str]:
+        """For the environment of a command: its ids, and how it reaches the runner."""
+        variables = {
             "PENSTOCK_JOB_ID": run.job.job_id,
             "PENSTOCK_DISPATCH_ID": run.dispatch_id,
             "PENSTOCK_SOCKET": self._control_socket.address,
             "PENSTOCK_JOB_TOKEN": run.token,
         }
-        return told if self._settings.url is None else told | {"PENSTOCK_URL": self._settings.url}
+        return variables if self._settings.url is None else variables | {"PENSTOCK_URL": self._settings.url}
 
     @property
-    def _unheard(self) -> float:
-        """Who runs a job without having heard from us for so long ends it: well before others may take it for lost."""
+    def _silence_sec(self) -> float:
+        """A warden that gets no renewal for this long kills its job: well before the scheduler counts it as lost."""
         return seconds(self._rules.lease_for) * 2 / 3
 
-    # hearing
+    # messages
 
-    def _visited(self, token: str, call: Frame) -> Frame:
+    def _answer_token(self, token: str, call: Frame) -> Frame:
         run = self._tokens.get(token)
         return {"error": "this token belongs to no run"} if run is None else self._answer(run, call)
 
@@ -343,7 +357,7 @@ class Runner:
         self._beat_at = min(self._beat_at, self._leases.due_at(run))
         return answer
 
-    def _told(self, run: ActiveDispatch, answer: Answer) -> None:
+    def _read_reply(self, run: ActiveDispatch, answer: Answer) -> None:
         if answer.stop is not None:
             self._stop_run(run, answer.stop)
 
@@ -353,11 +367,11 @@ class Runner:
     def _ask(self, dispatch_id: DispatchId) -> None:
         self._carry_out(self._tracker.ask(dispatch_id))
 
-    def _look(self) -> None:
-        """Who has been told to stop: by a person, by the maintenance, by preemption."""
-        self._rung, self._news = False, True
+    def look_for_stops(self) -> None:
+        """Read which dispatches must stop: by a person, by the maintenance, by preemption."""
+        self._store_changed, self._fetch_worthwhile = False, True
         self._look_at = boot_time() + _BREATH
-        self._turn_at = min(self._turn_at, self._look_at)
+        self._exchange_at = min(self._exchange_at, self._look_at)
         if self._runs:
             stops = self._store.live(phases=[DispatchPhase.ENDING])
             self._leases.note_stops({dispatch.dispatch_id: dispatch.reason for dispatch in stops})
@@ -387,7 +401,7 @@ class Runner:
             return StaleDispatch("this lease has expired, ended or been replaced", dispatch_id=dispatch_id)
         ttl = seconds(standing.expires_at - now)
         if run := self._runs.get(dispatch_id):
-            self._supervisor.renew(run, sent + min(ttl, self._unheard))
+            self.supervisor.renew(run, sent + min(ttl, self._silence_sec))
         return RenewalReply(ttl, standing.reason if standing.phase is DispatchPhase.ENDING else None)
 
     def _stop_lease(self, lease: ActiveLease) -> None:
@@ -407,7 +421,7 @@ class Runner:
                 continue
             match step:
                 case Step.YIELD | Step.CANCEL:
-                    self._supervisor.ask_to_stop(run, canceled=reason not in _YIELDING)
+                    self.supervisor.ask_to_stop(run, canceled=reason not in _YIELDING)
                 case Step.TERM:
                     run.order("term")
                 case Step.KILL:
@@ -461,13 +475,16 @@ class Runner:
             self._end(run, outcome._replace(end=how))
 
     def _end(self, run: ActiveDispatch, outcome: Outcome) -> None:
-        """Half a batch at a time: one half runs while the other is written. Where nothing waits behind it, at once, but for those that end like a hail."""
+        """
+        Reported half a batch at a time: one half runs while the other is committed. Soon, where no call waits behind
+        it: a few that end together then share a commit.
+        """
         self._ended.append((run, outcome))
-        since = boot_time() if len(self._ended) < self._supervisor.functions.ahead else self._turned_at
-        self._turn_at = min(self._turn_at, since + _SOON)
+        since = boot_time() if len(self._ended) < self.supervisor.functions.ahead else self._exchanged_at
+        self._exchange_at = min(self._exchange_at, since + _SOON)
 
     def _write_notes(self) -> None:
-        """Kept until they are written; what comes meanwhile is for the next time."""
+        """Notes are kept until they are committed."""
         notes = list(self._notes)
         self._note_at = boot_time() + _AFTER_FAILURE
         now = self._store.now()
@@ -478,35 +495,33 @@ class Runner:
     def _drain(self, ends: float) -> None:
         self._give_up_at = ends + AFTER_STOP / 2
         self._carry_out(self._tracker.drain(_now(), max(0, int((ends - boot_time()) * SECOND))))
-        # Written down in one transaction, so that a crash on the way lands it alike. Who has been told before keeps the first reason.
+        # In one transaction, so that a crash on the way has the same result. An earlier reason stays.
         now, grace = self._store.now(), self._rules.grace
         leased = [run for run in self._runs.values() if run.dispatch.phase is DispatchPhase.LEASED]
-        told = [stop(run.dispatch, run.job, EndReason.GRACEFUL_SHUTDOWN, now, grace=grace) for run in leased]
-        committed(self._store, Apply([change for change in told if change is not None]))
+        stops = [stop(run.dispatch, run.job, EndReason.GRACEFUL_SHUTDOWN, now, grace=grace) for run in leased]
+        committed(self._store, Apply([change for change in stops if change is not None]))
 
     def _end_all(self) -> None:
         """
-        Whatever made the loop late, no dispatch is left with a lease and no end: each that has not ended is given one, and all are
-        written in one commit.
+        Give every dispatch that has not ended an end, all in one commit: however late the loop is, no dispatch keeps its
+        lease.
         """
+        late = Outcome(EndReason.WORKER_CRASHED, error="its processes had not ended when the time was over")
         for run in list(self._runs.values()):
-            self._settle(
-                run,
-                Outcome(EndReason.WORKER_CRASHED, error="its processes had not ended when the time was over"),
-            )
+            self._settle(run, late)
         if self._ended:
             self._service.job_service.end_many(
                 [EndReport(run.dispatch_id, *outcome) for run, outcome in self._ended]
             )
             self._ended.clear()
 
-    def _leave(self) -> None:
+    def _close(self) -> None:
         self._control_socket.close()
-        self._supervisor.close(wait_sec=AFTER_STOP / 2)
-        self._watch.close()
+        self.supervisor.close(wait_sec=AFTER_STOP / 2)
+        self._io.close()
         self._folder.give_back()
 
 
 def _now() -> Moment:
-    """The ladder's clock: how long somebody has waited does not depend on what time it is."""
+    """The tracker's clock: graces do not depend on the wall clock."""
     return int(boot_time() * SECOND)
