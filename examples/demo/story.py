@@ -88,7 +88,7 @@ class Story:
                 for _ in range(40):
                     group.create_task(lab.look_again(lab.latest.photo))
                 await self._pause(0.06)
-        self._say(f"{lab.photos.shed - before} shed, the oldest first; nobody waited", "good")
+        self._say(f"{lab.photos.shed - before} shed, the oldest first; no caller waited", "good")
         await self._pause(0.04)
 
     async def _drain(self) -> None:

@@ -196,7 +196,7 @@ def test_a_worker_that_hears_nothing_ends_itself_before_its_call_is_run_elsewher
         future = pool.submit(hold_the_first_time, str(log))
         until(lambda: lines(log), 60)
         pid = worker_of(future)
-        os.kill(pid, signal.SIGSTOP)  # like a machine that nobody reaches
+        os.kill(pid, signal.SIGSTOP)  # like a machine that cannot be reached
 
         until(lambda: pool.snapshot().totals["requeued"] == 1, 60)
         os.kill(pid, signal.SIGCONT)

@@ -74,7 +74,7 @@ def test_in_a_terminal_it_stays_until_ctrl_c_and_leaves_nothing_behind(folder, e
 
 @pytest.mark.long
 def test_in_a_terminal_there_are_new_samples_when_the_first_are_done(folder, env):
-    """Else whoever takes half a minute to open the page finds nothing that moves."""
+    """Otherwise a user who opens the page after half a minute sees nothing that moves."""
     seen = in_terminal(folder, env)
     seen.expect(r"mail +[^\n]* 10 ")  # done, of the ten that mail is given
     seen.expect(r"mail +[^\n]* (1[1-9]|20) ")

@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind():
-    """No thread outlives its flow, and asyncio has nothing to complain of (a lost task, an error nobody fetched)."""
+    """No thread outlives its flow, and asyncio has nothing to complain of (a lost task, an error that no code fetched)."""
     before = set(threading.enumerate())
     warnings = LoggedWarnings(logging.WARNING)
     logging.getLogger("asyncio").addHandler(warnings)

@@ -1,4 +1,4 @@
-"""Nodes that fail: who suffers, what is tried again, what is left."""
+"""Nodes that fail: which nodes are skipped, which are retried, what the result has."""
 
 import asyncio
 import inspect

@@ -16,7 +16,7 @@ from penstock.pools.timers import clock
 
 
 class InBetween(list):
-    """A list in which somebody else does something just after an append."""
+    """A list that calls a function just after an append, as if another thread came in."""
 
     def __init__(self, items, then):
         super().__init__(items)
@@ -32,7 +32,7 @@ def run_queue_of(lane):
 
 
 def test_a_node_that_comes_while_an_entry_retires_is_not_left_alone():
-    """The one who pushed it saw no spare entry, so it is for the one who retires to see the node."""
+    """The thread that pushed it saw no free entry, so the thread that retires its entry must see the node."""
     run_queue = run_queue_of(SimpleNamespace(entries=1))
     run_queue.free_entries.pop()
     run_queue.free_entries = InBetween(run_queue.free_entries, lambda: run_queue.ready.append(7))

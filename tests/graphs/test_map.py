@@ -1,4 +1,4 @@
-"""As wide as a list that nobody knew beforehand, with the same promises as any node."""
+"""Map nodes: as wide as a list that exists only in the run, with the same promises as any node."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Nodes that raise what breaks whoever formats it: the run ends all the same."""
+"""Nodes that raise errors which cannot be formatted: the run ends all the same."""
 
 from __future__ import annotations
 

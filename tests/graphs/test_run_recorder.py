@@ -1,4 +1,4 @@
-"""What somebody who looks on sees of a graph, and that nobody else pays for it."""
+"""What `lanes()` shows of a graph, and that a run costs no more without it."""
 
 import asyncio
 import gc

@@ -44,7 +44,7 @@ def slow_echo(value):
 
 
 def wait_for(path, value=None):
-    """Until somebody makes that file: how a test holds a worker busy for exactly as long as it wants."""
+    """Wait until that file exists: how a test holds a worker busy for exactly as long as it wants."""
     while not Path(path).exists():
         time.sleep(0.001)
     return value

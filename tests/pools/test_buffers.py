@@ -104,7 +104,7 @@ def test_shared_memory_is_reused_and_given_back(pool):
 
     gc.collect()
     pool.internals.group.trim()
-    until(lambda: pool.internals.group.packer.kept == 0)
+    until(lambda: pool.internals.group.packer.arena.kept == 0)
     pool.submit(calls.echo, 1).result(30)
     pool.internals.group.trim()
     assert shared_bytes() < used

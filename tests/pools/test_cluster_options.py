@@ -22,14 +22,12 @@ def test_without_ray_the_error_names_the_extra(monkeypatch):
 
 def test_without_a_cluster_the_error_says_how_to_have_one(monkeypatch):
     def nobody_answers(address):
-        raise ConnectionError("nobody answers")
+        raise ConnectionError("no answer")
 
     nowhere = SimpleNamespace(is_initialized=lambda: False, init=nobody_answers)
     monkeypatch.setitem(sys.modules, "ray", nowhere)
 
-    with pytest.raises(
-        NoCluster, match=r"'10.0.0.9:6379' \(nobody answers\); start one \(ray start --head\)"
-    ):
+    with pytest.raises(NoCluster, match=r"'10.0.0.9:6379' \(no answer\); start one \(ray start --head\)"):
         penstock.WorkerPool(2, kind="cluster", cluster=penstock.Cluster(address="10.0.0.9:6379"))
 
 

@@ -100,7 +100,7 @@ def test_a_map_with_much_room_raises_what_one_of_its_calls_raised():
 
 
 def test_what_a_run_of_calls_finds_no_room_for_is_left_outside(gate):
-    """As when somebody else took the room after the map had looked."""
+    """As when another caller took the place after the map had looked."""
     with full_pool(gate) as (pool, _, _):
         some = [Call(pool.internals.call_queue, calls.echo) for _ in range(3)]
 
@@ -296,7 +296,7 @@ def test_several_loops_in_several_threads_share_a_pool():
 
 
 async def test_a_loop_that_blocks_does_not_stop_the_pool():
-    """The loop reads the workers' answers itself; while it is stuck, somebody else must."""
+    """The loop reads the workers' answers itself; while it is stuck, another thread must."""
     done = threading.Event()
     async with penstock.WorkerPool(1, max_queue_depth=50) as pool:
         first = asyncio.ensure_future(pool.call(calls.echo, 0))
@@ -399,7 +399,7 @@ class _Waiter:
 
 
 def _someone_comes_when_it_is_done(make):
-    """A future of this kind whose state, once it is written, is looked at by one who then waits for the others."""
+    """A future of this kind; as soon as its state is written, a thread reads it and then waits for the others."""
 
     class Watched(make):
         @property
@@ -428,7 +428,7 @@ def test_who_sees_that_a_future_is_done_is_not_told_again(kind_of_future, args):
 
 
 def test_who_asks_for_the_lock_while_it_is_settled_gets_it_after():
-    """Between its look for a lock and its writing of the state: nobody would be told who came in then."""
+    """A thread that comes between the look for a lock and the writing of the state would never be notified."""
     came, seen = threading.Event(), []
 
     class Slow(Call):

@@ -1,4 +1,4 @@
-"""Calls that raise what breaks whoever formats it, and results that do not travel: the caller hears of it, and the pool goes on."""
+"""Errors that cannot be formatted and results that cannot be sent: the caller gets an error, and the pool goes on."""
 
 from __future__ import annotations
 

@@ -379,7 +379,7 @@ def test_a_worker_killed_after_it_sent_a_large_result_has_crashed_with_its_call(
         pool.submit(calls.wait_for, str(gate)).add_done_callback(block)
         gate.touch()
         try:
-            assert held.wait(60)  # from here on nobody reads answers
+            assert held.wait(60)  # from here on no thread reads answers
             lost = pool.submit(calls.large, str(log), 1_000_000)
             until(lambda: lines(log) == ["made"])
             worker = lost.worker

@@ -1,4 +1,4 @@
-"""How much whoever reads the workers' pipes takes along, of what comes while it settles."""
+"""How many replies the thread that reads the workers' pipes takes along while it settles."""
 
 from __future__ import annotations
 

@@ -251,19 +251,14 @@ class ClusterWorker(WorkerSlot):
         self._end = end
         self.link: ActorLink | None = None  # to the present actor; answers from another one are late
         self.ready = False
-        self.sent = 0  # the dispatch that was sent last
-        self.functions_sent: set[int] = set()  # functions that were sent to it
-        self.pid: int | None = None
-        self.size = 0
-        self.cause = ""
 
     def connect(self, link: ActorLink) -> None:
         self.open()
         self.link = link
         self.ready = False
-        self.sent = 0
-        self.functions_sent = set()
-        self.pid = None
+        self.sent = 0  # the dispatch that was sent last
+        self.functions_sent: set[int] = set()  # functions that were sent to it
+        self.pid: int | None = None
         self.size = 0
         self.cause = ""
 

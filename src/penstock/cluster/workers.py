@@ -175,7 +175,7 @@ class ClusterWorkers(SelfReporting, SupervisedWorkers[ClusterWorker]):
         link = ActorLink(self._ray, self._actors, self._terms.lease, self._ray_thread.when)
         worker.connect(link)
         self._call_queue.totals.spawned += 1
-        self._ray_thread.run(self._spawn, worker, link)
+        self._ray_thread.run(self._try, worker, link, self._open, worker, link)
         call_at(clock() + _LONG_TO_START, self._warn_not_placed, worker, link)
         if self._heartbeat_timer is None:
             self._schedule_heartbeats()
@@ -216,9 +216,6 @@ class ClusterWorkers(SelfReporting, SupervisedWorkers[ClusterWorker]):
             act(*args)
         except Exception as error:  # noqa: BLE001  # Ray may raise anything, a bare Exception for an unknown actor
             self._on_error(worker, link, error)
-
-    def _spawn(self, worker: ClusterWorker, link: ActorLink) -> None:
-        self._try(worker, link, self._open, worker, link)
 
     def _open(self, worker: ClusterWorker, link: ActorLink) -> None:
         link.open(

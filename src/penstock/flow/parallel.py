@@ -94,8 +94,8 @@ def parallel_limit(
 
     `fn` is called on the event loop. If it returns an awaitable or a `concurrent.futures.Future`, that is
     awaited; any other value is the result itself, so a plain function blocks the loop while it runs. A plain
-    function is not sent to a thread by itself, because only its result tells a function that blocks from one
-    that starts something: use `lambda item: asyncio.to_thread(fn, item)`, or a pool. Every call sees the
+    function is not sent to a thread by itself, because only its result distinguishes a function that blocks from
+    one that starts something: use `lambda item: asyncio.to_thread(fn, item)`, or a pool. Every call sees the
     context variables as they were at the first step of the loop, and what a call sets there stays its own.
 
     Results come as they are ready, or in the order of the items with `ordered=True`. `errors` says what a
@@ -211,7 +211,7 @@ def parallel_limit_sync(
     `close()` do the same where a variable keeps the flow alive.
     """
     limit, call, on_error = checked_n(n), checked_fn(fn), checked_errors(errors)
-    if iscoroutinefunction(fn) or iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004  # asked for its kind
+    if iscoroutinefunction(fn) or iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004  # an object may have an async `__call__`
         raise TypeError("fn must be a plain function, not an async one: parallel_limit is for those")
     if executor is not None and not isinstance(executor, Executor):
         raise TypeError(f"executor must be a concurrent.futures.Executor, not {type(executor).__name__}")
@@ -224,11 +224,6 @@ def parallel_limit_sync(
 
 class SyncFlow(Iterator[R]):
     """The results of `parallel_limit_sync`, as an iterator and a context manager, for use by one thread."""
-
-    __slots__ = (
-        "__weakref__", "_close", "_error", "_errors", "_exhausted", "_failed", "_held", "_in_order", "_n",
-        "_ready", "_source", "_workers", "skipped",
-    )  # fmt: skip
 
     def __init__(
         self,

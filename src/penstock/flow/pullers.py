@@ -103,12 +103,6 @@ class Pullers:
     thread.
     """
 
-    __slots__ = (
-        "__weakref__", "adding", "batch", "context", "error", "errors", "exhausted", "fn", "free_places",
-        "held_back", "in_order", "is_async", "loop", "loop_woken", "n", "one_is_enough", "results",
-        "skipped", "source", "started", "stopped", "tasks", "waiter",
-    )  # fmt: skip
-
     loop: asyncio.AbstractEventLoop
     context: Context
 

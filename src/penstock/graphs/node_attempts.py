@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -209,36 +210,23 @@ class NodeAttempts:
         self._attempt_failed(attempt, error, final=True)
 
 
+@dataclass(slots=True, eq=False)
 class NodeAttempt:
     """
     The right to end a node (or one item of a map node). It is taken from the run once, by whatever comes
     first: the function's return, its timeout, or the end of the run. What comes later changes nothing.
     """
 
-    __slots__ = (
-        "cancel_start",
-        "item",
-        "node",
-        "number",
-        "overdue",
-        "run",
-        "span",
-        "started",
-        "timer",
-        "worker",
-    )
-
-    def __init__(self, run: Run, node: int, item: int, number: int, worker: LaneWorker | None) -> None:
-        self.run = run
-        self.node = node
-        self.item = item  # -1: the node is no map
-        self.number = number
-        self.worker = worker
-        self.started = clock()
-        self.cancel_start: Callable[[], object] | None = None
-        self.timer: Timer | None = None
-        self.overdue = False
-        self.span: Any = None  # of OpenTelemetry, if the run is sampled
+    run: Run
+    node: int
+    item: int  # -1: the node is no map
+    number: int
+    worker: LaneWorker | None
+    started: float = field(default_factory=clock)
+    cancel_start: Callable[[], object] | None = None
+    timer: Timer | None = None
+    overdue: bool = False
+    span: Any = None  # of OpenTelemetry, if the run is sampled
 
     @property
     def unwanted(self) -> bool:

@@ -92,7 +92,7 @@ class RunContext:
         if cause is RunStatus.DEADLINE:
             raise CallTimeout("the run's deadline has passed", phase="in-flight")
         if cause is not None:
-            raise CallCanceled("the run is over; stopped by itself, as asked", phase="in-flight")
+            raise CallCanceled("the run is over, and this node stopped", phase="in-flight")
 
     def cancel(self, reason: str | None = None) -> bool:
         """End the whole run from within."""

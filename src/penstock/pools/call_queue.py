@@ -62,7 +62,7 @@ class CallQueue:
     def submit(self, call: Call[Any], prepare: Callable[[], None] | None) -> None:
         """
         Return when the call is accepted; raise if it cannot be. `prepare` makes its payload and is called
-        once there is a place for it; None means that the payload is made. After that the Future tells how the
+        once there is a place for it; None means that the payload is made. After that the Future shows how the
         call ends.
         """
         if prepare is not None and not may_block():
@@ -190,7 +190,7 @@ class CallQueue:
             if refusal is not None:
                 self._end(call, lambda _: refusal.copy(), "canceled")
             until_settled(lambda: call.error is None)  # another thread ends it
-            raise call.error or self._closed()
+            raise call.error or PoolClosedError(f"{self.name} is closed", pool=self.name)
 
     def wait_for_place(self, call: Call[Any]) -> None:
         """Sleep until the call has its place or has ended, whichever is first."""
@@ -208,7 +208,7 @@ class CallQueue:
 
     def collect_granted(self) -> list[Callable[[], object]]:
         """
-        With the lock held: functions that wake the callers who got a place. Call each once the lock is
+        With the lock held: functions that wake the callers that got a place. Call each once the lock is
         released.
         """
         granted = self.queue.granted
@@ -239,14 +239,11 @@ class CallQueue:
             self.hooks.record(self.hooks.reject, call)
         return evicted
 
-    def _closed(self) -> PoolClosedError:
-        return PoolClosedError(f"{self.name} is closed", pool=self.name)
-
     # Ending
 
     def deliver(self, done: Iterable[Outcome], wake: Iterable[Callable[[], object]]) -> None:
         """
-        With the lock released: set the outcomes of calls that count, and wake the callers who got a place
+        With the lock released: set the outcomes of calls that count, and wake the callers that got a place
         when they ended.
         """
         for wake_up in wake:
@@ -441,10 +438,6 @@ class CallQueue:
         """The calls that wait or are pending."""
         with self.lock:
             return [*self.queue, *self.queue.waiters()]
-
-    def queue_is_idle(self) -> bool:
-        """A look without the lock."""
-        return not self.queue.in_flight
 
     def state(self) -> QueueState:
         with self.lock:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from types import TracebackType
@@ -36,6 +37,7 @@ class CallTracing(Protocol):
         """Called on the caller's thread, before the call enters the queue."""
 
 
+@dataclass(slots=True, eq=False)
 class PoolInternals:
     """
     The parts of a pool that its tasks, reservations, maps and telemetry share.
@@ -44,28 +46,19 @@ class PoolInternals:
     through it.
     """
 
-    __slots__ = (
-        "call_queue", "group", "key_of", "maps", "name", "needs_guards", "options", "timeout", "tracing",
-    )  # fmt: skip
+    name: str
+    call_queue: CallQueue
+    group: WorkerGroup
+    options: WorkerOptions
+    timeout: float | None
+    key_of: Callable[..., Hashable] | None
+    tracing: CallTracing | None = None
+    maps: set[OrderedMap[Any]] = field(default_factory=set)  # those with items left to submit
 
-    def __init__(
-        self,
-        call_queue: CallQueue,
-        group: WorkerGroup,
-        options: WorkerOptions,
-        *,
-        timeout: float | None,
-        key_of: Callable[..., Hashable] | None,
-    ) -> None:
-        self.name = options.name
-        self.call_queue = call_queue
-        self.group = group
-        self.options = options
-        self.timeout = timeout
-        self.key_of = key_of
-        self.needs_guards = timeout is not None or key_of is not None  # every call has a timeout or a key
-        self.tracing: CallTracing | None = None
-        self.maps: set[OrderedMap[Any]] = set()  # those with items left to submit
+    @property
+    def needs_guards(self) -> bool:
+        """Whether every call has a timeout or a key."""
+        return self.timeout is not None or self.key_of is not None
 
     def make_call(
         self,

@@ -46,7 +46,9 @@ class CallContext:
     def check(self) -> None:
         """Raise CallCanceled if the call was canceled: the way out of a deep loop."""
         if self._look():
-            raise CallCanceled("stopped by itself, as asked", phase=CancelPhase.IN_FLIGHT, reason=None)
+            raise CallCanceled(
+                "the call was canceled, and its function stopped", phase=CancelPhase.IN_FLIGHT, reason=None
+            )
 
 
 class _ThreadState(threading.local):

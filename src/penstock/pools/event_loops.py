@@ -107,7 +107,7 @@ class LoopNotifier:
             future = call.awaited
             if future is not None and not future.done():
                 future.set_result(None)
-            if not calls and not call.call_queue.queue_is_idle():
+            if not calls and call.call_queue.queue.in_flight:
                 # Another thread had to read; now this loop can again.
                 call.call_queue.group.read_on_loop(self)
 

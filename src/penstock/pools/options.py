@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from penstock.core.calls.ticket import Policy, QueueLimits, check_count
+from penstock.core.calls.ticket import QueueLimits, check_count
 from penstock.pools import context
 from penstock.pools.child import protocol
 
@@ -35,29 +35,11 @@ def set_defaults(*, max_queue_depth: float | None = None) -> None:
     _default_depth = max_queue_depth
 
 
-def make_limits(
-    *,
-    workers: int,
-    max_in_flight: int | None,
-    max_queue_depth: float | None,
-    policy: str,
-    max_attempts: int,
-    requeue: str,
-    singleton: bool = False,
-) -> QueueLimits:
-    in_flight = workers if max_in_flight is None else max_in_flight
-    depth = max_queue_depth if max_queue_depth is not None else _default_depth
-    if depth is None:
-        depth = 2 if singleton else 2 * in_flight if isinstance(in_flight, int) else 0
-    one_of("requeue", requeue, ("front", "back"))
-    one_of("policy", policy, [str(name) for name in Policy])
-    return QueueLimits(
-        max_in_flight=in_flight,
-        max_queue_depth=depth,
-        policy=Policy(policy),
-        max_attempts=max_attempts,
-        requeue_to_front=requeue == "front",
-    )
+def default_depth(max_in_flight: int, *, singleton: bool) -> float:
+    """The `max_queue_depth` of a pool that is given none."""
+    if _default_depth is not None:
+        return _default_depth
+    return 2 if singleton else 2 * max_in_flight if isinstance(max_in_flight, int) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

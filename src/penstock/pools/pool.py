@@ -18,7 +18,7 @@ from concurrent.futures import Executor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from penstock.core.calls.ticket import QueueState
+from penstock.core.calls.ticket import WAIT, Policy, QueueLimits, QueueState
 from penstock.core.errors import PoolClosedError
 from penstock.pools.call_queue import CallQueue
 from penstock.pools.calling import (
@@ -32,7 +32,7 @@ from penstock.pools.calling import (
 )
 from penstock.pools.future import Call
 from penstock.pools.guards import CancelSignal
-from penstock.pools.options import CrashPolicy, WorkerOptions, make_limits, one_of, seconds
+from penstock.pools.options import CrashPolicy, WorkerOptions, default_depth, one_of, seconds
 from penstock.pools.workers.base import WorkerGroup
 from penstock.pools.workers.processes import ProcessWorkers
 from penstock.pools.workers.threads import ThreadWorkers
@@ -99,6 +99,8 @@ class WorkerPool(Executor):
         workers = next((n for n in (workers, max_workers) if n is not None), None)
         workers = _default_workers(kind, cluster) if workers is None else workers
         one_of("start", start, ("lazy", "eager"))
+        one_of("requeue", requeue, ("front", "back"))
+        one_of("policy", policy, [str(name) for name in Policy])
         one_of("crash_policy", crash_policy, [str(value) for value in CrashPolicy])
         seconds("timeout", timeout, or_none=True)
         check_key_of(key_of)
@@ -122,14 +124,14 @@ class WorkerPool(Executor):
             args=_args,
             name=name,
         )
-        limits = make_limits(
-            workers=workers,
-            max_in_flight=max_in_flight,
-            max_queue_depth=max_queue_depth,
-            policy=policy,
+        in_flight = workers if max_in_flight is None else max_in_flight
+        depth = default_depth(in_flight, singleton=_singleton) if max_queue_depth is None else max_queue_depth
+        limits = QueueLimits(
+            max_in_flight=in_flight,
+            max_queue_depth=depth,
+            policy=Policy(policy),
             max_attempts=max_attempts,
-            requeue=requeue,
-            singleton=_singleton,
+            requeue_to_front=requeue == "front",
         )
         self.name = name
         self._call_queue = CallQueue(
@@ -137,7 +139,7 @@ class WorkerPool(Executor):
         )
         self._group = self._call_queue.group = _make_group(self._call_queue, options)
         #: For the other parts of Penstock and its tests; no part of the API.
-        self.internals = PoolInternals(self._call_queue, self._group, options, timeout=timeout, key_of=key_of)
+        self.internals = PoolInternals(name, self._call_queue, self._group, options, timeout, key_of)
         self._closed = False
         registry.register(self)
         _open.add(self)
@@ -152,11 +154,18 @@ class WorkerPool(Executor):
         thread of a running event loop, and in a done-callback, return at once: the Future waits.
         """
         internals, call_queue = self.internals, self._call_queue
-        if internals.needs_guards or internals.tracing is not None:
-            call, prepare = internals.make_call(fn, args, kwargs)
-        else:  # `make_call` for the commonest call: a twentieth of what a short call on a thread takes
+        if internals.timeout is None and internals.key_of is None and internals.tracing is None:
+            # `make_call` and `CallQueue.submit` for the commonest call, whose payload is made already: a tenth
+            # of what a short call on a thread takes.
             call = Call(call_queue, fn)
             prepare = self._group.pack_call(call, fn, args, kwargs)
+            if prepare is None:
+                call.eager = True
+                if call_queue.enter(call) is WAIT:
+                    call_queue.wait_for_place(call)
+                return call
+        else:
+            call, prepare = internals.make_call(fn, args, kwargs)
         call_queue.submit(call, prepare)
         return call
 
@@ -320,7 +329,7 @@ class WorkerPool(Executor):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """`aclose`; if the task is canceled, as `asyncio.run` does on Ctrl-C, all calls are ended instead."""
-        from asyncio import CancelledError  # noqa: PLC0415  # slow to import for those who do not use it
+        from asyncio import CancelledError  # noqa: PLC0415  # asyncio is slow to import, and many programs never need it
 
         if isinstance(error, (KeyboardInterrupt, CancelledError)):
             await in_daemon(self._abort)

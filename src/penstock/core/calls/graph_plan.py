@@ -38,7 +38,7 @@ class Env:
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """An input that never changes. Wrapped, so that a string can be told from the name of a node."""
+    """An input that never changes. Wrapped, so that a string is not taken for the name of a node."""
 
     value: Any
 
@@ -176,21 +176,21 @@ class Plan:
 
     name: str
     names: tuple[str, ...]
-    index: Mapping[str, int] = field(repr=False)
-    functions: tuple[Callable[..., Any], ...] = field(repr=False)
-    bindings: tuple[Binding, ...] = field(repr=False)
-    rules: tuple[NodeRules, ...] = field(repr=False)
-    queues: bytes = field(repr=False)  # and `NOWHERE` for the end
-    predecessors: tuple[tuple[int, ...], ...] = field(repr=False)
-    successors: tuple[tuple[int, ...], ...] = field(repr=False)
-    steps: tuple[Step, ...] = field(repr=False)
-    roots: tuple[tuple[int, tuple[int, ...]], ...] = field(repr=False)
-    values: tuple[Any, ...] = field(repr=False)
-    pending: tuple[int, ...] = field(repr=False)
-    env: Mapping[str, int] = field(repr=False)  # name -> slot
-    tolerant: bool = field(repr=False)  # whether a node may fail without failing the run
-    simple: bool = field(repr=False)  # whether all nodes are plain calls in worker threads
-    lanes: tuple[int, ...] = field(repr=False)  # the queues that its nodes wait in
+    index: Mapping[str, int]
+    functions: tuple[Callable[..., Any], ...]
+    bindings: tuple[Binding, ...]
+    rules: tuple[NodeRules, ...]
+    queues: bytes  # and `NOWHERE` for the end
+    predecessors: tuple[tuple[int, ...], ...]
+    successors: tuple[tuple[int, ...], ...]
+    steps: tuple[Step, ...]
+    roots: tuple[tuple[int, tuple[int, ...]], ...]
+    values: tuple[Any, ...]
+    pending: tuple[int, ...]
+    env: Mapping[str, int]  # name -> slot
+    tolerant: bool  # whether a node may fail without failing the run
+    simple: bool  # whether all nodes are plain calls in worker threads
+    lanes: tuple[int, ...]  # the queues that its nodes wait in
 
     def __len__(self) -> int:
         return len(self.names)

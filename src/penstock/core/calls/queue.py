@@ -66,11 +66,6 @@ class DispatchQueue(Generic[TicketT]):
     QueueDropError).
     """
 
-    __slots__ = (
-        "_blocks", "_building", "_cursor", "_evicts", "_front", "_pending", "_serial", "_waiters", "disposed",
-        "evicted", "granted", "in_flight", "limit", "limits", "max_queue_depth", "paused", "pending", "reserved", "slots", "waiting",
-    )  # fmt: skip
-
     def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
         self._blocks = limits.policy is Policy.BLOCK
@@ -114,11 +109,17 @@ class DispatchQueue(Generic[TicketT]):
             if not (self._evicts and self.pending):
                 return REFUSED
             self._evict_oldest()
-        if ticket.eager:
-            self._accept(ticket, now)
-            return ACCEPTED
-        self._reserve(ticket)
-        return EnterResult.RESERVED
+        if not ticket.eager:
+            self._reserve(ticket)
+            return EnterResult.RESERVED
+        # `_accept`, written out: every call takes this path.
+        ticket.stage = PENDING
+        ticket.entered_at = now
+        self._serial += 1
+        ticket.serial = self._serial
+        self.pending += 1
+        self._pending.append(ticket)
+        return ACCEPTED
 
     def fill(self, ticket: TicketT, now: float) -> bool:
         """Put the payload in its place. False if the place is gone: canceled, or the queue was disposed."""

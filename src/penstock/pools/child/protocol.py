@@ -167,7 +167,7 @@ def dump(value: Any, large: float = LARGE, *, portable: bool = False) -> tuple[b
             raise
         buffers.clear()
         return cloudpickle().dumps(value, 5, buffer_callback=in_band), buffers
-    if b"__main__" in data and (portable or not main_can_be_imported()) and cloudpickle() is not None:
+    if b"__main__" in data and (portable or main_module() is None) and cloudpickle() is not None:
         buffers.clear()
         data = cloudpickle().dumps(value, 5, buffer_callback=in_band)
     return data, buffers
@@ -212,10 +212,6 @@ def _unpicklable_part(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return "the call"
 
 
-def main_can_be_imported() -> bool:
-    return main_module() is not None
-
-
 def main_module() -> tuple[str, str] | None:
     """
     How a worker can import what is `__main__` here: by name, by path, or not at all (a prompt, `-c`, a
@@ -244,7 +240,7 @@ def by_reference(fn: Callable[..., Any]) -> bool:
     imported: Any = sys.modules.get(module)
     for part in name.split("."):
         imported = getattr(imported, part, None)
-    return imported is fn and (module != "__main__" or main_can_be_imported())
+    return imported is fn and (module != "__main__" or main_module() is not None)
 
 
 # Errors

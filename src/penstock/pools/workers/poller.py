@@ -16,50 +16,15 @@ import select
 import selectors
 import socket
 import threading
-from typing import Final, Protocol
+from typing import Final
 
 #: The number of pipes reported at once; the default would allocate room for a thousand for each reply.
 _READY: Final = 32
 
 
-class Poller(Protocol):
-    can_mute: bool
-    fd: int  # readable when a pipe is, for an event loop that takes the pipes over
-
-    def watch(self, fd: int, *, write: bool = False) -> None:
-        """Watch a worker's pipe until it is readable, or, `write`, until it has room."""
-
-    def watch_death(self, fd: int) -> None: ...
-    def forget(self, fd: int) -> None: ...
-    def wait(self, timeout: float | None = None) -> list[int]:
-        """
-        Wait for deaths and wake-ups; and, unless muted, until a pipe is ready (then `ready_pipes` says
-        which).
-        """
-
-    def ready_pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:
-        """
-        The ready pipes as epoll gives them, (descriptor, events): this is called for every reply of a worker.
-        """
-
-    def clear_wakeup(self, fd: int) -> None:
-        """For a descriptor that is no worker's: consume the wake-up."""
-
-    def mute(self) -> None: ...
-    def unmute(self) -> None: ...
-    def wake(self) -> None:
-        """Wake the thread in `wait`."""
-
-    def wake_reader(self) -> None:
-        """Wake the thread in `ready_pipes`."""
-
-    def close(self) -> None:
-        """Close everything but `fd`: an event loop may have to stop watching that first."""
-
-    def close_pipes(self) -> None: ...
-
-
 class EpollPoller:
+    """On Linux. `fd` is readable when a pipe is, for an event loop that takes the pipes over."""
+
     can_mute = True
 
     def __init__(self) -> None:
@@ -74,6 +39,7 @@ class EpollPoller:
         self._signaling = threading.Lock()
 
     def watch(self, fd: int, *, write: bool = False) -> None:
+        """Watch a worker's pipe until it is readable, or, `write`, until it has room."""
         self._pipes.add(fd)
         self._inner.register(fd, select.EPOLLOUT if write else select.EPOLLIN)
 
@@ -88,6 +54,10 @@ class EpollPoller:
             self._outer.unregister(fd)
 
     def wait(self, timeout: float | None = None) -> list[int]:
+        """
+        Wait for deaths and wake-ups; and, unless muted, until a pipe is ready (then `ready_pipes` says
+        which).
+        """
         ready = [fd for fd, _ in self._outer.poll(timeout)]
         if self._wakeup in ready:
             ready.remove(self._wakeup)
@@ -95,9 +65,13 @@ class EpollPoller:
         return ready
 
     def ready_pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:
+        """
+        The ready pipes as epoll gives them, (descriptor, events): this is called for every reply of a worker.
+        """
         return self._inner.poll(timeout, _READY)
 
     def clear_wakeup(self, fd: int) -> None:
+        """For a descriptor that is no worker's: consume the wake-up."""
         if fd == self._reader_wakeup:
             os.eventfd_read(fd)
 
@@ -108,9 +82,11 @@ class EpollPoller:
         self._outer.modify(self.fd, select.EPOLLIN)
 
     def wake(self) -> None:
+        """Wake the thread in `wait`."""
         self._signal(self._wakeup)
 
     def wake_reader(self) -> None:
+        """Wake the thread in `ready_pipes`."""
         self._signal(self._reader_wakeup)
 
     def _signal(self, fd: int) -> None:
@@ -119,6 +95,7 @@ class EpollPoller:
                 os.eventfd_write(fd, 1)
 
     def close(self) -> None:
+        """Close everything but `fd`: an event loop may have to stop watching that first."""
         with self._signaling:
             self._outer.close()
             os.close(self._wakeup)
@@ -129,6 +106,8 @@ class EpollPoller:
 
 
 class SelectorPoller:
+    """Elsewhere."""
+
     can_mute = False
     fd = -1
 
@@ -181,6 +160,9 @@ class SelectorPoller:
 
     def close_pipes(self) -> None:
         """`close` has closed them."""
+
+
+Poller = EpollPoller | SelectorPoller
 
 
 def make_poller() -> Poller:

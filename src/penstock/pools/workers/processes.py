@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.pools.call_queue import CallQueue, Outcome
@@ -204,7 +203,8 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
     def settle(self, worker: WorkerProcess, messages: list[tuple[Any, ...]]) -> None:
         call_queue = self._call_queue
         queue, totals = call_queue.queue, call_queue.totals
-        outcomes: list[tuple[Call[Any], int, Any]] = []
+        outcomes: list[Outcome] = []
+        packed: list[tuple[int, int]] = []  # the places of those that must be unpacked, and their kinds
         settled = failed = 0
         with call_queue.lock:
             now = clock()
@@ -224,9 +224,10 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
                         worker.outbox.append((protocol.FREE, value[1][2]))
                     continue
                 call.ran_for = ran_for
-                if kind == ERROR:
-                    failed += 1
-                outcomes.append((call, kind, value))
+                if kind != PLAIN:
+                    failed += kind == ERROR
+                    packed.append((len(outcomes), kind))
+                outcomes.append((call, value, None))
             worker.settled += settled
             totals.failed += failed
             if len(outcomes) > failed:
@@ -238,10 +239,13 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
                 self.dispatch_pending(now)
             if worker.unsent and len(calls) - worker.unsent <= self._enough:
                 self._write(worker)
-            wake = call_queue.collect_granted()
+            wake = call_queue.collect_granted() if queue.granted else ()
             call_queue.record_state()
         # The next calls are on their way, so now there is time for these callers.
-        call_queue.deliver(self._unpacked(worker, outcomes), wake)
+        for place, kind in packed:
+            call, value, _ = outcomes[place]
+            outcomes[place] = call, *self._unpack(worker, kind, value)
+        call_queue.deliver(outcomes, wake)
 
     def _handle_control(self, worker: WorkerProcess, message: tuple[Any, ...]) -> None:
         match message:
@@ -251,20 +255,15 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
                 worker.failure = (reason, trace)
 
     @staticmethod
-    def _unpacked(worker: WorkerProcess, outcomes: list[tuple[Call[Any], int, Any]]) -> Iterator[Outcome]:
-        for call, kind, value in outcomes:
-            try:
-                if kind == PLAIN:
-                    outcome: Outcome = call, value, None
-                elif kind == PICKLED:
-                    outcome = call, pickle.loads(value), None
-                elif kind == SHARED:
-                    outcome = call, shared_memory.load(value[0], value[1], worker.mapper), None
-                else:
-                    outcome = call, None, unpack_error(value)
-            except Exception as error:  # noqa: BLE001  # unpickling runs the result's own code
-                outcome = call, None, cannot_be_rebuilt(error)
-            yield outcome
+    def _unpack(worker: WorkerProcess, kind: int, value: Any) -> tuple[Any, BaseException | None]:
+        try:
+            if kind == PICKLED:
+                return pickle.loads(value), None
+            if kind == SHARED:
+                return shared_memory.load(value[0], value[1], worker.mapper), None
+            return None, unpack_error(value)
+        except Exception as error:  # noqa: BLE001  # unpickling runs the result's own code
+            return None, cannot_be_rebuilt(error)
 
     # Starting and ending workers (with the call queue's lock held)
 

@@ -79,16 +79,14 @@ class SupervisedWorkers(Generic[M]):
         self._call_queue.queue.offer_slots(sum(map(self._slots, self.workers)), now)
 
     def _slots(self, worker: M) -> int:
+        """How many calls it can have at once, those that it has included."""
         limit = self._options.max_calls
-        if worker.condition is Condition.COLD:
-            return self._calls_per_worker if limit is None else min(self._calls_per_worker, limit)
-        if worker.condition is not Condition.LIVE:
+        if worker.condition not in (Condition.COLD, Condition.LIVE):
             return 0
-        return (
-            self._calls_per_worker
-            if limit is None
-            else min(self._calls_per_worker, len(worker.calls) + limit - worker.assigned)
-        )
+        if limit is None:
+            return self._calls_per_worker
+        made = worker.assigned - len(worker.calls) if worker.condition is Condition.LIVE else 0
+        return min(self._calls_per_worker, limit - made)
 
     def _start_grace(self, worker: M, dispatch: int, now: float) -> None:
         call_at(now + self._options.grace, self._grace_over, worker, dispatch)

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock.core.calls.ticket import IN_FLIGHT
 from penstock.core.errors import WorkerCrashedError
 from penstock.core.text import error_line
-from penstock.pools.call_queue import CallQueue
+from penstock.pools.call_queue import CallQueue, Outcome
 from penstock.pools.context import CallContext, end_copy, never_block_here, thread_state, watch_forks
 from penstock.pools.future import Call
 from penstock.pools.timers import clock
@@ -118,10 +118,6 @@ class _Keyed(NamedTuple):
     kwargs: dict[str, Any]
 
 
-#: A call that has ended: the call, its dispatch, its result, its error, and how long it ran.
-_Ended = tuple[Call[Any], int, Any, BaseException | None, float]
-
-
 class ThreadWorker:
     __slots__ = ("began", "busy", "number", "running", "settled", "thread", "wakeup")
 
@@ -148,7 +144,7 @@ class ThreadWorkers(SelfReporting):
         self._options = options
         self._calls: dict[int, Call[Any]] = {}  # calls that were dispatched and are not settled, by dispatch
         self._inbox: deque[Call[Any]] = deque()  # those of them that no thread has; taken without the lock
-        self._ended: deque[_Ended] = deque()  # those of them that have ended
+        self._ended: deque[Outcome] = deque()  # those of them that have ended
         self._asleep: list[ThreadWorker] = []
         self._watchdog = StallWatchdog(f"penstock-{call_queue.name}-watchdog", self._check_progress)
         self._seen = 0  # how many calls had ended at its last check
@@ -163,7 +159,6 @@ class ThreadWorkers(SelfReporting):
         self.gone = threading.Event()
         self.halted: WorkerCrashedError | None = None
         self.last_crash: str | None = None
-        self.crashes = 0
         watch_forks(self)
 
     # With the call queue's lock held
@@ -341,7 +336,6 @@ class ThreadWorkers(SelfReporting):
         self._latest_worker = worker
         while following is not None:
             call, following = following, None
-            dispatch = call.dispatch
             result: Any = None
             error: BaseException | None = None
             if call.stage is IN_FLIGHT:
@@ -359,7 +353,8 @@ class ThreadWorkers(SelfReporting):
                 worker.running = None
             ended = clock()
             worker.settled += 1
-            ended_calls.append((call, dispatch, result, error, ended - began))
+            call.ran_for = ended - began
+            ended_calls.append((call, result, error))
             worker.began = began = ended
             if inbox and watchdog.active and ended - oldest < _GATHER:
                 following = self._take()
@@ -374,24 +369,24 @@ class ThreadWorkers(SelfReporting):
         """
         call_queue = self._call_queue
         queue, totals = call_queue.queue, call_queue.totals
-        outcomes: list[tuple[Call[Any], Any, BaseException | None]] = []
+        outcomes: list[Outcome] = []
         failed = 0
         with call_queue.lock:
             now = clock()
             while self._ended:
-                call, dispatch, result, error, ran_for = self._ended.popleft()
-                del self._calls[dispatch]
-                self._short_calls = self._short_calls + 1 if ran_for <= _SHORT else 0
-                if queue.settle(call, dispatch, now):
-                    call.ran_for = ran_for
-                    outcomes.append((call, result, error))
-                    failed += error is not None
+                outcome = self._ended.popleft()
+                call = outcome[0]
+                del self._calls[call.dispatch]
+                self._short_calls = self._short_calls + 1 if call.ran_for <= _SHORT else 0
+                if queue.settle(call, call.dispatch, now):
+                    outcomes.append(outcome)
+                    failed += outcome[2] is not None
             totals.failed += failed
             totals.succeeded += len(outcomes) - failed
             if queue.pending:
                 self._take_pending(now)
             continues = worker is not None and self._continues(worker, now)
-            wake = call_queue.collect_granted()
+            wake = call_queue.collect_granted() if queue.granted else ()
             call_queue.record_state()
         call_queue.deliver(outcomes, wake)
         return self._take() if continues else None

@@ -300,7 +300,7 @@ class Packer:
     def _pack(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         data, buffers = protocol.pack_arguments(fn, args, kwargs)
         needs_main = b"__main__" in data
-        if needs_main and not protocol.main_can_be_imported() and protocol.cloudpickle() is None:
+        if needs_main and protocol.main_module() is None and protocol.cloudpickle() is None:
             raise NotPicklable(
                 f"{safe_repr(call.fn, 200)} or its arguments live in a __main__ that no worker can import{protocol.advice()}"
             )
@@ -311,11 +311,6 @@ class Packer:
         with self._lock:
             filled = self.arena.pack([*buffers] if inline else [data, *buffers])
         call.body = Packed(data if inline else None, filled, needs_main)
-
-    @property
-    def kept(self) -> int:
-        """Bytes of shared memory that are not in use now."""
-        return self.arena.kept
 
     def trim(self) -> list[int]:
         """
