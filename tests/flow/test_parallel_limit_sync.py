@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.flow import parallel as parallel_sync
+from penstock.flow import parallel
 from penstock.flow.parallel import SyncCall, ThreadCalls, parallel_limit_sync
 
 WAIT = 20  # seconds for what takes microseconds: only a test that fails gets there
@@ -534,7 +534,7 @@ def test_whatever_the_order_of_completion_the_outcomes_are_those_of_a_plain_loop
     executor = Shuffled(random)
     endings = Endings()
     endings.executor = executor
-    with mock.patch.object(parallel_sync, "SimpleQueue", return_value=endings):
+    with mock.patch.object(parallel, "SimpleQueue", return_value=endings):
         flow = parallel_limit_sync(
             range(len(failing)), n, call, ordered=ordered, errors=errors, executor=executor
         )

@@ -27,15 +27,13 @@ class NodeAttempts:
     """The attempts of one run. A run of plain nodes has none."""
 
     def __init__(self, run: Run) -> None:
-        self.begun: set[int] = (
-            set()
-        )  # nodes with at least one attempt; between two attempts or items a node is in no other list
+        # Nodes with at least one attempt. Between two attempts or items a node is in no other list.
+        self.begun: set[int] = set()
         self.map_items: dict[int, MapItems] = {}
         self._run = run
         self._in_flight: set[NodeAttempt] = set()
-        self.retry_timers: dict[
-            tuple[int, int], Timer
-        ] = {}  # by (node, item): the pause before the next attempt
+        # The pause before the next attempt, by (node, item).
+        self.retry_timers: dict[tuple[int, int], Timer] = {}
         self._next_number: dict[int, int] = {}
 
     def begin(self, node: int, worker: LaneWorker | None = None) -> NodeAttempt | None:

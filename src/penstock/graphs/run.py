@@ -256,9 +256,8 @@ class Run(AwaitableFuture[RunResult]):
         )
         self.pending = list(plan.pending)
         self.count_token = [None]
-        self.arrivals: list[
-            int
-        ] = []  # nodes that are done and not yet counted; ~node for one that failed alone
+        # Nodes that are done and not yet counted; ~node for one that failed alone.
+        self.arrivals: list[int] = []
         self.node_by_worker: dict[int, int] = {}
         self.context = copy_context()
         self.lock = threading.Lock()

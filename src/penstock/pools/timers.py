@@ -51,13 +51,18 @@ class Timer:
 
 class _TimerThread:
     def __init__(self) -> None:
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """Also in a forked child, which has a copy of the heap and no thread."""
         self._ready = threading.Condition(threading.Lock())
         self._heap: list[tuple[float, int, Timer]] = []
         self._canceled_timers = 0
         self._serial = count()
         self.thread: threading.Thread | None = None
 
-    def at(self, when: float, fn: Callable[..., object], *args: Any) -> Timer:
+    def call_at(self, when: float, fn: Callable[..., object], *args: Any) -> Timer:
+        """Call `fn` on the timer thread at that moment of `clock`. It must not block."""
         timer = Timer(fn, args)
         with self._ready:
             heappush(self._heap, (when, next(self._serial), timer))
@@ -93,17 +98,7 @@ class _TimerThread:
 
 
 _timer_thread = _TimerThread()
-
-
-def call_at(when: float, fn: Callable[..., object], *args: Any) -> Timer:
-    """Call `fn` on the timer thread at that moment of `clock`. It must not block."""
-    return _timer_thread.at(when, fn, *args)
-
-
-def _start_anew_in_child() -> None:
-    global _timer_thread  # noqa: PLW0603  # a forked child has a copy of the heap and no thread
-    _timer_thread = _TimerThread()
-
+call_at = _timer_thread.call_at
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_anew_in_child)
+    os.register_at_fork(after_in_child=_timer_thread.forget_all)

@@ -141,9 +141,8 @@ class ReplyReader:
             return False
         now = clock()
         soon = now - self._released_at < _SOON
-        thread_state.never_blocks = (
-            True  # callbacks of settled calls may call back into us, and must not wait here
-        )
+        # Callbacks of settled calls may call back into us, and must not wait here.
+        thread_state.never_blocks = True
         try:
             if self._closed:
                 return False
