@@ -37,7 +37,7 @@ class OnSqlite:
 
     def refuse(self, column):
         with self.store._transaction as transaction:
-            con = transaction._con
+            con = transaction.con
             con.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)  # the store turns them off
             con.execute(
                 f"CREATE TRIGGER refuse_{column} BEFORE INSERT ON {PLACES[column][0]} "

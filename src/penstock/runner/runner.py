@@ -38,7 +38,7 @@ from penstock.runner.warden import boot_time
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import Answer, EndReport, GrantedJob
 from penstock.scheduler.service import SchedulerService
-from penstock.stores.api import Admit, Apply, Renew, committed, committed_apart
+from penstock.stores.api import Apply, Renew, committed, committed_apart
 from penstock.work.leases import REPORT_SEC, ActiveLease, LeaseKeeper, RenewalReply, RenewalRequest
 from penstock.work.outcome import Outcome
 
@@ -455,7 +455,7 @@ class Runner:
             view.ledger.take(admission_class, view.now, rules.ordering.sharing)
             return RoundResult(standalone_lease=admission_class)
 
-        [grant] = committed(self._store, Admit(rules.host, take, rules.terms("quarantine")))
+        [grant] = committed(self._store, self._service.dispatcher.admit(take, "quarantine"))
         ids = {"dispatch_id": run.dispatch_id, "held_by": grant.dispatch.dispatch_id}
         self._notes.append((run, Note(EventKind.ALERT, "lost", ids)))
         return grant.dispatch.dispatch_id

@@ -6,6 +6,12 @@ hold its units until the next claim. It reserves all other jobs, and their addon
 worker that polls (two steps) sees reserved jobs only. Where workers of both kinds are present, the narrower
 request decides, and the poll on a tie: a claim without filters must not hide every addon's jobs from the
 workers that poll for them. A claim takes reserved jobs as well, so a claiming worker loses nothing by it.
+
+One `Admit` answers one claim today: `Dispatcher.claim` makes the round that a single worker waits for. The shape
+for many is prepared. All that a claim brings to a round is its `offer` (which classes become leases) and its
+limit; a round over a list of claims needs an `offer` that names the claim, a limit per claim in place of
+`most_leases`, and the claim's number on each `Pick`. The order of heads, the gates and the stores' writing do not
+depend on who claims, so `Admit(host, claims)` changes `_offer`, `_Round.run` and the grouping of grants alone.
 """
 
 from __future__ import annotations
@@ -34,41 +40,44 @@ from penstock.core.jobs.types import OWN_TYPES, AddonId, JobId, Moment, Span
 from penstock.core.text import error_text
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import Admit, Grant, Receipt, Store, Submit, committed
+from penstock.stores.api import Admit, Grant, Receipt, Store, Submit, Terms, committed
 
 log = logging.getLogger("penstock.scheduler")
 
 
 class ReservationCache:
     """
-    Which kinds of jobs may be reserved on this host, so that a claim need not read where nothing can be: a read beside every claim would
-    nearly always find nothing.
+    The admission classes that may have reservations on this host, so that a claim need not read them: a read
+    beside every claim would nearly always find none.
 
-    The process with the right to dispatch makes all reservations of its host, so it knows them: those that it found when it began,
-    and those that it made since. Each is over when its time is, taken up or not. A process without that right knows nothing, and reads.
-    So jobs must be claimed where they are dispatched, as all of ours are: a claim elsewhere may reserve jobs that stand before its
-    own, of which this cache would not know.
+    The process with the right to dispatch makes all reservations of its host: it has read those that were there
+    when it began, and adds its own. Each ends with its time, taken up or not. A process without that right always
+    reads. Jobs must therefore be claimed where they are dispatched: a claim in another process may reserve jobs
+    that stand before its own, and this cache would miss them.
     """
 
     def __init__(self) -> None:
-        #: By kind, the moment when the last of them is over. Replaced and never changed, so it is read without the lock.
+        #: When the last reservation of a class ends. Replaced and never changed, so readers need no lock.
         self._until: dict[AdmissionClass, Moment] = {}
         self._alone = False
         self._lock = Lock()
 
-    def begin(self, found: Iterable[Dispatch], now: Moment) -> None:
-        """From now on no other process reserves here; `found` is what others have left."""
+    def begin(self, reserved: Iterable[Dispatch], now: Moment) -> None:
+        """From now on no other process reserves here; `reserved`: what is reserved already."""
         until: dict[AdmissionClass, Moment] = {}
-        for dispatch in found:
+        for dispatch in reserved:
             until[dispatch.admission_class] = max(dispatch.expires_at, until.get(dispatch.admission_class, 0))
-        self.made(until, now)
+        self.add(until, now)
         self._alone = True
 
     def end(self) -> None:
         self._alone = False
 
-    def made(self, until: Mapping[AdmissionClass, Moment], now: Moment) -> None:
-        """Called before the reservations are written: if that fails, claims read in vain for a while, and none misses a reservation."""
+    def add(self, until: Mapping[AdmissionClass, Moment], now: Moment) -> None:
+        """
+        Called before the reservations are written: if the write fails, claims read in vain for a while, and none
+        misses a reservation.
+        """
         with self._lock:
             kept = {admission_class: over for admission_class, over in self._until.items() if over > now}
             self._until = kept | {
@@ -77,20 +86,21 @@ class ReservationCache:
             }
 
     def shift(self, by: Span) -> None:
-        """The clock is about to be set, and the reservations move with it. Where it is set back, reading for longer is enough."""
+        """The clock is about to be set, and reservations move with it. After a set back, claims read for longer."""
         with self._lock:
             self._until = {
                 admission_class: until + max(0, by) for admission_class, until in self._until.items()
             }
 
-    def perhaps(self, fits: Callable[[AdmissionClass], bool], now: Callable[[], Moment]) -> bool:
+    def may_have(self, kinds: WorkerKinds, now: Callable[[], Moment]) -> bool:
+        """Whether jobs of these kinds may be reserved."""
         if not self._alone:
             return True
         until = self._until
         if not until:
             return False
         at = now()
-        return any(over > at and fits(admission_class) for admission_class, over in until.items())
+        return any(over > at and kinds.fits(admission_class) for admission_class, over in until.items())
 
 
 _ALL: Final = 1_000_000
@@ -100,11 +110,14 @@ class IdleWorker(Protocol):
     """A worker of this process that waits for jobs, and claims in the commit of the submit that brings them."""
 
     def claim(self) -> tuple[WorkerKinds, int, str] | None:
-        """Kinds of jobs, how many of them, and its name; None: nothing now. `take` is called once for every claim, before the next."""
+        """
+        Kinds of jobs, how many of them, and the worker's name; None: it claims nothing now. `take` is called once
+        for every claim, before the next one.
+        """
         ...
 
     def take(self, grants: list[Grant]) -> None:
-        """What came of its claim, durable; perhaps nothing."""
+        """The grants of its claim, durable; perhaps none."""
         ...
 
 
@@ -113,18 +126,18 @@ class Dispatcher:
         self, store: Store, rules: SchedulerRules, machine: HostLoad, fetchers: PullingWorkers
     ) -> None:
         self._store, self._rules, self._machine, self._fetchers = store, rules, machine, fetchers
-        #: How often each head was refused for its present reason. Written when the reason changes, and not before: that would be
-        #: a write per head and tick.
+        #: How often each head was refused for its present reason. The trail gets the count when the reason changes: a
+        #: write with each refusal would be one per head and tick.
         self.refusals: dict[JobId, int] = {}
         self.reserved = ReservationCache()
         self.idle_worker: IdleWorker | None = None
-        #: All that the last round of our own saw in line; None: there was none yet.
-        self._in_line: list[AdmissionClass] | None = None
+        #: The classes with ready jobs in the last round that no worker claimed in; None: there was none yet.
+        self._ready: list[AdmissionClass] | None = None
 
     def begin(self) -> None:
         """This process alone dispatches on this host from now on."""
-        left = self._store.live(phases=[DispatchPhase.RESERVED], limit=_ALL)
-        self.reserved.begin([d for d in left if d.host == self._rules.host], self._store.now())
+        reserved = self._store.live(phases=[DispatchPhase.RESERVED], limit=_ALL)
+        self.reserved.begin([d for d in reserved if d.host == self._rules.host], self._store.now())
 
     def step(self, now: Moment) -> Moment:
         while len(self._round(now)) >= MOST_PICKS:
@@ -139,17 +152,26 @@ class Dispatcher:
         preview: Callable[[list[Grant]], None] | None = None,
     ) -> Admit:
         """
-        A round with a worker at hand. Jobs that stand before its own and are reserved by us are reserved first, so order
-        holds: some grants may be reservations.
+        A round for a worker that waits. It also reserves the jobs that stand before the worker's own and that rounds
+        reserve, so order holds: some grants may be reservations.
         """
         now = self._store.now()
         self._fetchers.came(kinds, now + self._rules.fetch_for)
-        return Admit(self._rules.host, self._decider(now, kinds, limit), self._rules.terms(worker), preview)
+        return self.admit(self._decider(now, kinds, limit), worker, preview)
+
+    def admit(
+        self,
+        decide: Callable[[AdmissionView], RoundResult],
+        worker: str = "",
+        preview: Callable[[list[Grant]], None] | None = None,
+    ) -> Admit:
+        rules = self._rules
+        return Admit(rules.host, decide, Terms(rules.reserve_for, rules.lease_for, worker), preview)
 
     def commit_submits(self, submits: Sequence[Submit], *, wait: bool = False) -> list[Future[list[Receipt]]]:
         """
-        The submits and, in the same commit, the claim of the worker that waits for work: one commit where there would be two. The
-        claim cannot harm the submits.
+        The submits and, in the same commit, the claim of the idle worker: one commit instead of two. A claim that
+        fails leaves the submits as they are.
         """
         worker = self.idle_worker
         claim = None if worker is None else worker.claim()
@@ -157,54 +179,46 @@ class Dispatcher:
             return self._store.commit(*submits, wait=wait)
         try:
             *answers, admitted = self._store.commit(*submits, self.claim(*claim), wait=wait)
-        except BaseException:  # the worker waits for what it claimed, Ctrl-C or not
+        except BaseException:  # the worker waits for an answer, also after a Ctrl-C
             worker.take([])
             raise
         admitted.add_done_callback(lambda admitted: worker.take(_grants(admitted)))
         return answers
 
     def offer_to(self, kinds: WorkerKinds, now: Moment) -> None:
-        """A two-step worker polls for such jobs. Its first poll reserves those that were left in line for others."""
+        """A two-step worker polls for such jobs. Its first poll reserves jobs that rounds left in the queue."""
         if self._fetchers.polled(kinds, now, until=now + self._rules.fetch_for):
             self._round(now)
 
     def _round(self, now: Moment) -> list[Grant]:
-        admit = Admit(self._rules.host, self._decider(now), self._rules.terms(""))
-        return committed(self._store, admit)
+        return committed(self._store, self.admit(self._decider(now)))
 
     def _decider(
         self, now: Moment, here: WorkerKinds | None = None, limit: int | None = None
     ) -> Callable[[AdmissionView], RoundResult]:
         offer = self._offer(now, here)
-        seen: list[AdmissionClass] = []
+        ready: list[AdmissionClass] = []
 
         def noting(admission_class: AdmissionClass) -> Placement:
-            seen.append(admission_class)
+            ready.append(admission_class)
             return offer(admission_class)
 
-        def decide(admission_view: AdmissionView) -> RoundResult:
-            conditions = self._machine.conditions(admission_view.now)
-            rules = self._rules
-            seen.clear()
-            asked = noting if here is None else offer
-            round_result = run_round(
-                admission_view, conditions, rules.limits, rules.ordering, asked, most_leases=limit
-            )
-            if kinds := {
-                pick.admission_class for pick in round_result.picks if pick.offer is Placement.RESERVE
-            }:
-                self.reserved.made(
-                    dict.fromkeys(kinds, admission_view.now + rules.reserve_for), admission_view.now
-                )
+        def decide(view: AdmissionView) -> RoundResult:
+            ready.clear()  # a store may decide twice
+            inputs = self.inputs(view, noting if here is None else offer)
+            round_result = run_round(*inputs, most_leases=limit)
+            reserved = {p.admission_class for p in round_result.picks if p.offer is Placement.RESERVE}
+            if reserved:
+                self.reserved.add(dict.fromkeys(reserved, view.now + self._rules.reserve_for), view.now)
             if here is not None:
                 return round_result
-            self._in_line = list(seen)
+            self._ready = list(ready)
             return self._counted(round_result)
 
         return decide
 
     def _offer(self, now: Moment, here: WorkerKinds | None = None) -> Callable[[AdmissionClass], Placement]:
-        present: PresentWorker | None = None  # asked for when the first comes that is not for who is here
+        present: PresentWorkers | None = None  # read only if the claiming worker does not take every class
 
         def offer(admission_class: AdmissionClass) -> Placement:
             nonlocal present
@@ -216,23 +230,25 @@ class Dispatcher:
 
         return offer
 
-    def inputs(self, admission_view: AdmissionView) -> RoundInputs:
-        """What the next round will go by: for explain, and for trying out."""
-        rules, now = self._rules, admission_view.now
-        conditions = self._machine.conditions(now)
-        return RoundInputs(admission_view, conditions, rules.limits, rules.ordering, self._offer(now))
+    def inputs(
+        self, view: AdmissionView, offer: Callable[[AdmissionClass], Placement] | None = None
+    ) -> RoundInputs:
+        """What a round goes by. Without an `offer`: what the next round will go by, for explain and for trials."""
+        conditions, rules = self._machine.conditions(view.now), self._rules
+        return RoundInputs(view, conditions, rules.limits, rules.ordering, offer or self._offer(view.now))
 
     def awaits(self, kinds: WorkerKinds) -> bool:
         """
-        Whether a job may be in line for such a worker, by our last round: one who comes with every tick need not look at all lines again to find none of its own.
-        Where others dispatch too a round does not see every line, and nothing can be said.
+        Whether a job may be ready for such a worker, by the last round: a worker that comes with every tick need not
+        read all ready queues to find none of its own. True where other hosts dispatch too: then a round does not see
+        every queue.
         """
-        if self._in_line is None or self._store.shared:
+        if self._ready is None or self._store.shared:
             return True
-        return any(map(kinds.fits, self._in_line))
+        return any(map(kinds.fits, self._ready))
 
     def last_fetched_at(self, admission_class: AdmissionClass, now: Moment) -> Moment | None:
-        """When somebody last came for such jobs, if that is how they start."""
+        """When a worker last claimed such jobs, if pulling workers start them."""
         if self._offer(now)(admission_class) is not Placement.LEAVE:
             return None
         return self._fetchers.last_came_at(admission_class, self._rules.fetch_for)
@@ -262,11 +278,11 @@ FOR_EVER: Final[Moment] = 1 << 62
 
 
 class WorkerKinds(NamedTuple):
-    """What a worker can run. No addon: any. No types: any but our own, which only who names them knows how to run."""
+    """What a worker can run. No addon: any. No types: any but those of the runner, unless `own`."""
 
     addon_id: AddonId | None = None
     job_types: frozenset[str] = frozenset()
-    own: bool = False  # ours as well
+    own: bool = False
 
     def fits(self, admission_class: AdmissionClass) -> bool:
         if self.addon_id not in (None, admission_class.addon_id):
@@ -281,14 +297,14 @@ class WorkerKinds(NamedTuple):
         return (self.addon_id is not None) + bool(self.job_types)
 
 
-class PresentWorker(NamedTuple):
+class PresentWorkers(NamedTuple):
     """The workers present at one moment."""
 
     claiming: list[WorkerKinds]
     polling: list[WorkerKinds]
 
     def claims(self, admission_class: AdmissionClass) -> bool:
-        """Whether such a job is left in line for a claim."""
+        """Whether such a job is left in the queue for a claim."""
         if not self.polling or admission_class.job_type.startswith(OWN_TYPES):  # the runner claims those
             return any(kinds.fits(admission_class) for kinds in self.claiming)
         return _narrowest(self.claiming, admission_class) > _narrowest(self.polling, admission_class)
@@ -317,11 +333,11 @@ class PullingWorkers:
             self._polling[kinds] = max(until, self._polling.get(kinds, until))
             return new and any(over > now for over in self._claiming.values())
 
-    def at(self, now: Moment) -> PresentWorker:
+    def at(self, now: Moment) -> PresentWorkers:
         with self._lock:
             self._claiming = {kinds: until for kinds, until in self._claiming.items() if until > now}
             self._polling = {kinds: until for kinds, until in self._polling.items() if until > now}
-            return PresentWorker(list(self._claiming), list(self._polling))
+            return PresentWorkers(list(self._claiming), list(self._polling))
 
     def last_came_at(self, admission_class: AdmissionClass, fetch_for: Span) -> Moment | None:
         with self._lock:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Final, Protocol
 
@@ -35,29 +36,17 @@ class Part(Protocol):
         ...
 
 
+@dataclass(slots=True)
 class TimedPart:
     """
     A part with a timetable of its own. `pause`: a wake-up concerns it too, but it is called at most once in that
     span; None: only its own moment counts.
     """
 
-    def __init__(self, part: Part, pause: Span | None = None) -> None:
-        self.part, self.pause = part, pause
-        self.due: Moment = 0
-        self._called_at: Moment = 0
-
-    def wake(self) -> None:
-        if self.pause is not None:
-            self.due = min(self.due, self._called_at + self.pause)
-
-    def is_due(self, now: Moment, *, soon: bool = False) -> bool:
-        """`soon`: upkeep that goes by its own moment alone counts as due in the second half of its span."""
-        span = self.due - self._called_at
-        early = min(_EARLY, span // 2) if soon and self.pause is None else 0
-        return not comes_later(self.due, now + early, span)
-
-    def called(self, now: Moment, due: Moment) -> None:
-        self._called_at, self.due = now, due if self.pause is None else max(due, now + self.pause)
+    part: Part
+    pause: Span | None = None
+    due: Moment = 0
+    called_at: Moment = 0
 
 
 class Driver:
@@ -71,6 +60,7 @@ class Driver:
         name: str = "penstock-driver",
     ) -> None:
         self._clock, self._parts, self._upkeep, self._after_failure = clock, parts, upkeep, after_failure
+        self._now: Moment = 0
         self._wakeup, self._stopping = Event(), Event()
         self._thread = Thread(target=self._loop, name=name, daemon=True)
 
@@ -98,17 +88,22 @@ class Driver:
         """
         Call the upkeep that is due, then every part; return when the first of them is due again. Upkeep goes
         first: a machine that grew quiet admits jobs in the same pass. All get the same moment, and upkeep that is
-        nearly due comes along with upkeep that is due: so an idle scheduler wakes once a tick for all of them.
+        nearly due comes along with upkeep that is due: so an idle scheduler wakes once a tick for all of them. When
+        the clock was set back, all upkeep is due: no part sleeps for as long as the clock went back.
         """
         now = self._clock()
-        if woken:
-            for upkeep in self._upkeep:
-                upkeep.wake()
-        soon = any(upkeep.is_due(now) for upkeep in self._upkeep if upkeep.pause is None)
-        for upkeep in self._upkeep:
-            if upkeep.is_due(now, soon=soon):
-                upkeep.called(now, self._call(upkeep.part, now))
-        return min([*(one.due for one in self._upkeep), *(self._call(part, now) for part in self._parts)])
+        clock_went_back, self._now = now < self._now, now
+        for timed in self._upkeep:
+            if clock_went_back:
+                timed.due = now
+            elif woken and timed.pause is not None:
+                timed.due = min(timed.due, timed.called_at + timed.pause)
+        soon = now + _EARLY if any(t.due <= now for t in self._upkeep if t.pause is None) else now
+        for timed in self._upkeep:
+            if timed.due <= (soon if timed.pause is None else now):
+                due = self._call(timed.part, now)
+                timed.called_at, timed.due = now, max(due, now + (timed.pause or 0))
+        return min([*(timed.due for timed in self._upkeep), *(self._call(part, now) for part in self._parts)])
 
     def _call(self, part: Part, now: Moment) -> Moment:
         again, name = seconds(self._after_failure), type(part).__name__

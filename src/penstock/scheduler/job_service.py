@@ -33,7 +33,6 @@ from penstock.scheduler.explainer import Explainer
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist, then
 from penstock.stores.api import (
-    Admit,
     Apply,
     Complete,
     CompletedDispatch,
@@ -269,7 +268,7 @@ class JobService:
     def _take_up(self, kinds: WorkerKinds, limit: int, worker: str) -> list[Dispatch]:
         """Leases for what is reserved already, on this host: another's units are no room here."""
         leases: list[Dispatch] = []
-        if not self._dispatcher.reserved.perhaps(kinds.fits, self._store.now):
+        if not self._dispatcher.reserved.may_have(kinds, self._store.now):
             return leases
         for dispatch in self.dispatchable(kinds.addon_id):
             if len(leases) == limit:
@@ -306,8 +305,7 @@ class JobService:
             reasons.append(reason)
             return round_result
 
-        admit = Admit(self._rules.host, decide, self._rules.terms(worker))
-        grants = committed(self._store, admit)
+        grants = committed(self._store, self._dispatcher.admit(decide, worker))
         return (grants[0].dispatch if grants else None), reasons[-1]
 
     def heartbeat(

@@ -1,4 +1,4 @@
-"""Every number the scheduler goes by, in one value: what settings are read into, and what a simulation varies."""
+"""The rules: every number that the scheduler goes by, in one value. Settings are read into it, and a simulation varies it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.preemption import Preemption
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import HOUR, SECOND, HostId, Span
-from penstock.stores.api import Depth, Terms
+from penstock.stores.api import Depth
 
 LOCAL = HostId("local")
 
 
 class SchedulerRules(Struct, frozen=True, kw_only=True):
     host: HostId = LOCAL
-    #: What it has, that jobs may ask for.
+    #: What the host has; jobs may require labels.
     labels: tuple[str, ...] = ()
     capacity: Capacity = field(default_factory=Capacity)
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -26,20 +26,17 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     ordering: Ordering = field(default_factory=Ordering)
     schedules: Schedules = field(default_factory=Schedules)
     preemption: Preemption = field(default_factory=Preemption)
-    #: So that one addon with a loop in it neither fills the disk nor takes the queue from the others.
+    #: One addon with a loop in it must not fill the disk, nor take the queue from the others.
     depth: Depth = field(default_factory=lambda: Depth(total=1_000_000, per_addon=500_000))
     lease_for: Span = 30 * SECOND
     reserve_for: Span = 30 * SECOND
-    #: From the cancel signal to TERM, and from TERM to KILL: then a run that was told to stop is given up.
+    #: From the cancel signal to TERM and from TERM to KILL: after that a run that was told to stop is given up.
     grace: Span = 15 * SECOND
     tick: Span = 2 * SECOND
     #: How often the machine is measured.
     sense_every: Span = 2 * SECOND
-    #: How long a worker that asked for jobs of a kind is expected to ask again.
+    #: For how long after a claim or a poll a worker counts as present.
     fetch_for: Span = 30 * SECOND
     retention: Span = 30 * 24 * HOUR
     prune_every: Span = 60 * SECOND
     prune_step: int = 200
-
-    def terms(self, worker: str = "") -> Terms:
-        return Terms(self.reserve_for, self.lease_for, worker)
