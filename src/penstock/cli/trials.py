@@ -209,7 +209,9 @@ def _play(
 
     given = {name: addon.weight for name, addon in settings.addons.items() if addon.weight is not None}
     with _progress(session, what, len(arrivals)) as tell:
-        return figures(play(arrivals, settings.rules(), hosts=hosts, weights={**weights, **given}, tell=tell))
+        return figures(
+            play(arrivals, settings.rules(), hosts=hosts, weights={**weights, **given}, progress=tell)
+        )
 
 
 @contextmanager

@@ -32,7 +32,10 @@ _NUL: Final = "\N{SYMBOL FOR NULL}"
 
 
 def storable(text: str | bytes, most: int | None = None) -> str:
-    """Valid UTF-8 without NUL. Each bad byte or character becomes a visible sign; `most`: a longer text loses its middle."""
+    """
+    Valid UTF-8 without NUL. Each bad byte or character becomes a visible sign; `most`: a longer text loses
+    its middle.
+    """
     if isinstance(text, bytes | bytearray | memoryview):
         text = bytes(text).decode(errors="replace")
     elif type(text) is not str:
@@ -139,7 +142,10 @@ _WORDS: Final = "JSON has no NaN and no infinity: use None or a text in its plac
 
 
 def json_text(value: Any, what: str = "the result") -> str:
-    """For plain values. ValueError names the place of a NaN; TypeError, ValueError, RecursionError: JSON has no form for it."""
+    """
+    For plain values. ValueError names the place of a NaN; TypeError, ValueError, RecursionError: JSON has no
+    form for it.
+    """
     try:
         return storable(json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")))
     except ValueError:
@@ -149,8 +155,8 @@ def json_text(value: Any, what: str = "the result") -> str:
 
 def checked_json(encode: Callable[[], bytes], plain: Callable[[], Any], what: str = "the result") -> bytes:
     """
-    For the encoders of others. `encode` may write null for NaN and may refuse lone surrogates; only then `plain` is asked for the value in lists,
-    mappings and plain values.
+    For the encoders of others. `encode` may write null for NaN and may refuse lone surrogates; only then
+    `plain` is asked for the value in lists, mappings and plain values.
     """
     try:
         text = encode()
@@ -162,7 +168,10 @@ def checked_json(encode: Callable[[], bytes], plain: Callable[[], Any], what: st
 
 
 def parsed(text: str | bytes | bytearray) -> Any:
-    """As `json.loads`, but NaN and Infinity are refused: they are no JSON, and readers in other languages fail on them."""
+    """
+    As `json.loads`, but NaN and Infinity are refused: they are no JSON, and readers in other languages fail
+    on them.
+    """
     return json.loads(text, parse_constant=_refuse)
 
 
@@ -198,7 +207,10 @@ def _name(value: float) -> str:
 
 
 def storable_json(text: str) -> str:
-    """JSON from outside: lone surrogates are replaced, written as they are or as escapes. Without them it stays as it is."""
+    """
+    JSON from outside: lone surrogates are replaced, written as they are or as escapes. Without them it stays
+    as it is.
+    """
     text = storable(text)
     if _SURROGATE.search(text) is None:
         return text

@@ -165,7 +165,7 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     down.callback(setattr, service.machine, "draining", True)
     _publish(settings, server, config.socket, down)
     if settings.server.listen is not None:
-        service.registration.tell(server.url)
+        service.registration.set_url(server.url)
     return server
 
 

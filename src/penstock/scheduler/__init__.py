@@ -1,4 +1,4 @@
 """
-The scheduler's parts. Each is asked `step(now)` and answers when it wants to be asked again; none of them waits, sleeps or
-looks at a clock. `driver` is the one file that does.
+The scheduler's parts. The driver calls `step(now)` of a part, which answers when to be called again; no part
+waits, sleeps or reads a clock of its own.
 """

@@ -1,9 +1,9 @@
 """
 Budgets: alerts about spending, and the runs that a spent budget stops (SPEC TR-8).
 
-The alert about a mark is written in the transaction of the heartbeat that crosses it, so each mark gets one alert.
-Stopping does not depend on the crossing but on being over the limit: a scheduler that dies between the two stops
-the runs when it is back.
+The alert about a mark is written in the transaction of the heartbeat that crosses it, so each mark gets one
+alert. Stopping does not depend on the crossing but on being over the limit: a scheduler that dies between the
+two stops the runs when it is back.
 """
 
 from __future__ import annotations

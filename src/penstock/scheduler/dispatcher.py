@@ -7,11 +7,12 @@ worker that polls (two steps) sees reserved jobs only. Where workers of both kin
 request decides, and the poll on a tie: a claim without filters must not hide every addon's jobs from the
 workers that poll for them. A claim takes reserved jobs as well, so a claiming worker loses nothing by it.
 
-One `Admit` answers one claim today: `Dispatcher.claim` makes the round that a single worker waits for. The shape
-for many is prepared. All that a claim brings to a round is its `offer` (which classes become leases) and its
-limit; a round over a list of claims needs an `offer` that names the claim, a limit per claim in place of
-`most_leases`, and the claim's number on each `Pick`. The order of heads, the gates and the stores' writing do not
-depend on who claims, so `Admit(host, claims)` changes `_offer`, `_Round.run` and the grouping of grants alone.
+One `Admit` answers one claim today: `Dispatcher.claim` makes the round that a single worker waits for. The
+shape for many is prepared. All that a claim brings to a round is its `offer` (which classes become leases)
+and its limit; a round over a list of claims needs an `offer` that names the claim, a limit per claim in place
+of `most_leases`, and the claim's number on each `Pick`. The order of heads, the gates and the stores' writing
+do not depend on the claim, so `Admit(host, claims)` changes `_offer`, `_Round.run` and the grouping of
+grants alone.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ class ReservationCache:
     The admission classes that may have reservations on this host, so that a claim need not read them: a read
     beside every claim would nearly always find none.
 
-    The process with the right to dispatch makes all reservations of its host: it has read those that were there
-    when it began, and adds its own. Each ends with its time, taken up or not. A process without that right always
-    reads. Jobs must therefore be claimed where they are dispatched: a claim in another process may reserve jobs
-    that stand before its own, and this cache would miss them.
+    The process with the right to dispatch makes all reservations of its host: it has read those that were
+    there when it began, and adds its own. Each ends with its time, taken up or not. A process without that
+    right always reads. Jobs must therefore be claimed where they are dispatched: a claim in another process
+    may reserve jobs that stand before its own, and this cache would miss them.
     """
 
     def __init__(self) -> None:
@@ -75,8 +76,8 @@ class ReservationCache:
 
     def add(self, until: Mapping[AdmissionClass, Moment], now: Moment) -> None:
         """
-        Called before the reservations are written: if the write fails, claims read in vain for a while, and none
-        misses a reservation.
+        Called before the reservations are written: if the write fails, claims read in vain for a while, and
+        none misses a reservation.
         """
         with self._lock:
             kept = {admission_class: over for admission_class, over in self._until.items() if over > now}
@@ -86,7 +87,9 @@ class ReservationCache:
             }
 
     def shift(self, by: Span) -> None:
-        """The clock is about to be set, and reservations move with it. After a set back, claims read for longer."""
+        """
+        The clock is about to be set, and reservations move with it. After a set back, claims read for longer.
+        """
         with self._lock:
             self._until = {
                 admission_class: until + max(0, by) for admission_class, until in self._until.items()
@@ -107,12 +110,14 @@ _ALL: Final = 1_000_000
 
 
 class IdleWorker(Protocol):
-    """A worker of this process that waits for jobs, and claims in the commit of the submit that brings them."""
+    """
+    A worker of this process that waits for jobs, and claims in the commit of the submit that brings them.
+    """
 
     def claim(self) -> tuple[WorkerKinds, int, str] | None:
         """
-        Kinds of jobs, how many of them, and the worker's name; None: it claims nothing now. `take` is called once
-        for every claim, before the next one.
+        Kinds of jobs, how many of them, and the worker's name; None: it claims nothing now. `take` is called
+        once for every claim, before the next one.
         """
         ...
 
@@ -126,8 +131,8 @@ class Dispatcher:
         self, store: Store, rules: SchedulerRules, machine: HostLoad, fetchers: PullingWorkers
     ) -> None:
         self._store, self._rules, self._machine, self._fetchers = store, rules, machine, fetchers
-        #: How often each head was refused for its present reason. The trail gets the count when the reason changes: a
-        #: write with each refusal would be one per head and tick.
+        #: How often each head was refused for its present reason. The trail gets the count when the reason
+        #: changes: a write with each refusal would be one per head and tick.
         self.refusals: dict[JobId, int] = {}
         self.reserved = ReservationCache()
         self.idle_worker: IdleWorker | None = None
@@ -152,8 +157,8 @@ class Dispatcher:
         preview: Callable[[list[Grant]], None] | None = None,
     ) -> Admit:
         """
-        A round for a worker that waits. It also reserves the jobs that stand before the worker's own and that rounds
-        reserve, so order holds: some grants may be reservations.
+        A round for a worker that waits. It also reserves the jobs that stand before the worker's own and that
+        rounds reserve, so order holds: some grants may be reservations.
         """
         now = self._store.now()
         self._fetchers.came(kinds, now + self._rules.fetch_for)
@@ -170,8 +175,8 @@ class Dispatcher:
 
     def commit_submits(self, submits: Sequence[Submit], *, wait: bool = False) -> list[Future[list[Receipt]]]:
         """
-        The submits and, in the same commit, the claim of the idle worker: one commit instead of two. A claim that
-        fails leaves the submits as they are.
+        The submits and, in the same commit, the claim of the idle worker: one commit instead of two. A claim
+        that fails leaves the submits as they are.
         """
         worker = self.idle_worker
         claim = None if worker is None else worker.claim()
@@ -186,7 +191,9 @@ class Dispatcher:
         return answers
 
     def offer_to(self, kinds: WorkerKinds, now: Moment) -> None:
-        """A two-step worker polls for such jobs. Its first poll reserves jobs that rounds left in the queue."""
+        """
+        A two-step worker polls for such jobs. Its first poll reserves jobs that rounds left in the queue.
+        """
         if self._fetchers.polled(kinds, now, until=now + self._rules.fetch_for):
             self._round(now)
 
@@ -233,15 +240,17 @@ class Dispatcher:
     def inputs(
         self, view: AdmissionView, offer: Callable[[AdmissionClass], Placement] | None = None
     ) -> RoundInputs:
-        """What a round goes by. Without an `offer`: what the next round will go by, for explain and for trials."""
+        """
+        What a round goes by. Without an `offer`: what the next round will go by, for explain and for trials.
+        """
         conditions, rules = self._machine.conditions(view.now), self._rules
         return RoundInputs(view, conditions, rules.limits, rules.ordering, offer or self._offer(view.now))
 
     def awaits(self, kinds: WorkerKinds) -> bool:
         """
-        Whether a job may be ready for such a worker, by the last round: a worker that comes with every tick need not
-        read all ready queues to find none of its own. True where other hosts dispatch too: then a round does not see
-        every queue.
+        Whether a job may be ready for such a worker, by the last round: a worker that comes with every tick
+        need not read all ready queues to find none of its own. True where other hosts dispatch too: then a
+        round does not see every queue.
         """
         if self._ready is None or self._store.shared:
             return True

@@ -39,8 +39,8 @@ class Part(Protocol):
 @dataclass(slots=True)
 class TimedPart:
     """
-    A part with a timetable of its own. `pause`: a wake-up concerns it too, but it is called at most once in that
-    span; None: only its own moment counts.
+    A part with a timetable of its own. `pause`: a wake-up concerns it too, but it is called at most once in
+    that span; None: only its own moment counts.
     """
 
     part: Part
@@ -87,9 +87,10 @@ class Driver:
     def step(self, *, woken: bool = False) -> Moment:
         """
         Call the upkeep that is due, then every part; return when the first of them is due again. Upkeep goes
-        first: a machine that grew quiet admits jobs in the same pass. All get the same moment, and upkeep that is
-        nearly due comes along with upkeep that is due: so an idle scheduler wakes once a tick for all of them. When
-        the clock was set back, all upkeep is due: no part sleeps for as long as the clock went back.
+        first: a machine that grew quiet admits jobs in the same pass. All get the same moment, and upkeep
+        that is nearly due comes along with upkeep that is due: so an idle scheduler wakes once a tick for all
+        of them. When the clock was set back, all upkeep is due: no part sleeps for as long as the clock went
+        back.
         """
         now = self._clock()
         clock_went_back, self._now = now < self._now, now
@@ -135,9 +136,9 @@ def _steady() -> Span:
 
 class SteadyClock:
     """
-    A clock that moves no lease: the wall clock of the moment it was made, carried on by the monotonic clock. When
-    the wall clock has been set since, `jump` says by how much, and `accept` takes it over: maintenance then moves
-    every lease and every delay by the same amount, so none grows or shrinks.
+    A clock that moves no lease: the wall clock of the moment it was made, carried on by the monotonic clock.
+    When the wall clock has been set since, `jump` says by how much, and `accept` takes it over: maintenance
+    then moves every lease and every delay by the same amount, so none grows or shrinks.
     """
 
     def __init__(self, wall: Callable[[], Moment] = _wall, steady: Callable[[], Span] = _steady) -> None:

@@ -1,4 +1,4 @@
-"""What people are told of the future: why a job waits, when it will likely start, and whether its deadline can be kept."""
+"""The explainer: why a job waits, when it will likely start, and whether its deadline can be kept."""
 
 from __future__ import annotations
 
@@ -71,17 +71,18 @@ class Explainer:
         return next((d.job_id for d in self._store.live() if d.ends_at == moment), None)
 
     def foretold(self, intents: Sequence[Intent], receipts: list[Receipt]) -> list[Receipt]:
-        """With a word on each deadline (SPEC OR-4). Jobs without one cost nothing here."""
-        asked = {
+        """The receipts with a forecast for each deadline (SPEC OR-4). Jobs without one cost nothing here."""
+        intents_of = {
             receipt.job_id: intent
             for intent, receipt in zip(intents, receipts, strict=True)
             if intent.deadline_at is not None and receipt.state is JobState.QUEUED
         }
-        if not asked:
+        if not intents_of:
             return receipts
         now = self._store.now()
         jobs = [
-            (job_id, admission_class_of(i), max(now, i.earliest_start_at or 0)) for job_id, i in asked.items()
+            (job_id, admission_class_of(i), max(now, i.earliest_start_at or 0))
+            for job_id, i in intents_of.items()
         ]
         starts = self._store.look(
             self._rules.host, lambda view: likely_starts(self._dispatcher.inputs(view), jobs)
@@ -89,10 +90,10 @@ class Explainer:
         return [
             replace(
                 receipt,
-                deadline_reachable=reachable(asked[receipt.job_id], starts[receipt.job_id]),
+                deadline_reachable=reachable(intents_of[receipt.job_id], starts[receipt.job_id]),
                 likely_start_at=starts[receipt.job_id],
             )
-            if receipt.job_id in asked
+            if receipt.job_id in intents_of
             else receipt
             for receipt in receipts
         ]

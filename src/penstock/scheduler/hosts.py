@@ -5,8 +5,8 @@ This host: its load as admission sees it, and its place among the other hosts.
 application over HTTP; `HostLoad` keeps them in memory, and every round looks at them.
 
 `HostRegistration` renews the host's row with what the host has, and reads whether an operator drained it. A
-store that no other host shares gets the row seldom: the lock on the file shows that this process lives, and an
-idle scheduler need not write.
+store that no other host shares gets the row seldom: the lock on the file shows that this process lives, and
+an idle scheduler need not write.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class HostLoad:
         self._readings: dict[tuple[str, str], Reading] = {}
         self._quiet: Quiet | None = None
         self._lock = Lock()
-        #: It is about to stop.
+        #: The process is about to stop.
         self.draining = False
-        #: Somebody wants nothing more to start on this host, until they say the opposite.
+        #: An operator drained this host.
         self.drained = False
 
     def report(self, reading: Reading) -> None:
@@ -55,8 +55,9 @@ class HostLoad:
         bound: bool = False,
     ) -> None:
         """
-        An application's own figures. It counts as long as it goes on telling them, and is forgotten when it stops. `bound`: told with a token
-        of that addon alone. Such figures make the machine NORMAL at worst: other addons keep half of the units and what needs no quiet.
+        An application's own figures. They count until their time is over, and are forgotten if the
+        application stops reporting. `bound`: reported with a token of that addon alone. Such figures make the
+        machine NORMAL at worst: other addons keep half of the units, and jobs that need no quiet start.
         """
         problems = [*_problems(values), *_ttl_problems(ttl)]
         if problems:
@@ -70,11 +71,11 @@ class HostLoad:
                     f"source must be one of the {MOST_SOURCES} that report already",
                     problems=[{"field": "source", "message": "too many applications report at once"}],
                 )
-            told = {
+            reported = {
                 (source, name): Reading(name, value, now, source, ttl, bound)
                 for name, value in values.items()
             }
-            self._readings = kept | told
+            self._readings = kept | reported
 
     def readings(self) -> list[Reading]:
         with self._lock:
@@ -120,7 +121,9 @@ VERSION: Final = _installed()
 
 
 class Introduction(NamedTuple):
-    """What a host says of itself. `instance`: the same for a restart in the same place; none: one that never comes again."""
+    """
+    How a host registers. `instance`: the same after a restart in the same place; empty: it never comes again.
+    """
 
     instance: str = ""
     url: str = ""
@@ -128,62 +131,65 @@ class Introduction(NamedTuple):
 
 class HostRegistration:
     def __init__(
-        self, store: Store, rules: SchedulerRules, machine: HostLoad, told: Introduction | None = None
+        self, store: Store, rules: SchedulerRules, machine: HostLoad, introduction: Introduction | None = None
     ) -> None:
-        told = told or Introduction()
+        introduction = introduction or Introduction()
         self._store, self._rules, self._machine = store, rules, machine
-        # Of a file there is one at a time, whatever it calls itself.
-        instance = (told.instance or secrets.token_hex(8)) if store.shared else "only"
-        self._told = told._replace(instance=instance)
+        # A file has one scheduler at a time, whatever name it uses.
+        instance = (introduction.instance or secrets.token_hex(8)) if store.shared else "only"
+        self._introduction = introduction._replace(instance=instance)
         self._started_at: Moment = 0
         self._beat_at: Moment = 0
         self._lasts = rules.lease_for if store.shared else LOST_FOR
 
     def join(self) -> None:
-        """DispatcherHeld: another one that lives has this name. Nothing may be done with what runs under it before this is known."""
+        """
+        Register before anything is done with the runs of this host name. DispatcherHeld: a living host has
+        the name.
+        """
         self._started_at = self._store.now()
-        self._greet(self._started_at)
+        self._register(self._started_at)
 
-    def tell(self, url: str) -> None:
-        """Where it listens is known only when it does."""
-        self._told = self._told._replace(url=url)
-        self._greet(self._store.now())
+    def set_url(self, url: str) -> None:
+        """The daemon knows its address only when it listens."""
+        self._introduction = self._introduction._replace(url=url)
+        self._register(self._store.now())
 
     def step(self, now: Moment) -> Moment:
         if comes_later(self._beat_at, now, self._lasts // 3):
             host = self._rules.host
             self._machine.drained = any(h.draining for h in self._store.hosts() if h.host == host)
         else:
-            self._greet(now)
+            self._register(now)
         return self._beat_at
 
     def prove(self) -> None:
         """Write this host's row now: a health check asks whether the store can be written to."""
         if self._started_at:
-            self._greet(self._store.now())
+            self._register(self._store.now())
 
     def leave(self) -> None:
         self._started_at = 0
-        committed(self._store, RemoveHost(self._rules.host, self._told.instance))
+        committed(self._store, RemoveHost(self._rules.host, self._introduction.instance))
 
-    def _greet(self, now: Moment) -> None:
+    def _register(self, now: Moment) -> None:
         conditions = self._machine.conditions(now)
-        known = committed(
+        registered = committed(
             self._store,
             RegisterHost(
                 Host(
                     host=self._rules.host,
-                    instance=self._told.instance,
+                    instance=self._introduction.instance,
                     capacity=conditions.capacity,
                     quiet=conditions.quiet,
                     labels=self._rules.labels,
                     version=VERSION,
-                    url=self._told.url,
+                    url=self._introduction.url,
                     started_at=self._started_at,
                     seen_at=now,
                     until=now + self._lasts,
                 )
             ),
         )
-        self._machine.drained = known.draining
+        self._machine.drained = registered.draining
         self._beat_at = now + self._lasts // 3

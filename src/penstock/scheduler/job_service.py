@@ -1,8 +1,9 @@
 """
-The scheduler's operations, for submitters, workers and people. Each call reads, decides by the core, and commits by compare-and-set.
+The scheduler's operations, for submitters, workers and people. Each call reads, decides by the core, and
+commits by compare-and-set.
 
-When the job changed in between, the call decides again on what is true now. A worker whose dispatch has ended or was replaced
-gets a StaleDispatch, and has changed nothing.
+When the job changed in between, the call decides again on what is true now. A worker whose dispatch has ended
+or was replaced gets a StaleDispatch, and has changed nothing.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ from penstock.stores.api import (
 
 class YieldRequests:
     """
-    Runs that were asked to make room for another job, and have not ended since.
+    Runs that were asked to yield to another job, and have not ended since.
 
-    They are in the memory of the scheduler that asked: our own runner hears of a request at once, an add-on's worker with its
-    next heartbeat. A crash forgets them; the next scheduler asks again where room is still needed.
+    The scheduler that asked keeps them in memory: its own runner gets a request at once, an add-on's worker
+    with its next heartbeat. A crash forgets them; the next scheduler asks again where units are still needed.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class YieldRequests:
             listener(dispatch_id)
 
     def withdraw(self, dispatch_id: DispatchId) -> None:
-        """It has ended, or its room is no longer needed."""
+        """The run has ended, or its units are no longer needed."""
         self._asked.discard(dispatch_id)
 
 
@@ -86,7 +87,7 @@ def feed(store: Store, after: int = 0, page: int = 500) -> Iterator[Event]:
 T = TypeVar("T")
 log = logging.getLogger("penstock.scheduler")
 
-#: Deciding anew so often means that something is wrong with the store, not that the job is lively.
+#: More conflicts than this in a row mean that something is wrong with the store.
 _TRIES = 8
 _MOST_POLLED: Final = 1_000
 #: Characters of an error: as many as the HTTP API takes.
@@ -101,8 +102,8 @@ class GrantedJob(NamedTuple):
 
 class ExchangeAnswer(Protocol):
     """
-    Waits for an exchange. What is to be run is handed to `ready`, perhaps before it is on disk, so that it can be made ready meanwhile; it
-    may begin when it comes back from here.
+    Waits for an exchange. It passes granted jobs to `ready`, perhaps before they are on disk, so that the
+    caller can prepare them meanwhile; they may begin when the call returns them.
     """
 
     def __call__(
@@ -111,7 +112,7 @@ class ExchangeAnswer(Protocol):
 
 
 class EndReport(NamedTuple):
-    """A worker's word that a run is over, and how."""
+    """A worker's report that a run is over, and how it ended."""
 
     dispatch_id: DispatchId
     how: EndReason = EndReason.COMPLETED
@@ -120,7 +121,10 @@ class EndReport(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """To a heartbeat. `stop`: why the run must end now, if it must. `should_yield`: it is asked to, at its next safe place."""
+    """
+    To a heartbeat. `stop`: why the run must end now, if it must. `should_yield`: it should end at its next
+    safe place.
+    """
 
     expires_at: int
     stop: EndReason | None
@@ -143,17 +147,24 @@ class JobService:
             BudgetEnforcer(store, rules),
         )
         self._yields, self._explainer = yields or YieldRequests(), Explainer(store, rules, dispatcher)
-        #: What the last submit had in common with the next. A thread may see an older value: it then checks again.
+        #: What the last submit had in common with the next. A thread may see an older value: it then checks
+        #: again.
         self._passed: object = None
 
     # submitters and people
 
     def submit(self, intents: Sequence[Intent], wait_sec: float = 0) -> list[Receipt]:
-        """All or none. Durable when it returns. At the depth limit it waits for room, up to `wait_sec`; then QueueFull."""
+        """
+        All or none, durable when it returns. At the depth limit it waits for room, up to `wait_sec`; then
+        QueueFull.
+        """
         return self.submit_soon(intents, wait_sec, wait=True).result()
 
     def submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
-        """As part of a transaction of the caller's own. At the depth limit QueueFull at once: it could not wait for others' room."""
+        """
+        As part of the caller's own transaction. At the depth limit QueueFull at once: a transaction must not
+        wait for room that others make.
+        """
         if not isinstance(self._store, Transactional):
             raise TypeError(
                 "jobs can be part of a transaction only where they are in the same database: "
@@ -166,8 +177,8 @@ class JobService:
         self, intents: Sequence[Intent], wait_sec: float = 0, *, wait: bool = False
     ) -> Future[list[Receipt]]:
         """
-        Checked now, durable when the Future has its result. Cancelling it while it waits for room gives up its
-        place. `wait`: the caller has nothing else to do, and its thread may write.
+        Checked now, durable when the Future has its result. Cancelling it while it waits for room gives up
+        its place. `wait`: the caller has nothing else to do, and its thread may write.
         """
         self._check(intents)
         answer = self._waitlist.submit_soon(intents, wait_sec, wait=wait)
@@ -183,7 +194,7 @@ class JobService:
         def decide(job: Job) -> Change | None:
             dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
             now, grace = self._store.now(), self._rules.grace
-            return changes.cancel(job, dispatch, now, grace=grace, by=by, **self._landing)
+            return changes.cancel(job, dispatch, now, grace=grace, by=by, **self._end_settings)
 
         return self._settle(job_id, decide)
 
@@ -208,11 +219,11 @@ class JobService:
         return self._explainer.explain(job_id, viewer)
 
     def pause(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
-        """Nothing of it starts any more, also after a restart; what runs goes on. Submits are taken."""
+        """Start no job of this addon any more, also after a restart. Runs go on, and submits are taken."""
         committed(self._store, SetAddon(addon_id, paused=True, by=by))
 
     def resume(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
-        """Who was paused under its own name stays so when everything is resumed."""
+        """To resume everything leaves addons paused that were paused by their own name."""
         committed(self._store, SetAddon(addon_id, paused=False, by=by))
 
     def _settle(self, job_id: JobId, decide: Callable[[Job], Change | None]) -> Job:
@@ -228,17 +239,20 @@ class JobService:
     # workers
 
     def dispatchable(self, addon_id: AddonId | None = None, limit: int = 100) -> list[Dispatch]:
-        """Reserved, and waiting for a worker to ask for the lease."""
+        """Reservations: they wait for a worker to ask for the lease."""
         return self._store.live(addon_id=addon_id, phases=[DispatchPhase.RESERVED], limit=limit)
 
     def poll(self, kinds: WorkerKinds, limit: int = 100) -> list[Dispatch]:
-        """What is reserved for a worker of the two-step way, which is present from now on."""
+        """What is reserved for a two-step worker, which counts as present from now on."""
         self.offer_to(kinds)
         reserved = self.dispatchable(kinds.addon_id, _MOST_POLLED)
         return [d for d in reserved if d.job_id is not None and kinds.fits(d.admission_class)][:limit]
 
     def offer_to(self, kinds: WorkerKinds) -> None:
-        """A worker of the two-step way is present: jobs of these kinds are reserved for it, and not left for any claim."""
+        """
+        A two-step worker is present: rounds reserve jobs of these kinds for it instead of leaving them to
+        claims.
+        """
         self._dispatcher.offer_to(kinds, self._store.now())
 
     def lease(self, job_id: JobId, worker: str = "") -> Dispatch:
@@ -257,7 +271,10 @@ class JobService:
         return self._dispatch(dispatch.dispatch_id)
 
     def claim(self, kinds: WorkerKinds, limit: int = 1, worker: str = "") -> list[GrantedJob]:
-        """The one-step way: what is reserved for such a worker already, then what may start now."""
+        """
+        The one-step way: leases of jobs that are reserved for such a worker already, then of jobs that may
+        start now.
+        """
         taken_up = self._take_up(kinds, limit, worker)
         claimed = self._with_jobs(taken_up)
         if len(claimed) < limit:
@@ -266,7 +283,7 @@ class JobService:
         return claimed
 
     def _take_up(self, kinds: WorkerKinds, limit: int, worker: str) -> list[Dispatch]:
-        """Leases for what is reserved already, on this host: another's units are no room here."""
+        """Leases of jobs that are reserved on this host: the units of another host are of no use here."""
         leases: list[Dispatch] = []
         if not self._dispatcher.reserved.may_have(kinds, self._store.now):
             return leases
@@ -286,7 +303,7 @@ class JobService:
         return self.granted(map(Grant, leases, jobs))
 
     def granted(self, grants: Iterable[Grant]) -> list[GrantedJob]:
-        """Of the jobs that were leased, all that their workers must know."""
+        """The leased jobs with all that their workers need."""
         return [
             GrantedJob(job, d, self._store.checkpoint(job.job_id) if d.fence > 1 else None)
             for d, job in grants
@@ -335,8 +352,8 @@ class JobService:
                 "this lease has expired, ended or been replaced: stop the run", dispatch_id=dispatch_id
             )
         if not self._budgets.allows(standing) and standing.phase is DispatchPhase.LEASED:
-            told = self.stop(dispatch_id, EndReason.COST_LIMIT_REACHED)
-            return Answer(told.expires_at, told.reason)
+            stopped = self.stop(dispatch_id, EndReason.COST_LIMIT_REACHED)
+            return Answer(stopped.expires_at, stopped.reason)
         stop = standing.reason if standing.phase is DispatchPhase.ENDING else None
         return Answer(standing.expires_at, stop, stop is None and dispatch_id in self._yields)
 
@@ -371,20 +388,23 @@ class JobService:
         return answer
 
     def end_many(self, reports: Sequence[EndReport]) -> list[JobState | Refused | None]:
-        """One commit, each on its own merits: where its job landed, or why nothing was changed by it."""
+        """One commit for all. For each report its job's new state, or why it changed nothing."""
         reports = [_storable(report) for report in reports]
         return self._ended(reports, self._completed(reports))
 
     def exchange(
         self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int = 1, worker: str = ""
     ) -> tuple[list[JobState | Refused | None], list[GrantedJob]]:
-        """`end_many` and `claim`, in one commit where that can be: what has ended makes room for what is claimed."""
+        """
+        `end_many` and `claim`, in one commit where possible: the ended runs give their units to the claimed
+        jobs.
+        """
         return self.exchange_soon(reports, kinds, limit, worker, wait=True)(list)
 
     def exchange_soon(
         self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int, worker: str, *, wait: bool = False
     ) -> ExchangeAnswer:
-        """For callers that have something to do meanwhile; `wait`: they have not."""
+        """`exchange` for a caller that does something else meanwhile; `wait`: it does not."""
         reports = [_storable(report) for report in reports]
         complete = Complete(_done(reports))
         taken_up = self._take_up(kinds, limit, worker)
@@ -412,7 +432,7 @@ class JobService:
             except Unavailable:
                 raise
             except Exception:
-                log.exception("a claim failed; what has ended is written, and nothing is claimed")
+                log.exception("a claim failed; the reported ends are written, and nothing is claimed")
                 grants = []
             if made is None or grants is not preview:
                 made = ready(self._with_jobs(taken_up) + self.granted(grants))
@@ -424,8 +444,8 @@ class JobService:
         self, reports: Sequence[EndReport], ending: Future[list[bool]] | None = None
     ) -> Sequence[bool | Exception]:
         """
-        Most runs end by being completed under a lease that still counts. What follows is known without reading anything; the
-        store refuses it where the world is otherwise, and then we look. `ending`: the answer to the first attempt.
+        Most runs end as completed under a valid lease. Such an end needs no read: the store refuses it if the
+        lease is not valid, and `_ended` then reads and decides. `ending`: the answer to the first attempt.
         """
         if ending is not None:
             try:
@@ -441,33 +461,33 @@ class JobService:
     def _ended(
         self, reports: Sequence[EndReport], completed: Sequence[bool | Exception]
     ) -> list[JobState | Refused | None]:
-        """What the store cannot write of a report becomes the stated failure of its job."""
+        """If the store cannot write a report, its job fails and says so."""
         done = iter(completed)
         answers: list[JobState | Refused | None] = [JobState.DONE] * len(reports)
-        left = {
+        open_reports = {
             i: report
             for i, report in enumerate(reports)
             if report.how is not EndReason.COMPLETED or next(done) is not True
         }
         for _ in range(_TRIES):
-            if not left:
+            if not open_reports:
                 break
-            decided = {i: self._ending(report) for i, report in left.items()}
+            decided = {i: self._ending(report) for i, report in open_reports.items()}
             changed = {i: change for i, change in decided.items() if isinstance(change, Change)}
             outcomes = committed_apart(self._store, Apply, list(changed.values()))
             applied = iter(outcomes)
             for i, change in decided.items():
                 written = True if isinstance(change, Refused) else next(applied)
                 if isinstance(written, Exception):
-                    report = left[i]
-                    left[i] = _not_written(report, written)
-                    if left[i] == report:  # not even that it failed
-                        answers[i] = NotWritten(left[i].error or "", dispatch_id=report.dispatch_id)
-                        del left[i]
+                    report = open_reports[i]
+                    open_reports[i] = _not_written(report, written)
+                    if open_reports[i] == report:  # not even that it failed
+                        answers[i] = NotWritten(open_reports[i].error or "", dispatch_id=report.dispatch_id)
+                        del open_reports[i]
                 elif written:
                     answers[i] = change if isinstance(change, Refused) else _target(change)
-                    del left[i]
-        for i in left:
+                    del open_reports[i]
+        for i in open_reports:
             answers[i] = StaleDispatch("this dispatch has been replaced", dispatch_id=reports[i].dispatch_id)
         return answers
 
@@ -486,7 +506,7 @@ class JobService:
             if job is None:
                 return changes.release(dispatch, now, how)
             return changes.end(
-                job, dispatch, how, now, result=result, error=error, reported=True, **self._landing
+                job, dispatch, how, now, result=result, error=error, reported=True, **self._end_settings
             )
         except Refused as refusal:
             return refusal
@@ -498,7 +518,7 @@ class JobService:
         return dispatch
 
     @property
-    def _landing(self) -> dict[str, Any]:
+    def _end_settings(self) -> dict[str, Any]:
         return {"schedules": self._rules.schedules, "ordering": self._rules.ordering}
 
 
@@ -507,7 +527,7 @@ def _target(change: Change) -> JobState | None:
 
 
 def _storable(report: EndReport) -> EndReport:
-    """Whatever a worker says can be written: it comes from user code, in whichever way the function was run."""
+    """The report with text that a database can store: result and error come from user code."""
     dispatch_id, how, result, error = report
     if error is None and (result is None or result.isascii()):
         return report
@@ -520,7 +540,10 @@ def _storable(report: EndReport) -> EndReport:
 
 
 def _not_written(report: EndReport, error: Exception) -> EndReport:
-    """The same for the same report: the words depend on the type of the error alone, so that nothing of the text that failed is in them."""
+    """
+    The report that its own text could not be written. The words depend on the type of the error alone: they
+    contain nothing of that text, and the same report gives the same words.
+    """
     log.error("the end of %s cannot be written: %s", report.dispatch_id, error_text(error))
     words = f"what it returned or raised cannot be written to the database ({type_name(error)})"
     return EndReport(report.dispatch_id, EndReason.JOB_ERROR, error=words)

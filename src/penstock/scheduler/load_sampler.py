@@ -1,17 +1,17 @@
 """
-The load that other programs put on this machine, measured: two samples, with our own processes taken out, become
-readings for `HostLoad`.
+The load that other programs put on this machine, measured: two samples, with our own processes taken out,
+become readings for `HostLoad`.
 
 Taking ours out lets the scheduler fill a machine without taking its own work for another program's. Processor
 time, load and memory are subtracted. Kernel pressure is time in which some task waited, so it cannot be
 subtracted: it counts by the share that others had in what was waited for. Nine of our jobs on two cores make
-pressure, and none of it is another program's. Memory pressure counts whole: it comes before the kernel kills a
-process, and then it no longer matters whose fault it was.
+pressure, and none of it is another program's. Memory pressure counts whole: it comes before the kernel kills
+a process, and then it no longer matters whose fault it was.
 
-A `Sample` is what the kernel reports at one moment: counters and gauges, and no judgement. This is the only file
-that knows psutil, /proc and cgroups. A container sees the processor and the memory of its whole host, so where a
-cgroup limits us its own figures are taken as well (`Box`). Version 2 is read along the path up to the root,
-because any cgroup above ours may hold the tightest limit; version 1 at our own place.
+A `Sample` is what the kernel reports at one moment: counters and gauges, and no judgement. This is the only
+file that knows psutil, /proc and cgroups. A container sees the processor and the memory of its whole host, so
+where a cgroup limits us its own figures are taken as well (`Box`). Version 2 is read along the path up to the
+root, because any cgroup above ours may hold the tightest limit; version 1 at our own place.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _FIRST: Final[Span] = 500 * MILLISECOND
 
 class LoadSampler:
     """
-    Measures at its own pace. A measurement that fails reports nothing: the readings grow stale, and the machine
-    counts as busy.
+    Measures at its own pace. A measurement that fails reports nothing: the readings grow stale, and the
+    machine counts as busy.
     """
 
     def __init__(self, machine: HostLoad, probe: Callable[[], Sample], every: Span = 2 * SECOND) -> None:
@@ -83,7 +83,8 @@ def _others(before: Sample, after: Sample) -> Others:
         boxed_cpu=_boxed(before, after, cpu, elapsed),
         cpu_part=_part(used - cpu, used),
         disk_part=_part(moved_by_all - moved, moved_by_all),
-        # Load counts who runs and who wants to. Of a process with many threads only its time tells on how many cores it ran.
+        # Load counts tasks that run or want to. A process with many threads shows by its time on how many
+        # cores it ran.
         own_load=max(cpu / elapsed, float(sum(own.runnable for own in after.own.values()))),
         own_memory=sum(own.private for own in after.own.values()),
     )
@@ -111,8 +112,8 @@ def _boxed(before: Sample, after: Sample, own: float, elapsed: float) -> float |
 
 def _grown(before: Sample, after: Sample) -> tuple[float, int]:
     """
-    What our processes used since. One that ended was waited for by its parent, whose figures now hold its whole life: what was
-    counted of it before must come off again.
+    What our processes used since. The parent of a process that ended has waited for it, and its figures now
+    hold the whole life of that process: what was counted of it before must come off again.
     """
     cpu, moved = 0.0, 0
     for process, own in after.own.items():
@@ -120,7 +121,7 @@ def _grown(before: Sample, after: Sample) -> tuple[float, int]:
         if then is not None:
             cpu, moved = cpu + own.cpu - then.cpu, moved + own.moved - then.moved
         elif process.born >= before.taken_at:
-            # One that is merely new to us has a past that was somebody else's.
+            # A process that is older, and only new to us, used the rest while it was another program's.
             cpu, moved = cpu + own.cpu, moved + own.moved
     parents = {process.pid for process in after.own}
     for process, own in before.own.items():
@@ -134,11 +135,12 @@ def _averaged(before: float, value: float, elapsed: float) -> float:
     return value + (before - value) * math.exp(-elapsed / _LOAD_SEC)
 
 
-def _part(others: float, everybody: float) -> float:
-    return min(1.0, max(0.0, others / everybody)) if everybody > 0 else 1.0
+def _part(others: float, total: float) -> float:
+    return min(1.0, max(0.0, others / total)) if total > 0 else 1.0
 
 
-#: The roots of the process trees that Penstock runs. A root that waits for its children also stands for those that have ended.
+#: The roots of the process trees that Penstock runs. A root that waits for its children also has the use of
+#: ended ones.
 Pids: TypeAlias = Callable[[], Iterable[int]]
 
 _PROC: Final = Path("/proc")
@@ -148,7 +150,7 @@ _V1_UNLIMITED: Final = 1 << 60
 
 
 class ProcessUse(NamedTuple):
-    """A pid alone comes back with another meaning; with its birth it does not."""
+    """The kernel uses a pid again for another process; a pid with its birth names one process."""
 
     pid: int
     born: float
@@ -168,7 +170,7 @@ class Box(NamedTuple):
     """A cgroup that limits us. None: it does not limit that."""
 
     cores: float | None = None
-    cpu: float | None = None  # seconds used by everybody in it
+    cpu: float | None = None  # seconds used by all processes in it
     memory: int | None = None
     memory_used: int | None = None
 
@@ -178,7 +180,7 @@ UNLIMITED: Final = Box()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    taken_at: float  # seconds, by the clock that births of processes are told in
+    taken_at: float  # seconds, by the clock in which the kernel reports births of processes
     cores: int
     cpu_busy: float  # seconds of all cores since the machine started
     cpu_total: float
@@ -186,7 +188,7 @@ class Sample:
     memory: int
     memory_used: int
     moved: int  # bytes to and from disks since the machine started
-    #: Of cpu, io, memory: the percentage of time in which somebody waited. What is not there is not known.
+    #: Of cpu, io, memory: the percentage of time in which some task waited. Without an entry it is unknown.
     pressure: Mapping[str, float]
     own: Mapping[ProcessUse, Own] = field(default_factory=dict)
     box: Box = UNLIMITED
@@ -229,7 +231,7 @@ def _own(proc: Path, roots: set[int]) -> dict[ProcessUse, Own]:
     import psutil  # noqa: PLC0415 - as above
 
     children = _children_of if (proc / "self/task" / str(os.getpid()) / "children").exists() else _searched()
-    found: dict[ProcessUse, Own] = {}
+    processes: dict[ProcessUse, Own] = {}
     seen: set[int] = set()
     todo = list(roots)
     while todo:
@@ -239,8 +241,8 @@ def _own(proc: Path, roots: set[int]) -> dict[ProcessUse, Own]:
             todo += children(proc, pid)
             with suppress(psutil.Error):  # it ended while we looked
                 process = psutil.Process(pid)
-                found[ProcessUse(pid, process.create_time())] = _one(process)
-    return found
+                processes[ProcessUse(pid, process.create_time())] = _one(process)
+    return processes
 
 
 def _children_of(proc: Path, pid: int) -> list[int]:
@@ -252,7 +254,7 @@ def _children_of(proc: Path, pid: int) -> list[int]:
 
 
 def _searched() -> Callable[[Path, int], list[int]]:
-    """For a kernel that does not tell: every process is asked for its parent."""
+    """For a kernel that does not list children: read the parent of every process."""
     import psutil  # noqa: PLC0415 - as above
 
     children: dict[int, list[int]] = {}
@@ -275,7 +277,8 @@ def _one(process: Any) -> Own:
             parent=process.ppid(),
             cpu=cpu.user + cpu.system + cpu.children_user + cpu.children_system,
             moved=moved,
-            # What is shared stays when the process goes. Too little is the safe side: the rest counts as somebody else's.
+            # Shared memory stays when the process goes. Too little is the safe side: the rest counts as
+            # another program's.
             private=memory.rss - getattr(memory, "shared", 0),
             runnable=process.status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP),
         )
@@ -286,14 +289,14 @@ def _one(process: Any) -> Own:
 
 def _pressure(proc: Path, groups: list[Path]) -> dict[str, float]:
     """Of the innermost cgroup that limits us, where it has such files; else of the machine."""
-    found: dict[str, float] = {}
+    pressure: dict[str, float] = {}
     for name in ("cpu", "io", "memory"):
         for file in (*(group / f"{name}.pressure" for group in groups), proc / "pressure" / name):
             value = _some(file)
             if value is not None:
-                found[name] = value
+                pressure[name] = value
                 break
-    return found
+    return pressure
 
 
 def _some(file: Path) -> float | None:
@@ -355,7 +358,7 @@ def _v2_memory(group: Path) -> int | None:
 
 def _v2_used(group: Path) -> int | None:
     used = _number(group / "memory.current")
-    # Files that can be dropped at any time are not in anybody's way.
+    # The kernel drops cached files at any time, so they take no memory from a job.
     droppable = _field(group / "memory.stat", "inactive_file") or 0
     return None if used is None else max(0, used - int(droppable))
 

@@ -42,7 +42,7 @@ log = logging.getLogger("penstock.maintenance")
 
 
 class Maintenance:
-    """`shifts`: is told when the clock is about to be set, and by how much."""
+    """`shifts` is called when the clock is about to be set, with the span."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Maintenance:
         self._prune_at: Moment = 0
 
     def step(self, now: Moment) -> Moment:
-        now += self._mind_the_clock()
+        now += self._follow_jumps()
         while len(overdue := self._store.overdue(self._batch)) > 0:
             decided = [change for item in overdue if (change := self._decide(item, now)) is not None]
             settled = committed(self._store, Apply(decided))
@@ -66,12 +66,12 @@ class Maintenance:
                 break
         if not comes_later(self._prune_at, now, self._rules.prune_every):
             forgotten = committed(self._store, Prune(now - self._rules.retention, self._rules.prune_step))
-            # A full step means that there is more: come again soon, but let others write in between.
+            # A full step means that there is more: continue soon, but let others write in between.
             self._prune_at = now + (self._rules.tick if forgotten else self._rules.prune_every)
         alarm = self._store.alarm()
         return self._prune_at if alarm is None else min(self._prune_at, max(alarm, now))
 
-    def _mind_the_clock(self) -> int:
+    def _follow_jumps(self) -> int:
         by = 0 if self._clock is None else self._clock.jump()
         if by and self._clock is not None:
             log.warning(
@@ -104,8 +104,9 @@ class Maintenance:
         return changes.end(job, dispatch, how, now, schedules=schedules, ordering=ordering)
 
 
-#: Is shown every dispatch that lives on this host; ends the processes of those that it ran, and answers with those whose
-#: processes are gone for certain. What it leaves out keeps its lease, and is given up when that is over.
+#: Gets every live dispatch of this host, ends the processes of those that its runner ran, and answers with
+#: those whose processes are gone for certain. The others keep their leases, and are given up when these are
+#: over.
 Survivors: TypeAlias = Callable[[Sequence[Dispatch]], Collection[DispatchId]]
 
 #: One transaction each: a start with ten thousand leases must not hold the write lock in one piece.
@@ -131,24 +132,25 @@ def workers_named(prefix: str) -> Survivors:
 def recover(
     store: Store, rules: SchedulerRules, survivors: Survivors | None = None, holder: str = ""
 ) -> Recovered:
-    """To be called with the right to dispatch, and before anything else is done with it."""
+    """Call it first of all, with the right to dispatch."""
     _follow_the_clock(store)
     here = [d for d in store.live(limit=_ALL) if d.host == rules.host]
     gone = frozenset(survivors(here)) if survivors is not None and here else frozenset[DispatchId]()
     done = Recovered(0, 0)
     for start in range(0, len(here), _BATCH):
         done = _settle(store, rules, here[start : start + _BATCH], gone, done)
-    told = {"holder": holder, "put_back": done.put_back, "given_time": done.given_time}
-    committed(store, Apply([Change(at=store.now(), notes=(Note(EventKind.SCHEDULER_STARTED, data=told),))]))
+    data = {"holder": holder, "put_back": done.put_back, "given_time": done.given_time}
+    committed(store, Apply([Change(at=store.now(), notes=(Note(EventKind.SCHEDULER_STARTED, data=data),))]))
     if here:
-        log.info("found %d in flight: %d put back, %d given time", len(here), *done)
+        log.info("%d dispatches in flight: %d put back, %d given time", len(here), *done)
     return done
 
 
 def _follow_the_clock(store: Store) -> None:
     """
-    The wall clock was set back while no scheduler ran, if the newest event lies ahead of it. By how much is not known, for the time in between
-    is not; moving everything by the least that it can be makes no delay longer than it was when that event was written.
+    If the newest event lies ahead of the wall clock, the clock was set back while no scheduler ran. By how
+    much is unknown, because the time in between is. Moving everything by the least that it can be makes no
+    delay longer than it was when that event was written.
     """
     if store.shared:  # its clock is the server's
         return
@@ -164,8 +166,8 @@ def _follow_the_clock(store: Store) -> None:
 
 def put_in_order(store: Store, aging: Aging) -> None:
     """
-    Where jobs stand was reckoned under the aging that was set when they became ready. When it has been changed since, new ones and old ones
-    could not be compared. All of them are looked at, in steps between which others write; where nothing has changed nothing is written.
+    Compute the turns of all queued jobs again, if the aging setting was changed: turns under two settings do
+    not compare. In steps, between which others write; a turn that stays the same is not written.
     """
     last = committed(store, Reorder(aging, 0, _STEP))
     while last:

@@ -3,8 +3,8 @@ Permissions of the operating system: the users that jobs run as (`runner.users`)
 of this machine may read.
 
 The daemon looks users up once, at its start. Whether this process may become another user is a matter of
-capabilities. Root has them. A service that is not root must have them as ambient ones: the launcher is started
-by exec, which takes all others away.
+capabilities. Root has them. A service that is not root must have them as ambient ones: the launcher is
+started by exec, which takes all others away.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class SystemUser(NamedTuple):
 
 def account(name: str) -> SystemUser:
     """KeyError: this machine has no such user."""
-    found = pwd.getpwnam(name)
-    groups = tuple(sorted(os.getgrouplist(name, found.pw_gid)))
-    home = found.pw_dir if Path(found.pw_dir).is_dir() else "/"
-    return SystemUser(name, found.pw_uid, found.pw_gid, groups, home, found.pw_shell or "/bin/sh")
+    entry = pwd.getpwnam(name)
+    groups = tuple(sorted(os.getgrouplist(name, entry.pw_gid)))
+    home = entry.pw_dir if Path(entry.pw_dir).is_dir() else "/"
+    return SystemUser(name, entry.pw_uid, entry.pw_gid, groups, home, entry.pw_shell or "/bin/sh")
 
 
 def missing_capabilities() -> list[str]:
@@ -60,7 +60,7 @@ def missing_capabilities() -> list[str]:
 
 
 class Unsafe(PenstockError):
-    """A setting, a file or a directory that would let others in; the message says how to mend it."""
+    """A setting, a file or a directory that lets other users in; the message says how to mend it."""
 
     code = "unsafe"
 
@@ -87,15 +87,15 @@ def secret_key(path: Path) -> Path:
 
 
 def _refuse_shared(path: Path, mode: str) -> None:
-    found = path.stat()
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    status = path.stat()
+    if stat.S_IMODE(status.st_mode) & 0o077:
         raise Unsafe(f"others on this machine can reach {path}: run `chmod {mode} {path}`", path=str(path))
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise Unsafe(f"{path} belongs to another user: choose a place of your own", path=str(path))
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """0600 from its first byte on, and whole or not at all. An OSError names `path`, not the file that takes its place."""
+    """Write the file with mode 0600, whole or not at all. An OSError names `path`, not the temporary file."""
     try:
         _replace(path, content)
     except OSError as error:
@@ -110,6 +110,6 @@ def _replace(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(path)
-    except BaseException:  # whatever it was, Ctrl-C included: no half-written secret stays behind
+    except BaseException:  # also after a Ctrl-C no half-written secret stays behind
         Path(name).unlink(missing_ok=True)
         raise

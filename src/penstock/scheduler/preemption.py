@@ -1,4 +1,7 @@
-"""The part that carries preemption out: it looks at the lines and at what runs, asks, and after two deadlines tells the victim to stop."""
+"""
+Preemption, carried out: compare the heads of the ready queues with what runs, ask the victim to yield, and
+after two deadlines tell it to stop. `core/jobs/preemption.py` decides.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from penstock.core.errors import Refused
 from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Note
 from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.ordering import AdmissionView
 from penstock.core.jobs.preemption import Act, Cycle, InFlight, Want, advance, begin, choose, wanted
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import EndReason, Moment
@@ -36,7 +40,9 @@ class Preempter:
         self.cycle: Cycle | None = None
 
     def step(self, now: Moment) -> Moment:
-        """Once a tick: a job that needs room has waited for longer than that. A cycle has a moment of its own."""
+        """
+        Once a tick: a job that needs room has waited for longer than that. A cycle has a moment of its own.
+        """
         if self.cycle is not None:
             self._go_on(self.cycle, now)
         elif self._preemption.threshold is not None:
@@ -45,36 +51,24 @@ class Preempter:
         return tick if self.cycle is None else min(tick, self.cycle.due)
 
     def _look(self, now: Moment) -> None:
-        # Where nothing runs nobody can make room, and the lines need not be gone through.
         if not self._store.live(phases=_BEGUN, limit=1):
-            return
-        running: list[InFlight] | None = None
-
-        def pairs(want: Want) -> InFlight | None:
-            nonlocal running
-            running = self._running() if running is None else running
-            return choose(want, running, self._preemption)
-
-        found = self._store.look(
-            self._rules.host,
-            lambda admission_view: next(
-                (
-                    (want, victim)
-                    for want in wanted(self._dispatcher.inputs(admission_view))
-                    if (victim := pairs(want))
-                ),
-                None,
-            ),
-        )
-        if found is not None:
-            want, victim = found
-            log.info("%s should make room for %s", victim.job_id, want.job_id)
+            return  # nothing runs, so nothing can yield: skip reading the ready queues
+        pair = self._store.look(self._rules.host, self._first_pair)
+        if pair is not None:
+            want, victim = pair
+            log.info("%s should yield to %s", victim.job_id, want.job_id)
             self.cycle = begin(victim.dispatch_id, want.job_id, now, self._preemption)
             self.request(self.cycle, now)
 
+    def _first_pair(self, view: AdmissionView) -> tuple[Want, InFlight] | None:
+        wants = wanted(self._dispatcher.inputs(view))
+        running = self._running() if wants else []
+        pairs = ((want, choose(want, running, self._preemption)) for want in wants)
+        return next(((want, victim) for want, victim in pairs if victim is not None), None)
+
     def _running(self) -> list[InFlight]:
         store, host = self._store, self._rules.host
-        # Without what is only reserved: there may be a hundred of those that nobody comes for.
+        # Without reservations: there may be a hundred that no worker takes up.
         begun = store.live(phases=_BEGUN)
         live = [d for d in begun if d.host == host and d.job_id is not None and d.started_at is not None]
         jobs = {job.job_id: job for job in store.jobs([d.job_id for d in live if d.job_id is not None])}
@@ -108,14 +102,13 @@ class Preempter:
             try:
                 self._job_service.stop(cycle.victim, EndReason.PREEMPTION_TIMEOUT)
             except Refused:
-                log.debug("%s ended before it was made to", cycle.victim)
+                log.debug("%s ended before it was told to stop", cycle.victim)
 
     def request(self, cycle: Cycle, now: Moment) -> None:
         dispatch = self._store.dispatch(cycle.victim)
         job = None if dispatch is None or dispatch.job_id is None else self._store.job(dispatch.job_id)
         if job is not None and job.dispatch_id == cycle.victim:
-            told = {"for": cycle.wanted_by, "asked": cycle.asked, "until": cycle.due}
-            committed(
-                self._store, Apply([changes.remark(job, Note(EventKind.PREEMPT_REQUESTED, data=told), now)])
-            )
+            data = {"for": cycle.wanted_by, "asked": cycle.asked, "until": cycle.due}
+            note = Note(EventKind.PREEMPT_REQUESTED, data=data)
+            committed(self._store, Apply([changes.remark(job, note, now)]))
             self._yields.ask(cycle.victim)

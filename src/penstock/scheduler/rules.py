@@ -1,4 +1,7 @@
-"""The rules: every number that the scheduler goes by, in one value. Settings are read into it, and a simulation varies it."""
+"""
+The rules: every number that the scheduler goes by, in one value. Settings are read into it, and a simulation
+varies it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     depth: Depth = field(default_factory=lambda: Depth(total=1_000_000, per_addon=500_000))
     lease_for: Span = 30 * SECOND
     reserve_for: Span = 30 * SECOND
-    #: From the cancel signal to TERM and from TERM to KILL: after that a run that was told to stop is given up.
+    #: From the cancel signal to TERM and from TERM to KILL: after that a run that was told to stop is given
+    #: up.
     grace: Span = 15 * SECOND
     tick: Span = 2 * SECOND
     #: How often the machine is measured.

@@ -1,9 +1,9 @@
 """
 The parts of one scheduler, put together once, for the library, the daemon and the test kit.
 
-Jobs start with each wake-up (the round, the library's workers, submits that wait for room). Upkeep is done when
-it is due: most of it by the clock alone; maintenance and the host's registration also soon after a commit,
-which may have brought a lease that ends early or an operator's drain.
+Jobs start with each wake-up (the round, the library's workers, submits that wait for room). Upkeep is done
+when it is due: most of it by the clock alone; maintenance and the host's registration also soon after a
+commit, which may have brought a lease that ends early or an operator's drain.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ _REGISTRATION: Final[Span] = 1 * SECOND
 class SchedulerService:
     """
     `job_service` serves from the beginning, in any number of processes. `start` takes the right to dispatch
-    (DispatcherHeld names the process that has it), recovers what the last scheduler left in flight, and starts the
-    driver.
+    (DispatcherHeld names the process that has it), recovers what the last scheduler left in flight, and
+    starts the driver.
 
-    `survivors` ends what the runner of this host left running. `pids`: the roots of what the runner has running
-    now, whose load is our own. `reserves`: False where a part of this process claims all jobs that it runs: a
-    round that starts nothing would only cost, and a job that no worker here can run waits in the queue instead of
-    holding units. `preempts`: runs are asked to yield to jobs of clearly higher priority; only where the scheduler
-    can make runs end. `on_commit` is called after every commit instead of `wake`, and wakes the driver itself.
+    `survivors` ends what the runner of this host left running. `pids`: the roots of what the runner has
+    running now, whose load is our own. `reserves`: False where a part of this process claims all jobs that it
+    runs: a round that starts nothing would only cost, and a job that no worker here can run waits in the
+    queue instead of holding units. `preempts`: runs are asked to yield to jobs of clearly higher priority;
+    only where the scheduler can make runs end. `on_commit` is called after every commit instead of `wake`,
+    and wakes the driver itself.
     """
 
     def __init__(
@@ -138,14 +139,16 @@ class SchedulerService:
 
     def drain(self, on: bool = True) -> None:
         """
-        Start nothing more on this host; runs go on. For a host that is about to stop: the process forgets it when
-        it ends.
+        Start nothing more on this host; runs go on. For a host that is about to stop: the process forgets it
+        when it ends.
         """
         self.machine.draining = on
         self.wake()
 
     def _serve_waitlist(self) -> None:
-        """A submit waits for room. A process that does not dispatch starts a driver for such submits alone."""
+        """
+        A submit waits for room. A process that does not dispatch starts a driver for such submits alone.
+        """
         if self._started:
             self.wake()
             return

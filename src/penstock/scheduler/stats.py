@@ -1,12 +1,12 @@
-"""What has happened since this daemon started, as sums that only grow: behind `/metrics`.
+"""
+Live stats: counters since the daemon started (for `/metrics`), and the last quarter of an hour by the second
+(for the page's charts and `top`).
 
-They are made from the trail, like everything that is shown, so a metric cannot say something that the audit does not. Plain
-integers, because an increment of a metrics library costs thirty times as much.
+Both are made from the trail, so a metric cannot differ from the audit. The counters are plain integers: an
+increment of a metrics library costs thirty times as much.
 
-What the last quarter of an hour looked like, a second at a time: for the page's charts, `top`, and whoever watches.
-
-It reads the trail with a cursor of its own, once a second, and keeps sums. What it costs follows what happened, not what waits or who
-watches: every watcher gets the same frame.
+`LiveStats` reads the trail with a cursor of its own, once a second, and keeps sums. Its cost follows what
+happened, not how much waits or how many watch: every watcher gets the same frame.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class StatCounters:
         self.denials: Counter[str] = Counter()
         self.requeues: Counter[str] = Counter()
         self.waits, self.runs = Histogram(), Histogram()
-        #: Calls of workers whose dispatch had ended or been replaced. Told by whoever refuses one: nothing happened, so the
-        #: trail does not know.
+        #: Calls of workers whose dispatch had ended or been replaced. The server counts them: a refused call
+        #: is no event.
         self.fenced = 0
         self._began: dict[DispatchId, Moment] = {}
 
@@ -82,7 +82,7 @@ class StatCounters:
         return self.requeues[EndReason.LEASE_EXPIRED]
 
     def take(self, events: Iterable[Event]) -> tuple[list[Span], list[Span]]:
-        """Counts them, and answers how long their starts had waited and their ends had run."""
+        """Count the events; return how long the starts had waited and the ends had run."""
         waits, runs = [], []
         for event in events:
             self.events[event.kind] += 1
@@ -107,8 +107,8 @@ class StatCounters:
 
 _KEPT: Final = 900
 _RECENT: Final = 60  # seconds of samples behind a percentile
-_SHOWN: Final = 40  # of the newest events; more than that in a second nobody reads
-_CATCHING_UP: Final = 20_000  # events a step; what is older than that was not watched by anybody
+_SHOWN: Final = 40  # of the newest events; a reader cannot read more in a second
+_CATCHING_UP: Final = 20_000  # events a step
 
 _COUNTED: Final = {
     EventKind.SUBMITTED: "submitted",
@@ -161,7 +161,7 @@ class LiveStats:
         self._lock = Lock()
 
     def step(self, now: Moment) -> Moment:
-        if comes_later(self._next, now, SECOND):  # somebody rang for the others
+        if comes_later(self._next, now, SECOND):  # not due yet
             return self._next
         self._next = now + SECOND
         events = self._unread()
@@ -187,7 +187,10 @@ class LiveStats:
         return self._next
 
     def rest(self, now: Moment) -> Moment:
-        """A step for a second in which nothing was committed: what was counted last still holds, and nothing is read."""
+        """
+        A step for a second in which nothing was committed: what was counted last still holds, and nothing is
+        read.
+        """
         if comes_later(self._next, now, SECOND) or not self._seconds:
             return self.step(now)
         self._next = now + SECOND
@@ -210,7 +213,7 @@ class LiveStats:
             self._number, self._jobs, self._events = self._number + 1, jobs, events
 
     def frame(self) -> Frame | None:
-        """Put together when it is asked for: mostly nobody watches, and it goes through all that is kept."""
+        """Made on request: mostly there is no watcher, and it goes through all seconds that are kept."""
         with self._lock:
             if not self._seconds:
                 return None

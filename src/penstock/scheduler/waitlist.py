@@ -1,13 +1,14 @@
 """
-Submits that wait for the depth limit (SPEC JB-6): first come, first served, by one part for all of them and no thread for any.
+Submits that wait for the depth limit (SPEC JB-6): first come, first served, in one part for all of them and
+without a thread for any.
 
-Each limit has a line of its own in effect: a submit that waits for an addon's limit holds up no other addon, and one that waits
-for the limit in all holds up all. A submit that would come behind another in such a line does not pass it, whether it may wait or
-not: else a stream of small submits would keep a waiting one out for ever. A key that was used before is no new job, and is
-answered always.
+In effect each limit has a queue of its own: a submit that waits for an addon's limit holds up no other addon,
+and one that waits for the total limit holds up all. A submit does not pass another that waits for the same
+limit, whether it may wait or not: else a stream of small submits would keep a waiting one out for ever. A key
+that was used before is no new job, and is always answered.
 
-Requeues never wait and may take a place that was free when a waiting submit was woken; then that submit goes on waiting, in its
-place.
+Requeues never wait, and may take a place that was free when a waiting submit was woken; then that submit goes
+on waiting, in its place.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Waiter:
 
 
 class _Full(NamedTuple):
-    """A limit that is reached; without an addon the limit in all."""
+    """A limit that is reached; without an addon the total limit."""
 
     addon_id: AddonId | None
     limit: int
@@ -76,7 +77,7 @@ class SubmitWaitlist:
     ) -> None:
         self._store, self._commit, self._depth, self._wake = store, commit, depth, wake
         self._waiting: list[_Waiter] = []
-        self._full: tuple[_Full, ...] = ()  # what those who wait were last found to wait for
+        self._full: tuple[_Full, ...] = ()  # the limits for which submits waited at the last step
         self._numbers = count(1)
         self._lock, self._passing = Lock(), Lock()
 
@@ -88,8 +89,8 @@ class SubmitWaitlist:
         self, intents: Sequence[Intent], wait_sec: float = 0, *, wait: bool = False
     ) -> Future[list[Receipt]]:
         """
-        QueueFull is the Future's, after `wait_sec` at the latest. Cancelling it gives up the place. `wait`: the
-        caller's thread may write.
+        QueueFull is the Future's, after `wait_sec` at the latest. Cancelling it gives up the place. `wait`:
+        the caller's thread may write.
         """
         now = self._store.now()
         waiter = _Waiter(next(self._numbers), intents, now, now + int(wait_sec * SECOND))
@@ -115,19 +116,19 @@ class SubmitWaitlist:
         with self._lock:
             self._waiting.append(waiter)
             self._waiting.sort(key=lambda w: w.number)
-            # Until the next step has found out which limit it was, nobody goes past.
+            # Until the next step knows which limit it was, no submit passes.
             self._full = (*self._full, _Full(None, refused.limit, refused.queued))
         self._wake()
 
     def _before(self, intents: Sequence[Intent]) -> _Full | None:
-        """The line that these would have to stand in, if there is one."""
+        """The limit behind which these would have to wait, if other submits wait for it."""
         if not self._waiting:
             return None
         addons = {intent.addon_id for intent in intents}
         return next((full for full in self._full if full.stops(addons)), None)
 
     def _could_ever(self, intents: Sequence[Intent]) -> bool:
-        """A bulk above the limit would wait in vain, and all others behind it."""
+        """A bulk submit above the limit would wait in vain, and all others behind it."""
         limits = [limit for limit in (self._depth.total, self._depth.per_addon) if limit is not None]
         return all(len(intents) <= limit for limit in limits)
 
@@ -179,7 +180,7 @@ class SubmitWaitlist:
         return None
 
     def _enter(self, waiter: _Waiter) -> _Full | None:
-        """None: it waits no longer, whatever came of it."""
+        """None: the submit waits no longer, because it was written, failed or was given up."""
         if not waiter.answer.running() and not waiter.answer.set_running_or_notify_cancel():
             self._leave(waiter)
             return None
@@ -187,9 +188,9 @@ class SubmitWaitlist:
         try:
             [committed] = self._commit([Submit(waiter.intents, self._depth)], wait=True)
             outcome = committed.result()
-        except QueueFull as refused:  # somebody was quicker
+        except QueueFull as refused:  # another submit was quicker
             return _Full(None, refused.limit, refused.queued)
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
+        except Exception as error:  # noqa: BLE001 - the waiting caller gets it
             outcome = error
         self._leave(waiter)
         _settle(waiter, outcome)
@@ -200,7 +201,7 @@ class SubmitWaitlist:
             self._waiting.remove(waiter)
 
     def close(self) -> None:
-        """Nobody will call `step` any more: who waits is told, and nothing of theirs was taken."""
+        """`step` is not called any more: submits that wait fail, and none of their jobs was taken."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for waiter in waiting:
@@ -214,7 +215,7 @@ class SubmitWaitlist:
 
 
 def _settle(waiter: _Waiter, outcome: list[Receipt] | BaseException) -> None:
-    with suppress(InvalidStateError):  # its caller gave up in this very moment
+    with suppress(InvalidStateError):  # its caller gave up at this moment
         if isinstance(outcome, BaseException):
             waiter.answer.set_exception(outcome)
         else:
@@ -222,7 +223,7 @@ def _settle(waiter: _Waiter, outcome: list[Receipt] | BaseException) -> None:
 
 
 def then(first: Future[T], work: Callable[[T], T]) -> Future[T]:
-    """The same Future for whoever waits, with one more thing done before it is answered. Cancelling it cancels the first."""
+    """A Future of what `work` makes of the first one's result. Cancelling it cancels the first."""
     last: Future[T] = Future()
 
     def done(answered: Future[T]) -> None:
@@ -230,7 +231,7 @@ def then(first: Future[T], work: Callable[[T], T]) -> Future[T]:
             return
         try:
             last.set_result(work(answered.result()))
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
+        except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
             last.set_exception(error)
 
     def given_up(answered: Future[T]) -> None:

@@ -80,11 +80,11 @@ def play(
     *,
     hosts: int = 1,
     weights: Mapping[str, int] | None = None,
-    tell: Callable[[int], object] = lambda _: None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> Played:
-    """`tell` hears how many jobs have ended or will never start."""
+    """`progress` is called with the number of jobs that have ended or will never start."""
     stage = _Stage(_steady(rules), hosts, weights or {})
-    stage.run(load, tell)
+    stage.run(load, progress)
     most = stage.rules.capacity.most * hosts
     lasted = stage.now - load[0].at if load else 0
     return Played(stage.outcomes, most, lasted)
@@ -127,7 +127,7 @@ class _Stage:
             self.store, replace(self.rules, host=HostId(f"host{number}")), machine, PullingWorkers()
         )
 
-    def run(self, load: Sequence[Arrival], tell: Callable[[int], object]) -> None:
+    def run(self, load: Sequence[Arrival], progress: Callable[[int], object]) -> None:
         arrivals, settled = iter(load), 0
         coming = next(arrivals, None)
         while coming is not None or self.ends or self.moments:
@@ -139,7 +139,7 @@ class _Stage:
             settled += self._end()
             self._pass_moments()
             self._start()
-            tell(settled)
+            progress(settled)
 
     def _arrive(self, arrival: Arrival) -> bool:
         outcome = PlayedJob(arrival)
@@ -175,8 +175,8 @@ class _Stage:
 
     def _start(self) -> None:
         """
-        The host with most room comes first, one job at a time, as if all had asked. When it finds nothing
-        nobody does: hosts are alike.
+        The host with most free units claims first, one job at a time. When it gets nothing, no other host
+        would: hosts are alike.
         """
         limit = MOST_PICKS if self.hosts == 1 else 1
         while self.of_job:
@@ -275,7 +275,7 @@ class Arrival(NamedTuple):
 
 
 def replayed(store: Store) -> list[Arrival]:
-    """Every job that the store still knows, in the order in which they came."""
+    """Every job that the store still has, in the order of arrival."""
     lengths = _lengths(feed(store))
     jobs = sorted(_jobs(store), key=lambda job: job.created_at)
     usual = _usual((job.intent.job_type, lengths[job.job_id]) for job in jobs if job.job_id in lengths)
@@ -306,9 +306,9 @@ def _lengths(events: Iterable[Event]) -> dict[JobId, Span]:
     return dict(lengths)
 
 
-def _usual(known: Iterable[tuple[str, Span]]) -> dict[str, Span]:
+def _usual(samples: Iterable[tuple[str, Span]]) -> dict[str, Span]:
     by_type: dict[str, list[Span]] = defaultdict(list)
-    for job_type, length in known:
+    for job_type, length in samples:
         by_type[job_type].append(length)
     return {job_type: round(median(lengths)) for job_type, lengths in by_type.items()}
 

@@ -7,15 +7,15 @@ quiet state, caps, budget, units. Units come last on purpose: "not enough units"
 is in the way, and the round may keep units for the job.
 
 The ledger holds units and counts in flight, and each addon's fair-share account. A round changes its own copy
-as it picks, so the second pick sees the first; the store writes the difference. Units and counts are sums over
-live dispatches, which is how `audit` proves them.
+as it picks, so the second pick sees the first; the store writes the difference. Units and counts are sums
+over live dispatches, which is how `audit` proves them.
 
 Fair share compares how much each addon has used lately, for its weight. An account is the exponentially
 weighted average of the units that an addon holds, so cost-unit-seconds within a window that slides without
-edges. Two numbers and a moment carry it: it is exact at any moment without reading a single dispatch, a job of
-ten hours counts while it runs, and an addon that was idle comes back with the credit of one half-life and not
-of a week. Virtual start times (SFQ) were weighed against it, on paper: with bands, one addon's start in a high
-band would wipe out the differences below it.
+edges. Two numbers and a moment carry it: it is exact at any moment without reading a single dispatch, a job
+of ten hours counts while it runs, and an addon that was idle comes back with the credit of one half-life and
+not of a week. Virtual start times (SFQ) were weighed against it, on paper: with bands, one addon's start in a
+high band would wipe out the differences below it.
 """
 
 from __future__ import annotations

@@ -95,24 +95,24 @@ def refusal(address: str, *, private: bool) -> str | None:
     Why a webhook may not call this address; None: it may. `private` allows the own machine and network, but
     never link-local addresses: clouds keep the keys of a machine there.
     """
-    found = ip_address(address)
-    if found.is_link_local:
+    ip = ip_address(address)
+    if ip.is_link_local:
         return f"{address} is link-local, where clouds keep the keys of a machine"
-    if isinstance(found, IPv4Address):
-        if found.is_global and not found.is_multicast:
+    if isinstance(ip, IPv4Address):
+        if ip.is_global and not ip.is_multicast:
             return None
-        near = not (found.is_multicast or found.is_reserved or found in _NOWHERE)
+        near = not (ip.is_multicast or ip.is_reserved or ip in _NOWHERE)
     else:
-        if found in _UNICAST and found.is_global and not any(found in net for net in _WRAPPED):
+        if ip in _UNICAST and ip.is_global and not any(ip in net for net in _WRAPPED):
             return None
-        near = found == _LOOPBACK or found in _UNIQUE_LOCAL
+        near = ip == _LOOPBACK or ip in _UNIQUE_LOCAL
     if not near:
-        return f"{address} is not an address of one machine" + _wrapping(found)
+        return f"{address} is not an address of one machine" + _wrapping(ip)
     return None if private else f"{address} is loopback or private"
 
 
-def _wrapping(found: IPv4Address | IPv6Address) -> str:
-    inner = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+def _wrapping(ip: IPv4Address | IPv6Address) -> str:
+    inner = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
     return "" if inner is None else f": it stands for {inner}"
 
 

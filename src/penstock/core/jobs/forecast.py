@@ -2,8 +2,8 @@
 Forecast: how a queued job stands, which jobs go first, and when it will likely start.
 
 `outlook` uses the same `decide` and the same order as a round, on the same view of the store, and changes
-nothing. The round itself may hold a job back: others go first and take the units, or the round keeps units for
-one of them. So where no gate refuses, `outlook` tries a round out.
+nothing. The round itself may hold a job back: others go first and take the units, or the round keeps units
+for one of them. So where no gate refuses, `outlook` tries a round out.
 
 A round on a host with endless capacity gives the order; then each job starts, in that order, when its units
 are free on the real host. A run without an expected duration never gives its units back here, so jobs that
@@ -186,8 +186,8 @@ def _room_at(admission_view: AdmissionView, conditions: Conditions, cost: int) -
     if cost > conditions.capacity:
         return None
     free = conditions.capacity - admission_view.ledger.units
-    known: list[RunningJob] = [run for run in admission_view.running() if run.ends_at is not None]
-    for run in sorted(known, key=lambda run: run.ends_at or 0):
+    expected = [run for run in admission_view.running() if run.ends_at is not None]
+    for run in sorted(expected, key=lambda run: run.ends_at or 0):
         free += run.cost
         if free >= cost:
             return max(admission_view.now, run.ends_at or 0)

@@ -98,8 +98,8 @@ def busy(readings: Iterable[Reading], now: Moment, senses: Senses, most_bound: f
         for r in fresh
     ]
     # The host measures itself; applications report their own figures, and a report of any of them will do.
-    known = {r.name for r in fresh if bool(r.source) is (r.name in TOLD)}
-    scores += [Busy(BLIND, f"no fresh {name}") for name in sorted(senses.needed - known)]
+    measured = {r.name for r in fresh if bool(r.source) is (r.name in TOLD)}
+    scores += [Busy(BLIND, f"no fresh {name}") for name in sorted(senses.needed - measured)]
     return max(scores, default=Busy(BLIND, "no fresh signal"), key=lambda s: s.score)
 
 

@@ -71,17 +71,17 @@ def order_key(priority: int, ready_at: Moment, aging: Aging) -> Moment:
     return ready_at - priority * aging.per_point
 
 
-def ready_at(its_turn: Moment, priority: int, aging: Aging) -> Moment:
+def ready_at(turn: Moment, priority: int, aging: Aging) -> Moment:
     """The inverse of `order_key`."""
-    return its_turn + priority * aging.per_point
+    return turn + priority * aging.per_point
 
 
-def effective(its_turn: Moment, now: Moment, aging: Aging) -> int:
-    return (now - its_turn) // aging.per_point
+def effective(turn: Moment, now: Moment, aging: Aging) -> int:
+    return (now - turn) // aging.per_point
 
 
-def band(its_turn: Moment, now: Moment, aging: Aging) -> int:
-    return min(effective(its_turn, now, aging) // 10, TOP_BAND)
+def band(turn: Moment, now: Moment, aging: Aging) -> int:
+    return min(effective(turn, now, aging) // 10, TOP_BAND)
 
 
 def urgent_from(

@@ -232,12 +232,12 @@ def as_json(reason: Reason) -> dict[str, Any]:
 def from_json(code: str, data: dict[str, Any]) -> Reason:
     """Drop unknown fields: an older program must be able to read a newer one's trail."""
     kind = REASONS[code]
-    known = {name: data[name] for name in kind.__struct_fields__ if name in data}
-    known = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
+    fields = {name: data[name] for name in kind.__struct_fields__ if name in data}
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     for name in ("state", "wants"):
-        if kind is NotQuiet and name in known:
-            known[name] = QuietState(known[name])
-    return kind(**known)
+        if kind is NotQuiet and name in fields:
+            fields[name] = QuietState(fields[name])
+    return kind(**fields)
 
 
 def due_in(moment: Moment, now: Moment) -> str:

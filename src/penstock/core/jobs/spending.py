@@ -111,8 +111,8 @@ NOTHING_SPENT: Final[Mapping[str, Money]] = MappingProxyType({})
 
 class Standing(Struct, frozen=True, gc=False):
     """
-    Where a dispatch stands after its heartbeat: the answer can tell it to stop, and the scheduler can judge its
-    spending.
+    Where a dispatch stands after its heartbeat: the answer can tell it to stop, and the scheduler can judge
+    its spending.
     """
 
     dispatch_id: DispatchId
@@ -130,24 +130,24 @@ class Standing(Struct, frozen=True, gc=False):
 
 def spending_alerts(standing: Standing, budget: Budget | None, now: Moment) -> list[Alert]:
     """
-    The alerts of one heartbeat: the heartbeat that crosses a mark reports it, once. A job that was retried by hand
-    has its marks before it again.
+    The alerts of one heartbeat: the heartbeat that crosses a mark reports it, once. A job that was retried by
+    hand has its marks before it again.
     """
     addon_id, job_id, limit = standing.addon_id, standing.job_id, standing.cost_limit
     before, added = standing.spent_before, standing.spent - standing.spent_before
     alerts = []
     if (mark := judge(before, added, limit)) and limit is not None:
         whose = f"job {job_id[-8:]}" if job_id else f"a lease of addon {addon_id}"
-        told = _told(whose, mark, before + added, limit)
+        message = _message(whose, mark, before + added, limit)
         # By the run, not by the moment: a run crosses a mark once, and two runs may do so at one moment.
         key = f"{_COST[mark]}/{standing.dispatch_id}"
-        alerts.append(Alert(kind=_COST[mark], addon_id=addon_id, job_id=job_id, key=key, **told))
+        alerts.append(Alert(kind=_COST[mark], addon_id=addon_id, job_id=job_id, key=key, **message))
     for window, most, name in () if budget is None else budget.named(now):
         after = standing.addon_spent.get(window, 0)
         if mark := judge(after - added, added, most):
-            told = _told(f"addon {addon_id} in this {window}", mark, after, most)
+            message = _message(f"addon {addon_id} in this {window}", mark, after, most)
             key = f"{_BUDGET[mark]}/{addon_id}/{name}"
-            alerts.append(Alert(kind=_BUDGET[mark], addon_id=addon_id, key=key, **told))
+            alerts.append(Alert(kind=_BUDGET[mark], addon_id=addon_id, key=key, **message))
     return alerts
 
 
@@ -155,7 +155,7 @@ _COST: Final = {SpendMark.WARNED: "cost_warning", SpendMark.REACHED: "cost_limit
 _BUDGET: Final = {SpendMark.WARNED: "budget_warning", SpendMark.REACHED: "budget_spent"}
 
 
-def _told(whose: str, mark: SpendMark, spent: Money, limit: Money) -> dict[str, Any]:
+def _message(whose: str, mark: SpendMark, spent: Money, limit: Money) -> dict[str, Any]:
     stopped = "; what runs on it is stopped" if mark is SpendMark.REACHED else ""
     return {
         "text": f"{whose} has spent {spent / 1e6:.2f} of {limit / 1e6:.2f}{stopped}",

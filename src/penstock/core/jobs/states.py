@@ -1,13 +1,13 @@
 """
 A job's life, as two tables: the moves between its states, and the end rules.
 
-Refusals, the buttons of the page, the hints of the CLI and `docs/states.md` are made from the moves. The state
-says what may happen next; the reason, on the event, says why the job got there. So there is no "retrying" and
-no "scheduled" state: both are QUEUED with a later start.
+Refusals, the buttons of the page, the hints of the CLI and `docs/states.md` are made from the moves. The
+state says what may happen next; the reason, on the event, says why the job got there. So there is no
+"retrying" and no "scheduled" state: both are QUEUED with a later start.
 
-The end rules say what becomes of a job when its dispatch ends (SPEC TR-5), for every end reason in every phase.
-A reserved dispatch has no run yet: it cannot complete, and an early end costs the job nothing. A dispatch that
-is ending has a first reason, which wins over whatever the run reports while it stops.
+The end rules say what becomes of a job when its dispatch ends (SPEC TR-5), for every end reason in every
+phase. A reserved dispatch has no run yet: it cannot complete, and an early end costs the job nothing. A
+dispatch that is ending has a first reason, which wins over whatever the run reports while it stops.
 
 A retry schedule is a list of delays, and all of them are used: the failure after the last delay is final.
 Counters are per category, so a machine that was unavailable does not use up the retries for crashes, and a
@@ -103,7 +103,9 @@ def mermaid() -> str:
 
 
 class Category(StrEnum):
-    """Of a failure. `Counters` and `Schedules` have a field for each; the job brings the delays for its errors."""
+    """
+    Of a failure. `Counters` and `Schedules` have a field for each; the job brings the delays for its errors.
+    """
 
     CRASH = "crash"  # worker, lease or time limit was lost: what the job did is unknown
     UNAVAILABLE = "unavailable"  # the job reported that something it needs is unavailable
