@@ -23,7 +23,7 @@ from examples.demo.addons import submit_samples
 from examples.demo.board import Board, LiveBoard, PlainBoard, Sight
 
 from penstock.client import Client
-from penstock.client.signals import heard
+from penstock.client.signals import handled_signals
 from penstock.core.errors import NotFound
 
 PORT = 8420
@@ -39,7 +39,7 @@ def main() -> int:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     live = sys.stdout.isatty() and not options.plain
     told: list[signal.Signals] = []
-    with heard(told.append), ExitStack() as down:
+    with handled_signals(told.append), ExitStack() as down:
         daemon = down.enter_context(_process("daemon", folder, "penstock.daemon", *_flags(folder)))
         found = _wait_for(daemon, folder)
         if found is None:

@@ -13,7 +13,7 @@ import time
 from concurrent.futures import Future
 
 import penstock
-from penstock.client.signals import heard
+from penstock.client.signals import handled_signals
 
 __all__ = ["gallery"]
 
@@ -23,7 +23,7 @@ dice = random.Random(7)  # no secret
 def main() -> None:
     over = threading.Event()
     with (
-        heard(lambda _: over.set()),
+        handled_signals(lambda _: over.set()),
         penstock.attach(name="studio"),
         penstock.WorkerPool(workers=4, kind="thread", name="develop", max_queue_depth=40) as develop,
         penstock.WorkerPool(workers=2, kind="thread", name="print", max_queue_depth=10) as prints,

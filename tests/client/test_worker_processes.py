@@ -32,7 +32,7 @@ def test_a_worker_that_was_stopped_past_its_lease_reports_nothing_when_it_wakes(
     second = client.wait(job_id, LONG)
 
     sleeper.send_signal(signal.SIGCONT)
-    until(lambda: "its lease was over before its end could be told" in workers.said())
+    until(lambda: "its lease was over before its outcome could be reported" in workers.said())
 
     after = client.job(job_id)
     assert ("DONE", [2, other.pid]) == (second.state, who(second))

@@ -82,12 +82,6 @@ def test_the_first_run_sets_the_mean_duration_and_the_next_ones_only_correct_it(
     assert 1 <= job_runner.mean_sec < 2
 
 
-def test_the_cost_of_a_commit_is_measured(job_runner, service):
-    job_runner.step(NOW)
-
-    assert 0 < job_runner.commit_cost != EXPENSIVE
-
-
 def test_the_last_of_a_batch_has_no_commit_of_its_own_when_it_is_about_to_end(
     job_runner, service, monkeypatch
 ):

@@ -1,7 +1,7 @@
 """
 The other side of the HTTP API: a typed client and the SDK worker. `docs/workers.md` shows how they are used.
 
-The names are imported on first use: whoever only asks where the daemon is must not pay for the rest.
+The names are imported on first use: a program that only needs the address of the daemon does not load the rest.
 """
 
 from __future__ import annotations

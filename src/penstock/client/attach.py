@@ -1,8 +1,8 @@
 """
 `penstock.attach()`: this program's pools and graphs on the scheduler's page.
 
-A program that computes must not notice that somebody looks: a thread of its own tells the gauges about once a second, and a scheduler that
-is away is simply told again later.
+A thread sends a snapshot about once a second, so the program does not notice it; if the scheduler is away, the next
+snapshot is simply later.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Attachment:
         self.name = name
         self._client, self._interval = client, interval
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="penstock-attach", daemon=True)
+        self._thread = threading.Thread(target=self._send, name="penstock-attach", daemon=True)
         self._thread.start()
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         complained = ""
         while True:
             try:
@@ -94,27 +94,27 @@ def _tasks(things: list[Registered]) -> list[wire.TaskInfo]:
     ]
 
 
-def _task(told: TaskSnapshot, lanes: LaneBars | None, most_bars: int) -> wire.TaskInfo:
+def _task(snapshot: TaskSnapshot, lanes: LaneBars | None, most_bars: int) -> wire.TaskInfo:
     """As the wire takes it: JSON has no infinity, and a page no room for a thousand workers."""
-    fields: dict[str, Any] = told._asdict() | {
-        "name": _text(told.name, _LINE),
-        "max_queue_depth": None if math.isinf(told.max_queue_depth) else told.max_queue_depth,
-        "load_by_worker": tuple(told.load_by_worker[:_MOST_WORKERS]),
-        "settled_by_worker": tuple(told.settled_by_worker[:_MOST_WORKERS]),
-        "last_crash": None if told.last_crash is None else _text(told.last_crash, _WORDS),
+    fields: dict[str, Any] = snapshot._asdict() | {
+        "name": _text(snapshot.name, _LINE),
+        "max_queue_depth": None if math.isinf(snapshot.max_queue_depth) else snapshot.max_queue_depth,
+        "load_by_worker": tuple(snapshot.load_by_worker[:_MOST_WORKERS]),
+        "settled_by_worker": tuple(snapshot.settled_by_worker[:_MOST_WORKERS]),
+        "last_crash": None if snapshot.last_crash is None else _text(snapshot.last_crash, _WORDS),
         "lanes": None if lanes is None else _lanes(lanes, most_bars),
     }
     return wire.TaskInfo(**fields)
 
 
-def _lanes(told: LaneBars, most: int) -> wire.LanesInfo:
+def _lanes(lanes: LaneBars, most: int) -> wire.LanesInfo:
     bars = [
         wire.LaneBar(**bar._asdict() | {"node": _text(bar.node, _LINE), "worker": _text(bar.worker, _LINE)})
-        for bar in told.bars[-most:]
+        for bar in lanes.bars[-most:]
     ]
-    left_out = told.left_out + len(told.bars) - len(bars)
+    left_out = lanes.left_out + len(lanes.bars) - len(bars)
     return wire.LanesInfo(
-        **told._asdict() | {"graph": _text(told.graph, _LINE), "bars": bars, "left_out": left_out}
+        **lanes._asdict() | {"graph": _text(lanes.graph, _LINE), "bars": bars, "left_out": left_out}
     )
 
 

@@ -1,5 +1,5 @@
 """
-Tells the scheduler how runs ended: many in one request, again and again until it is answered or the lease is over.
+Reports outcomes to the scheduler: many in one request, repeated until it answers or the lease is over.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from msgspec import Raw
 
 from penstock.client.transport import error_of
 from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable, Unreachable
+from penstock.core.jobs.batching import MOST_AT_ONCE
 from penstock.core.jobs.types import EndReason
 from penstock.core.text import safe_str, storable
 from penstock.wire import Ended, Failure, OutcomeReport
@@ -22,7 +23,6 @@ from penstock.work.outcome import RELEASED, Outcome
 
 log = logging.getLogger("penstock.worker")
 
-MOST: Final = 500
 #: A batch of results that is larger than this goes in pieces; the scheduler takes a megabyte.
 MOST_BYTES: Final = 500_000
 PAUSE: Final = 0.25
@@ -41,24 +41,24 @@ class OutcomeToSend(NamedTuple):
 
     @property
     def released(self) -> bool:
-        """The lease is given back without a result: the function stopped as it was asked to, or never began."""
+        """The lease is given back without a result: the function stopped on request, or never began."""
         return self.outcome.end not in _REPORTED
 
 
 class Reporter:
     """
-    `reported` is told of each hold that nothing more will be said about. `tell_news`: False if nobody answered. `rested` is called
-    when there is nothing left to tell.
+    `reported` is called with each lease about which nothing more is sent. `renew` sends what a lease has not reported;
+    False: the scheduler did not answer. `on_idle` is called when nothing is left to send.
     """
 
     def __init__(
         self,
         client: ReportCalls,
         reported: Callable[[FunctionLease, Outcome | None], None],
-        tell_news: Callable[[FunctionLease], bool],
-        rested: Callable[[], None],
+        renew: Callable[[FunctionLease], bool],
+        on_idle: Callable[[], None],
     ) -> None:
-        self._client, self._reported, self._tell_news, self._rested = client, reported, tell_news, rested
+        self._client, self._reported, self._renew, self._on_idle = client, reported, renew, on_idle
         self._out: deque[OutcomeToSend] = deque()
         self._changed = Condition()
         self._closing = self._sending = False
@@ -74,7 +74,7 @@ class Reporter:
             self._changed.notify()
 
     def close(self) -> None:
-        """What is in hand is still told; then `run` returns."""
+        """`run` sends what is left and returns."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -90,7 +90,7 @@ class Reporter:
             left = self._send(self._take())
             self._sending = False
             if not left:
-                self._rested()
+                self._on_idle()
             else:
                 with self._changed:
                     self._out.extendleft(reversed(left))
@@ -99,12 +99,12 @@ class Reporter:
     def _take(self) -> list[OutcomeToSend]:
         batch: list[OutcomeToSend] = []
         size = 0
-        while self._out and len(batch) < MOST and size < MOST_BYTES:
+        while self._out and len(batch) < MOST_AT_ONCE and size < MOST_BYTES:
             report = self._out.popleft()
             lease, outcome = report
             if lease.over:
                 log.warning(
-                    "job %s: its lease was over before its end could be told; it will be run again",
+                    "job %s: its lease was over before its outcome could be reported; the job runs again",
                     lease.facts.job_id,
                 )
                 self._reported(lease, None)
@@ -117,27 +117,27 @@ class Reporter:
         return batch
 
     def _send(self, batch: list[OutcomeToSend]) -> list[OutcomeToSend]:
-        """What must be told again, because nobody answered."""
+        """Returns what must be sent again, because the scheduler did not answer."""
         given = [report for report in batch if report.released]
-        told = [report for report in batch if not report.released]
+        reports = [report for report in batch if not report.released]
         try:
             for lease, _ in batch:
-                # What a run spent belongs to it, and after its end nobody takes it any more.
-                if lease.owes_report and not self._tell_news(lease):
-                    raise Unreachable("what a run spent could not be told", sent=True)
-            if told:
-                self._settle(told)
-                told = []
+                # After the end of the attempt the scheduler refuses what it spent.
+                if lease.owes_report and not self._renew(lease):
+                    raise Unreachable("the spending of an attempt could not be reported", sent=True)
+            if reports:
+                self._settle(reports)
+                reports = []
             while given:
                 self._release(given[-1])
                 given.pop()
         except (Unreachable, Unavailable) as error:
             if not self._silent:
-                log.warning("results cannot be told: %s", error)
+                log.warning("outcomes cannot be reported: %s", error)
             self._silent = True
         else:
             self._silent = False
-        return told + given
+        return reports + given
 
     def _settle(self, batch: list[OutcomeToSend]) -> None:
         try:
@@ -145,7 +145,7 @@ class Reporter:
         except Exception as error:
             if isinstance(error, Unavailable) and not _is_internal(error):
                 raise
-            self._apart(batch, error)  # refused, a mistake of the scheduler's, or it cannot even be sent
+            self._apart(batch, error)  # refused, a fault of the scheduler, or it cannot be encoded
             return
         for report, answer in zip(batch, answers, strict=True):
             if answer.problem is None:
@@ -154,7 +154,7 @@ class Reporter:
                 self._refused(report, error_of(answer.problem))
 
     def _apart(self, batch: list[OutcomeToSend], error: Exception) -> None:
-        """One of them is not acceptable, and spoils the request: find out which."""
+        """The scheduler refuses the request for one of them: sends each alone to learn which."""
         if len(batch) == 1:
             self._refused(batch[0], error)
             return

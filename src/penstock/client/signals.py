@@ -1,5 +1,5 @@
 """
-Signals, heard by a thread of their own.
+Signals, handled by a thread of their own.
 
 A handler runs in the middle of whatever the main thread was doing, perhaps while it holds a lock that the handler would need: to set an
 event or to write a log line there can hang the program for good. And it runs only when the main thread comes round to it, which one that
@@ -14,14 +14,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: Means nothing to anybody here, and with a handler it wakes whoever waits in a system call.
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Has no meaning here; with a handler it interrupts a system call.
 _NUDGE = signal.SIGURG
 _NUDGES = (0.02, 0.2, 1.0)  # seconds
 
 
 @contextmanager
-def heard(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
+def handled_signals(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
     """
     SIGTERM, SIGINT and SIGHUP, as they come: a terminal that is closed asks for an end too, unless we were started to outlive it (nohup).
     Only the main thread may have handlers; elsewhere this does nothing.
@@ -29,17 +29,17 @@ def heard(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = _HEARD if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else _HEARD[:2]
-    asked = False
+    numbers = _STOPS if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else _STOPS[:2]
+    stopping = False
 
-    def hear(number: signal.Signals) -> None:
-        nonlocal asked
-        # A closing terminal may send two: that is not somebody who asks again because it takes too long.
-        if number in numbers and not (asked and number is signal.SIGHUP):
-            asked = True
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal stopping
+        # A closing terminal may send two SIGHUPs: the second does not mean "hurry".
+        if number in numbers and not (stopping and number is signal.SIGHUP):
+            stopping = True
             handle(number)
 
-    with _piped(hear), _ignored(*numbers):
+    with _piped(on_signal), _ignored(*numbers):
         yield
 
 

@@ -37,8 +37,10 @@ from penstock.wire import ProblemDetails
 
 
 def data_dir(environ: Mapping[str, str]) -> Path:
-    told = environ.get("PENSTOCK_DATA_DIR")
-    return Path(told).expanduser() if told else _xdg(environ, "XDG_DATA_HOME", ".local/share") / "penstock"
+    folder = environ.get("PENSTOCK_DATA_DIR")
+    return (
+        Path(folder).expanduser() if folder else _xdg(environ, "XDG_DATA_HOME", ".local/share") / "penstock"
+    )
 
 
 def config_file(environ: Mapping[str, str]) -> Path:
@@ -62,8 +64,10 @@ def token_of(environ: Mapping[str, str]) -> str:
 
 def _xdg(environ: Mapping[str, str], name: str, otherwise: str) -> Path:
     """The standard says that a relative path in these variables must be ignored."""
-    told = environ.get(name, "")
-    return Path(told) if told.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / otherwise
+    folder = environ.get(name, "")
+    return (
+        Path(folder) if folder.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / otherwise
+    )
 
 
 def from_answer(status: int, body: bytes) -> PenstockError:
@@ -81,15 +85,15 @@ def error_of(problem: ProblemDetails) -> PenstockError:
         Unavailable if problem.status >= 500 else AccessDenied if problem.status in (401, 403) else Refused
     )
     kind = _KINDS.get(problem.code, otherwise)
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         **problem.data,
         "title": problem.title,
         "hint": problem.hint,
         "problems": [{"field": one.field, "message": one.message} for one in problem.problems],
         "retry_after_sec": problem.retry_after_sec,
     }
-    error = kind(problem.detail or problem.title, **told)
-    # A code that this client does not know yet is still the one that was told.
+    error = kind(problem.detail or problem.title, **fields)
+    # A code that this client does not know yet is kept as the server sent it.
     error.__dict__.update(code=problem.code, status=problem.status)
     if problem.hint:
         error.add_note(problem.hint)
@@ -214,7 +218,7 @@ class Transport:
                 connection = self._idle.pop()
             except IndexError:
                 return self._connect(timeout)
-            # A server that went away, or closed a connection that idled too long, has said so by now.
+            # A server that went away, or closed a connection that was idle too long, has closed its end by now.
             if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
                 connection.sock.settimeout(timeout)
                 return connection
@@ -322,17 +326,17 @@ class EventStream:
         return answer
 
     def _read(self, answer: HTTPResponse) -> Iterator[tuple[int, wire.EventInfo]]:
-        said: dict[bytes, bytes] = {}
+        fields: dict[bytes, bytes] = {}
         for line in iter(answer.readline, b""):
             name, colon, value = line.rstrip(b"\r\n").partition(b":")
             if name:
-                said[name] = value.removeprefix(b" ")
+                fields[name] = value.removeprefix(b" ")
             elif (
                 not colon
             ):  # an empty line ends an event; one that begins with a colon only says that somebody is there
-                if b"data" in said:
-                    yield int(said[b"id"]), msgspec.json.decode(said[b"data"], type=wire.EventInfo)
-                said = {}
+                if b"data" in fields:
+                    yield int(fields[b"id"]), msgspec.json.decode(fields[b"data"], type=wire.EventInfo)
+                fields = {}
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -344,7 +348,7 @@ class EventStream:
         connection = self._connection
         if connection is not None and connection.sock is not None:
             with suppress(OSError):
-                connection.sock.shutdown(2)  # wakes whoever reads from it
+                connection.sock.shutdown(2)  # wakes the thread that reads from it
 
     def __enter__(self) -> Self:
         return self

@@ -27,8 +27,9 @@ from typing import Any, Final, TypeAlias, TypedDict, TypeVar
 
 from penstock.client.client import Client
 from penstock.client.reporter import Reporter
-from penstock.client.signals import heard
+from penstock.client.signals import handled_signals
 from penstock.core.errors import Unavailable
+from penstock.core.jobs.batching import MOST_AT_ONCE
 from penstock.core.jobs.types import DispatchId, EndReason, Money, moment_of
 from penstock.wire import ClaimAnswer, ClaimedJob, Ended, OutcomeReport
 from penstock.work.context import CurrentJob, JobFacts, plain, takes_context
@@ -120,15 +121,15 @@ class Worker:
         Works until SIGTERM, SIGINT or `stop()`; returns how many jobs it ran. On a stop, functions see `should_yield` and have
         `stop_within` seconds to finish; a second signal does not wait.
 
-        `prefetch`: so many jobs more are leased ahead, for jobs that are shorter than a round trip. `processes`: each function runs in a
-        process, which is ended when it must be. `until_idle`: return when there is nothing to claim.
+        `prefetch`: this many more jobs are leased ahead, for jobs that are shorter than a round trip. `processes`: each
+        function runs in a process, which is ended when it must be. `until_idle`: return when there is nothing to claim.
         """
         if not self._handlers:
             raise ValueError("this worker has no functions: register some with @worker.job(...)")
         if concurrency < 1 or prefetch < 0:
             raise ValueError("concurrency must be at least 1, and prefetch at least 0")
         loop = self._running = _WorkerLoop(self, self._handlers, concurrency, prefetch, processes=processes)
-        with heard(self._on_signal):
+        with handled_signals(self._on_signal):
             try:
                 loop.work(until_idle=until_idle)
             finally:
@@ -148,7 +149,7 @@ class Worker:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self.stopping.is_set():
-            log.warning("told to stop twice: leaving at once")
+            log.warning("second signal: leaving at once")
             if self._running is not None:
                 self._running.abandon()
             return
@@ -179,7 +180,7 @@ class _WorkerLoop:
         self._room, self._prefetch = concurrency + prefetch, prefetch
         self._ttl_sec = 0.0  # of the leases that were claimed last
         self._busy = 0  # claimed, and not yet through its function
-        self._asked = 0  # asked for, and not yet answered
+        self._requested = 0  # in claims that are not answered yet
         self._stopping = worker.stopping
         self._changed = Condition()
         self._abandoned = False
@@ -192,7 +193,7 @@ class _WorkerLoop:
         self._leases: LeaseKeeper[FunctionLease] = LeaseKeeper(
             self._renew, on_stop=self._executor.end, on_yield=self._executor.ask_to_yield, at_risk=AT_RISK
         )
-        self._reporter = Reporter(self, self._reported, self._leases.renew, self._look_up)
+        self._reporter = Reporter(self, self._reported, self._leases.renew, self._notify)
         self._reporter_thread = Thread(target=self._reporter.run, name="penstock-reporter", daemon=True)
         self._reporter_thread.start()
         self._keeper_thread = KeeperThread(self._leases, self._hang_up_again)
@@ -203,7 +204,7 @@ class _WorkerLoop:
     def work(self, *, until_idle: bool) -> None:
         pause = 0.1
         while not self._stopping.is_set():
-            if not self._room_to_ask_for():
+            if not self._should_claim():
                 continue
             try:
                 got = self._claim(0.0 if until_idle else self._worker.poll_sec)
@@ -216,18 +217,18 @@ class _WorkerLoop:
                 pause = min(2.0, pause * 1.5)
                 continue
             pause = 0.1
-            if until_idle and got == 0 and self._all_told():
+            if until_idle and got == 0 and self._all_reported():
                 return
 
-    def _room_to_ask_for(self) -> bool:
+    def _should_claim(self) -> bool:
         """
-        While ends are told, what is told brings new jobs along (`complete_many`). To ask besides, as hands become free one by one, would
-        be a request per job: so half of what is fetched ahead must be gone first.
+        While outcomes are reported, the same requests claim new jobs (`complete_many`). To claim besides, as workers
+        become free one by one, would be a request per job: so half of what is prefetched must be gone first.
         """
         enough = max(1, self._prefetch // 2)
 
         def there_is() -> bool:
-            return self._room - self._busy - self._asked >= enough and self._reporter.idle
+            return self._room - self._busy - self._requested >= enough and self._reporter.idle
 
         with self._changed:
             if not there_is() and not self._stopping.is_set():
@@ -235,23 +236,23 @@ class _WorkerLoop:
             return there_is() and not self._stopping.is_set()
 
     def _claim(self, wait_sec: float) -> int:
-        with self._asking() as limit:
+        with self._claim_limit() as limit:
             sent_at = self._leases.clock()
             claimed = self._worker.fetcher.claim(**self._wanted(limit), wait_sec=wait_sec)
             self._take(claimed, sent_at)
         return len(claimed.jobs)
 
     @contextmanager
-    def _asking(self) -> Iterator[int]:
-        """All the room there is, so that two who ask at once do not fetch twice as much."""
+    def _claim_limit(self) -> Iterator[int]:
+        """All the room there is, so that two claims at once do not fetch twice as much."""
         with self._changed:
-            limit = min(500, self._room - self._busy - self._asked)
-            self._asked += limit
+            limit = min(MOST_AT_ONCE, self._room - self._busy - self._requested)
+            self._requested += limit
         try:
             yield limit
         finally:
             with self._changed:
-                self._asked -= limit
+                self._requested -= limit
 
     def _wanted(self, limit: int) -> Wanted:
         return {
@@ -269,7 +270,7 @@ class _WorkerLoop:
         ]
         for lease in leases:
             if self._leases.clock() >= sent_at + claimed.ttl_sec * RENEW_AT:
-                # The answer waited for a job, or for us: how long the lease has run is not known, so it is renewed first.
+                # The answer waited for a job, or this process was slow: the age of the lease is not known, so renew it.
                 self._leases.renew(lease)
             lease.yielding = self._stopping.is_set()
             self._leases.live[lease.dispatch_id] = lease
@@ -277,8 +278,8 @@ class _WorkerLoop:
             self._busy += len(leases)
         self._executor.start(leases)
 
-    def _all_told(self) -> bool:
-        """Nothing to claim, and nothing of ours that could still come back to the queue."""
+    def _all_reported(self) -> bool:
+        """There is nothing to claim, and no lease here could still put a job back into the queue."""
         with self._changed:
             while self._leases.live and not self._stopping.is_set():
                 self._changed.wait(0.2)
@@ -325,13 +326,13 @@ class _WorkerLoop:
     def _reported(self, lease: FunctionLease, _outcome: Outcome | None) -> None:
         self._leases.live.pop(lease.dispatch_id, None)
 
-    def _look_up(self) -> None:
+    def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
     def complete_many(self, outcomes: Sequence[OutcomeReport]) -> list[Ended]:
-        """For the reporter: what has ended makes room, so new jobs are asked for in the same breath."""
-        with self._asking() as limit:
+        """For the reporter: attempts that ended make room, so the same request claims new jobs."""
+        with self._claim_limit() as limit:
             if limit < 1 or self._stopping.is_set():
                 return self._client.complete_many(outcomes)
             sent_at = self._leases.clock()
@@ -342,14 +343,14 @@ class _WorkerLoop:
     def release(self, lease_id: str) -> None:
         self._client.release(lease_id)
 
-    # The end of the shift
+    # stopping
 
     def wind_down(self) -> None:
-        """What has not begun is given back; what runs is asked to yield."""
+        """Gives back what has not begun, and asks running functions to yield."""
         for lease in self._held():
             lease.yielding = True
             self._executor.ask_to_yield(lease)
-        self._look_up()
+        self._notify()
 
     def _held(self) -> list[FunctionLease]:
         return list(self._leases.live.values())
@@ -369,7 +370,7 @@ class _WorkerLoop:
                 self._wait_until(self._is_idle, 10.0)
         stuck = [lease for lease in self._held() if lease.stop is None]
         if stuck and not self._is_idle():
-            # A thread cannot be ended. Giving its lease back would let the job run twice at once, so the lease expires.
+            # A thread cannot be ended. If its lease were given back, the job could run twice at once: so it expires.
             names = ", ".join(lease.facts.job_id[-8:] for lease in stuck)
             log.warning("still running and left to the expiry of their leases: %s", names)
         self._reporter.close()

@@ -26,7 +26,7 @@ import structlog
 import penstock
 from penstock import web
 from penstock.alerts import Alerting, AlertTargets
-from penstock.client.signals import heard
+from penstock.client.signals import handled_signals
 from penstock.core.errors import DispatcherHeld, PenstockError, Unavailable
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import AddonId, seconds
@@ -74,7 +74,7 @@ def run(
             'runner.users = {"*" = "USER"} runs them as another user'
         )
     stop = _Stop(seconds(settings.server.shutdown_timeout))
-    with heard(stop.on_signal):
+    with handled_signals(stop.on_signal):
         try:
             with ExitStack() as down:
                 try:

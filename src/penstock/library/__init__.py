@@ -1,5 +1,6 @@
 """
-The durable scheduler inside a program: functions whose calls are written down first and run later, when there is room.
+The durable scheduler inside a program: functions whose calls are written to a store first and run when capacity is free.
 
-`scheduler` is what people hold; `job_runner` claims and settles; `executors` are what a function runs on: threads, an event loop, processes.
+`scheduler` is the public class; `function` and `handle` are what its users get; `job_runner` claims jobs and reports
+their ends, on the executors of `work`.
 """

@@ -121,28 +121,28 @@ def _is_job_at(place: tuple[str, str]) -> bool:
     """Whether a worker that imports this place finds the job there, and not the plain function."""
     from penstock.library.function import JobFunction  # noqa: PLC0415  # it imports us
 
-    found: Any = sys.modules.get(place[0])
+    value: Any = sys.modules.get(place[0])
     for part in place[1].split("."):
-        found = getattr(found, part, None)
-    return isinstance(found, JobFunction)
+        value = getattr(value, part, None)
+    return isinstance(value, JobFunction)
 
 
 def _function_at(place: tuple[str, str], job_type: str, home: _Home | None) -> JobFunction[..., Any, Any]:
     from penstock.library.function import JobFunction  # noqa: PLC0415  # as above
 
     module, name = place
-    found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
-    if isinstance(found, JobFunction):
-        return found
+    value: Any = reduce(getattr, name.split("."), importlib.import_module(module))
+    if isinstance(value, JobFunction):
+        return value
     if home is None:
         raise TypeError(f"{module}.{name} is no job in a worker process")
-    known = _registered.get((home.where, job_type))
-    if known is None or known.fn is not found:
+    registered = _registered.get((home.where, job_type))
+    if registered is None or registered.fn is not value:
         from penstock.library.scheduler import Scheduler  # noqa: PLC0415  # as above
 
-        known = Scheduler(home.where, rules=home.rules).job(name=job_type)(found)
-        _registered[home.where, job_type] = known
-    return known
+        registered = Scheduler(home.where, rules=home.rules).job(name=job_type)(value)
+        _registered[home.where, job_type] = registered
+    return registered
 
 
 #: Made in a worker process.

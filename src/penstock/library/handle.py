@@ -96,7 +96,7 @@ class JobHandle(Generic[R]):
     # waiting
 
     def result(self, timeout: float | None = None) -> R:
-        """What the function returned. Raises JobFailed, JobCanceled, or TimeoutError that says what it is waiting for."""
+        """Returns the value of the function. Raises JobFailed, JobCanceled, or TimeoutError with the reason of the wait."""
         ending = self._scheduler.waiter.ending(self.id)
         if ending is None:
             waiting = self._scheduler.waiter.watch(self.id)
@@ -110,7 +110,7 @@ class JobHandle(Generic[R]):
 
     async def wait(self) -> R:
         """`result` for an event loop; `asyncio.timeout` bounds it."""
-        import asyncio  # noqa: PLC0415  # slow to import for those who do not use it
+        import asyncio  # noqa: PLC0415  # slow to import, and most programs do not use it
 
         waiting = self._scheduler.waiter.watch(self.id)
         try:
@@ -128,7 +128,7 @@ class JobHandle(Generic[R]):
             text = None if last is None else last.result
             if self._arguments is not None:
                 return self._arguments.result(text)  # type: ignore[no-any-return]  # by the function's own annotation
-            return None if text is None else plain(text)  # type: ignore[return-value]  # whose function is not known here
+            return None if text is None else plain(text)  # type: ignore[return-value]  # no function is registered here
         if job.state is JobState.CANCELED:
             raise JobCanceled(f"job {self.id} was canceled", job_id=self.id)
         end, error = outcome_of(job, last)

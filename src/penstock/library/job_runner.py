@@ -46,8 +46,6 @@ STALE: Final[Span] = 1 * SECOND
 LAST_SEC: Final = 0.00025
 #: A stop waits at least this long for a claim that is being written.
 CLAIM_SEC: Final = 0.5
-#: The cost of a commit is the smallest of this many: load on the machine only makes the others slower.
-COSTS: Final = 16
 #: The names of this kind of worker begin so. Its threads and processes end with the program: when a scheduler starts,
 #: no dispatch of such a worker runs any more.
 WORKER: Final = "library:"
@@ -69,6 +67,7 @@ class JobRunner:
         name: str,
         now: Callable[[], Moment],
         tick: Span = 2 * SECOND,
+        commit_cost: Span = 0,
     ) -> None:
         self._functions, self._workers, self._name = functions, workers, name
         self._now, self._tick = now, tick
@@ -79,8 +78,8 @@ class JobRunner:
         self.ended: deque[tuple[JobAttempt, Outcome]] = deque()
         #: The mean duration of a function; None until the first has ended.
         self.mean_sec: float | None = None
-        self._commit_costs: deque[Span] = deque(maxlen=COSTS)
-        self.commit_cost: Span = 0
+        #: Not measured: on a machine under load every commit seems to cost as much as a round trip to a server.
+        self.commit_cost = commit_cost
         #: When the executor was last given attempts.
         self.given_at: Moment = 0
         #: When a claim last brought fewer jobs than it had room for: all that there were.
@@ -181,15 +180,12 @@ class JobRunner:
                 if not plan.claim or self._closing or not self._functions:
                     self._report(ended)
                     break
-                began_at = time.perf_counter()
                 answer = self._job_service.exchange_soon(
                     _reports(ended), self._kinds, plan.claim, self._name, wait=self._expensive
                 )
                 ready, claimed = claimed, []
                 self._give(ready)
                 states, claimed = answer(self._attempts)
-                self._commit_costs.append(int((time.perf_counter() - began_at) * SECOND))
-                self.commit_cost = min(self._commit_costs)
                 started += len(claimed)
                 self._reported(ended, states)
                 self._emptied_at = self._now() if 0 < len(claimed) < plan.claim else 0
@@ -405,7 +401,14 @@ class BackgroundWork:
             return ProcessExecutor(workers, began, finished, remote_call, grace_sec)
 
         name = f"{WORKER}{os.getpid()}"
-        self.job_runner = JobRunner(functions, executors, workers=workers, name=name, now=store.now)
+        self.job_runner = JobRunner(
+            functions,
+            executors,
+            workers=workers,
+            name=name,
+            now=store.now,
+            commit_cost=EXPENSIVE if store.shared else 0,
+        )
         self.service = SchedulerService(
             store,
             rules,

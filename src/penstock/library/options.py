@@ -191,25 +191,25 @@ def _run_when(name: str, value: Any) -> RunWhen:
 
 
 def _constraints(name: str, value: Any) -> Constraint:
-    found = Constraint.NONE
+    constraints = Constraint.NONE
     for word in words(name, value):
         try:
-            found |= Constraint[word.upper()]
+            constraints |= Constraint[word.upper()]
         except KeyError:
             raise ValueError(f"{name} has {word!r}; there are {', '.join(Constraint(7).names)}") from None
-    return found
+    return constraints
 
 
 def words(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         raise TypeError(f"{name} is {value!r}; it must be a list of strings: [{value!r}]")
     try:
-        found = tuple(value)
+        words = tuple(value)
     except TypeError:
-        found = (None,)
-    if not all(isinstance(word, str) for word in found):
+        words = (None,)
+    if not all(isinstance(word, str) for word in words):
         raise TypeError(f"{name} is {value!r}; it must be a list of strings")
-    return found
+    return words
 
 
 def _limit_sec(name: str, value: Any) -> int | None:
@@ -350,9 +350,9 @@ def _max_per_job(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules
 
 
 def _max_per_constraint(rules: SchedulerRules, name: str, value: Any) -> SchedulerRules:
-    known = Constraint(7).names
-    if not isinstance(value, Mapping) or not value.keys() <= set(known):
-        raise ValueError(f"{name} is {value!r}; it must be a dict with {', '.join(known)} as keys")
+    names = Constraint(7).names
+    if not isinstance(value, Mapping) or not value.keys() <= set(names):
+        raise ValueError(f"{name} is {value!r}; it must be a dict with {', '.join(names)} as keys")
     return _with_caps(
         rules, constraints={word: _count(f"{name}[{word!r}]", most) for word, most in value.items()}
     )

@@ -1,9 +1,10 @@
 """
 `Scheduler("jobs.db")`: the whole durable scheduler inside a program, with no server.
 
-Any process may open the file to enqueue, look and wait. One of them, the one that says `with scheduler:`, runs the jobs. With a
-`postgresql://` address instead of a file any number of them do, on any number of machines, each as a host with a capacity of its own. The
-store is opened on first use, so a module that makes its scheduler at the top can be imported by a worker process for nothing.
+Any process may open the file to enqueue, look and wait. One of them, by `with scheduler:`, runs the jobs. With a
+`postgresql://` address instead of a file any number of processes do, on any number of machines, each as a host with a
+capacity of its own. The store is opened on first use, so a worker process can import a module that makes its scheduler
+at the top without opening it.
 """
 
 from __future__ import annotations
@@ -135,10 +136,10 @@ class Scheduler:
         if self._kind == "process":
             place_of(fn)
         with self._lock:
-            known = self.functions.get(name)
-            if known is not None and _home(known.fn) != _home(fn):
+            earlier = self.functions.get(name)
+            if earlier is not None and _home(earlier.fn) != _home(fn):
                 raise ValueError(
-                    f"there is a job {name!r} already ({'.'.join(_home(known.fn))}); give one of them another name=..."
+                    f"there is a job {name!r} already ({'.'.join(_home(earlier.fn))}); give one of them another name=..."
                 )
             self.functions[name] = function
             if self.work is not None:
@@ -146,7 +147,7 @@ class Scheduler:
         return function
 
     def check_options(self, options: JobOptions) -> None:
-        """What is out of bounds is said where it was written, and not by the first call in the night."""
+        """Refuses options that are out of bounds when the job is registered, and not at its first call."""
         now = self.steady_clock()
         sample = replace(options, unique=False).intent("null", now, (), {})
         # A moment that has passed may be meant for calls long ago; only the call itself is refused for it.
@@ -185,11 +186,11 @@ class Scheduler:
 
     def counts(self) -> dict[JobState, int]:
         """How many jobs are in each state."""
-        found = dict.fromkeys(JobState, 0)
+        counts = dict.fromkeys(JobState, 0)
         for addon in self.store.addons():
             for state, count in addon.jobs.items():
-                found[state] += count
-        return found
+                counts[state] += count
+        return counts
 
     def _handle(self, job_id: str, job_type: str | None = None) -> JobHandle[Any]:
         if job_type is None:
@@ -229,15 +230,15 @@ class Scheduler:
         return self.place != MEMORY and present(Path(self.place))
 
     def edit(self, job_id: JobId, given: dict[str, Any]) -> JobState:
-        known = {"priority": "priority", "not_before": "earliest_start_at", "deadline": "deadline_at"}
-        unknown = [name for name in given if name not in known]
+        editable = {"priority": "priority", "not_before": "earliest_start_at", "deadline": "deadline_at"}
+        unknown = [name for name in given if name not in editable]
         if unknown:
-            raise TypeError(f"{unknown[0]!r} cannot be edited; {', '.join(known)} can")
+            raise TypeError(f"{unknown[0]!r} cannot be edited; {', '.join(editable)} can")
         options = self._options.take(given)
         now = self.store.now()
         fields: dict[str, Any] = {"priority": options.like.priority} if "priority" in given else {}
         for name in given.keys() - {"priority"}:
-            fields[known[name]] = None if given[name] is None else moment(name, given[name], now)
+            fields[editable[name]] = None if given[name] is None else moment(name, given[name], now)
         return self.job_service.edit(job_id, by=self.principal, **fields).state
 
     # submitting
@@ -249,14 +250,14 @@ class Scheduler:
         return self.job_service.submit_within(connection, intents)
 
     async def submit_async(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
-        import asyncio  # noqa: PLC0415  # slow to import for those who do not use it
+        import asyncio  # noqa: PLC0415  # slow to import, and most programs do not use it
 
         return await asyncio.wrap_future(self.job_service.submit_soon(intents, wait_sec))
 
     # running
 
     def start(self) -> Self:
-        """Take the right to run these jobs, and begin. DispatcherHeld says which process has that of a file already."""
+        """Takes the right to run these jobs, and begins. DispatcherHeld names the process that has it already."""
         with self._lock:
             if self.work is None:
                 self.work = self._begin()
@@ -300,17 +301,17 @@ class Scheduler:
 
     def run(self) -> None:
         """Run jobs until Ctrl-C or SIGTERM: the whole of a worker program. A second Ctrl-C does not wait for what runs."""
-        asked = threading.Event()
+        stopping = threading.Event()
 
         def ask(*_: object) -> None:
-            asked.set()
-            # Here, and not by whoever wakes up for it: the second one may come before that.
+            stopping.set()
+            # Here, and not in the main thread: the second signal may come before that wakes up.
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             self.start()
-            while not asked.wait(3_600):
+            while not stopping.wait(3_600):
                 pass
             self.stop()
         except KeyboardInterrupt:
@@ -361,7 +362,7 @@ class Scheduler:
 
 class OpenScheduler(NamedTuple):
     store: Store
-    service: SchedulerService  # never started: its job service serves those who only enqueue and look
+    service: SchedulerService  # never started: its job service is for enqueueing and reading
     waiter: ResultWaiter
 
 
@@ -399,7 +400,7 @@ _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 
 
 def _stop_all() -> None:
-    """The program ends without a stop: what runs goes back to the queue as what it is, and not as a crash when it is found."""
+    """The program ends without a stop: its jobs go back to the queue now, and not as crashes when the next one starts."""
     for scheduler in list(_running):
         scheduler.stop()
 

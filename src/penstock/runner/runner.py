@@ -20,6 +20,7 @@ from threading import Thread
 from typing import Final, Self
 
 from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable
+from penstock.core.jobs.batching import SOON
 from penstock.core.jobs.changes import Note, Renewal, remark, stop
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import AdmissionView, RoundResult
@@ -52,8 +53,6 @@ _BREATH: Final = 0.02
 _AFTER_FAILURE: Final = 1.0
 #: Seconds that a stop may take beyond its timeout.
 AFTER_STOP: Final = 0.8
-#: The longest that an end waits for the other half of its batch, in seconds.
-_SOON: Final = 0.005
 #: With these reasons the job goes back to the queue, so its function is asked to yield. With others it is canceled.
 _YIELDING: Final = {
     None,
@@ -481,7 +480,7 @@ class Runner:
         """
         self._ended.append((run, outcome))
         since = boot_time() if len(self._ended) < self.supervisor.functions.ahead else self._exchanged_at
-        self._exchange_at = min(self._exchange_at, since + _SOON)
+        self._exchange_at = min(self._exchange_at, since + seconds(SOON))
 
     def _write_notes(self) -> None:
         """Notes are kept until they are committed."""

@@ -2,7 +2,7 @@
 When a worker reports what has ended, and how many jobs it claims: one commit for many jobs.
 
 A pure machine. Its owner counts (free workers, claimed attempts that wait, ended ones that are not reported), measures
-(the mean duration of a function, the cost of a commit), and carries the plan out.
+the mean duration of a function, knows the cost of a commit, and carries the plan out.
 
 While functions are short, more is claimed than workers are free: else they would stand still during every commit.
 Ended attempts are reported when half of what is in flight has ended, so that one half runs while the other is written.
