@@ -165,7 +165,9 @@ def command() -> Iterator[Operation]:
     """The daemon's side of a command: no HTTP and no command line. Launcher and warden are other processes."""
     from penstock.core.jobs.intent import Intent
     from penstock.core.jobs.types import AddonId
-    from penstock.runner import Leftovers, Runner, RunnerOptions
+    from penstock.runner.leftovers import Leftovers
+    from penstock.runner.payload import RunnerOptions
+    from penstock.runner.runner import Runner
 
     with ExitStack() as down:
         where = Path(down.enter_context(tempfile.TemporaryDirectory()))

@@ -18,7 +18,9 @@ from penstock import current_job
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.types import AddonId
-from penstock.runner import Functions, Leftovers, Runner, RunnerOptions
+from penstock.runner.leftovers import Leftovers
+from penstock.runner.payload import Functions, RunnerOptions
+from penstock.runner.runner import Runner
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService

@@ -19,7 +19,7 @@ from tests.waiting import LONG, until
 
 from penstock.core.errors import Unavailable
 from penstock.daemon.lifecycle import _LEAVE_AFTER, shares
-from penstock.runner import Leftovers
+from penstock.runner.leftovers import Leftovers
 from penstock.runner.process_tree import RUNNER_MARK, marked
 from penstock.runner.runner import AFTER_STOP
 from penstock.stores.sqlite.store import SqliteStore
@@ -53,7 +53,7 @@ def test_what_is_wrong_with_the_settings_is_told_and_nothing_starts(tmp_path):
 
     assert 2 == done.returncode
     assert "2 problems in the settings" in done.stderr
-    assert "leases.ttl (--leases.ttl)" in done.stderr
+    assert "leases.ttl (--set)" in done.stderr
     assert not (tmp_path / "data").exists()
 
 

@@ -13,8 +13,10 @@ from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import SECOND
-from penstock.runner import Functions, Leftovers, Runner, RunnerOptions
+from penstock.runner.leftovers import Leftovers
+from penstock.runner.payload import Functions, RunnerOptions
 from penstock.runner.process_tree import RUNNER_MARK, marked
+from penstock.runner.runner import Runner
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService

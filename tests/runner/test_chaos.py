@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runner import Leftovers
+from penstock.runner.leftovers import Leftovers
 from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, marked
 from tests.waiting import until
 

@@ -15,7 +15,7 @@ import pytest
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import SECOND, EndReason
-from penstock.runner import Leftovers
+from penstock.runner.leftovers import Leftovers
 from penstock.runner.process_tree import RUNNER_MARK, children, look, marked
 from penstock.stores.api import SetAddon, committed
 from tests import SOURCES

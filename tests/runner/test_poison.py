@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from penstock.core.jobs.types import EndReason
-from penstock.runner import Functions
+from penstock.runner.payload import Functions
 from tests.poison import NOT_FINITE, POISONS, STATES, STORED
 
 from .plant import HERE

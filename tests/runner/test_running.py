@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from penstock.core.errors import BadIntent
-from penstock.runner import Leftovers
+from penstock.runner.leftovers import Leftovers
 from penstock.runner.payload import Functions, read
 from penstock.runner.process_tree import RUNNER_MARK, children, marked
 from penstock.stores.api import SetAddon, committed

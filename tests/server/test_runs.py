@@ -8,7 +8,9 @@ import sys
 import pytest
 from http_kit import Client, ServerKit
 
-from penstock.runner import Leftovers, Runner, RunnerOptions
+from penstock.runner.leftovers import Leftovers
+from penstock.runner.payload import RunnerOptions
+from penstock.runner.runner import Runner
 
 
 def command(*argv, **more):

@@ -70,7 +70,7 @@ def test_each_value_is_listed_with_its_source(file):
         listed["caps.concurrent"].value,
         listed["caps.concurrent"].source,
     )
-    assert ("debug", "--log.level") == (listed["log.level"].value, listed["log.level"].source)
+    assert ("debug", "--set") == (listed["log.level"].value, listed["log.level"].source)
     assert ("200", f"{path}:5") == (
         listed['addons."my.photos".weight'].value,
         listed['addons."my.photos".weight'].source,
@@ -205,7 +205,7 @@ def test_a_collector_without_the_extra_is_refused_with_what_to_install(monkeypat
 def test_an_unknown_flag_is_refused():
     [problem] = problems_of(flags={"leases.ttll": "3s"})
 
-    assert ("--leases.ttll", "did you mean leases.ttl?") == (problem.source, problem.fix)
+    assert ("--set", "did you mean leases.ttl?") == (problem.source, problem.fix)
 
 
 WRONG = {

@@ -23,7 +23,7 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND
-from penstock.runner import Functions
+from penstock.runner.payload import Functions
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.server.listener import Config, serve

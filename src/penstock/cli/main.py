@@ -89,7 +89,7 @@ class Verbs(click.Group):
 _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 
 
-@click.group(cls=Verbs, context_settings=_HELP)
+@click.group(cls=Verbs, context_settings=_HELP, subcommand_metavar="VERB [ARGS]...")
 @click.option("--url", metavar="URL", help="The scheduler to use; else PENSTOCK_URL, else this user's own.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text, on every verb.")
 @click.version_option(package_name="penstock", prog_name="penstock")

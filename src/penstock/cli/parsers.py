@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -22,61 +22,49 @@ if TYPE_CHECKING:
     from penstock.client.client import Client
 
 
+T = TypeVar("T")
 _UNITS: Final = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _PRIORITIES: Final = tuple(name.lower() for name in Priority.NAMES)
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 
-class _Duration(click.ParamType[float]):
-    name = "DURATION"
-
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
-        if isinstance(value, (int, float)):
-            return float(value)
-        text = value.strip().lower()
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            return float(text)
-        parts = _PART.findall(text)
-        if (
-            not parts
-            or "".join(a + b for a, b in parts) != text.replace(" ", "")
-            or any(b not in _UNITS for _, b in parts)
-        ):
-            self.fail(f"{value!r} is not a duration: write 90s, 15m, 2h or 1h30m", param, context)
-        return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
+def _seconds(value: str) -> float:
+    text = value.strip().lower()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    parts = _PART.findall(text)
+    written = "".join(number + unit for number, unit in parts) == text.replace(" ", "")
+    if not parts or not written or any(unit not in _UNITS for _, unit in parts):
+        raise click.BadParameter(f"{value!r} is not a duration: write 90s, 15m, 2h or 1h30m")
+    return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
 
 
-class _WholeSeconds(click.ParamType[int]):
-    name = "DURATION"
-
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
-        return ceil(DURATION.convert(value, param, context))
-
-
-class _When(click.ParamType[datetime]):
+def _moment(value: str) -> datetime:
     """
-    A moment: `in 10m`, `+10m`, `22:30` (the next one), `2026-12-24 18:00`, or RFC 3339. Without a zone: this
-    machine's.
+    `in 10m`, `+10m`, `22:30` (the next one), `2026-12-24 18:00`, or RFC 3339. Without a zone: this machine's.
     """
+    text = value.strip()
+    if text.startswith(("+", "in ")):
+        return datetime.now(UTC) + timedelta(seconds=_seconds(text.removeprefix("in ").lstrip("+ ")))
+    clock = re.fullmatch(r"(\d{1,2}):(\d{2})", text)
+    try:
+        if clock:
+            now = datetime.now().astimezone()
+            at = now.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
+            return at if at > now else at + timedelta(days=1)
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a time: write +10m, 22:30, or 2026-12-24 18:00") from None
 
-    name = "WHEN"
 
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        text = value.strip()
-        if text.startswith(("+", "in ")):
-            seconds = DURATION.convert(text.removeprefix("in ").lstrip("+ "), param, context)
-            return datetime.now(UTC) + timedelta(seconds=seconds)
-        clock = re.fullmatch(r"(\d{1,2}):(\d{2})", text)
-        try:
-            if clock:
-                now = datetime.now().astimezone()
-                at = now.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
-                return at if at > now else at + timedelta(days=1)
-            return datetime.fromisoformat(text).astimezone()
-        except ValueError:
-            self.fail(f"{value!r} is not a time: write +10m, 22:30, or 2026-12-24 18:00", param, context)
+class _Parsed(click.ParamType[T]):
+    """A type that is written as text and read by a function."""
+
+    def __init__(self, name: str, read: Callable[[str], T]) -> None:
+        self.name, self._read = name, read
+
+    def convert(self, value: Any, _: click.Parameter | None, __: click.Context | None) -> T:
+        return self._read(value)
 
 
 class _Priority(click.ParamType["int | str"]):
@@ -97,10 +85,10 @@ class _Priority(click.ParamType["int | str"]):
 
 
 PRIORITY: Final = _Priority()
-DURATION: Final = _Duration()
+DURATION: Final = _Parsed("DURATION", _seconds)
 #: Rounded up.
-WHOLE_SECONDS: Final = _WholeSeconds()
-WHEN: Final = _When()
+WHOLE_SECONDS: Final = _Parsed("DURATION", lambda value: ceil(_seconds(value)))
+WHEN: Final = _Parsed("WHEN", _moment)
 
 
 def short(job_id: str) -> str:

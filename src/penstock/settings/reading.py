@@ -219,7 +219,7 @@ def _from_flags(flags: Mapping[str, Any]) -> Iterator[_Written]:
     """`{"leases.ttl": "10s"}`; text is read as in the environment, anything else is taken as it is."""
     for name, value in flags.items():
         path = _DOTTED.get(name, tuple(name.split(".")))
-        yield _Written(path, _parsed(value) if isinstance(value, str) else value, f"--{name}")
+        yield _Written(path, _parsed(value) if isinstance(value, str) else value, "--set")
 
 
 def _parsed(value: str) -> Any:
