@@ -175,10 +175,10 @@ MUTANTS = [
     ),
     Mutant(
         "post: a job that crashed before is handed out as if it had not",
-        "penstock/stores/common/rows.py",
-        "job_from",
-        "if crash or unavailable or error or start else NONE_YET",
-        "if unavailable or error or start else NONE_YET",
+        "penstock/stores/sql/sqlite.sql",
+        "",
+        "j.tried + 1, j.crash, j.unavailable, j.error, 0,",
+        "j.tried + 1, 0, j.unavailable, j.error, 0,",
         ("tests/contract/test_admit.py",),
     ),
 ]
