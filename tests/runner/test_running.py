@@ -112,7 +112,7 @@ def test_the_error_says_the_code_and_the_last_of_stderr(plant):
             "cannot start '/no/such/folder': No such file or directory",
         ),
         ({"argv": []}, "payload.argv must be a list of texts, the program first"),
-        ({"argv": ["true"], "shell": True}, "payload.shell is not known here"),
+        ({"argv": ["true"], "shell": True}, "payload.shell is not a field"),
     ],
 )
 def test_what_cannot_be_started_is_the_jobs_own_error_and_says_why(plant, payload, words):

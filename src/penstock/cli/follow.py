@@ -34,7 +34,7 @@ _TIMEOUT = 124
 @interruptible()
 def run(session: CliSession, /, command: tuple[str, ...], detach_on_interrupt: bool, **options: Any) -> None:
     """Submit a command, follow its output, exit with its code."""
-    # As JSON the answer is the job that it became; what the command prints is then beside the point.
+    # With --json the answer is the job, so what the command prints goes to standard error.
     show = _aside if session.as_json else _print
     job_id = submit_command(session, command, **options).job_id
     try:
@@ -48,21 +48,21 @@ def run(session: CliSession, /, command: tuple[str, ...], detach_on_interrupt: b
         raise
     session.print_json(job)
     code = _code_of(job)
-    if code is None:  # it says nothing for itself
+    if code is None:  # the command has not exited by itself
         why = job.error or str(job.end or "").replace("_", " ")
         session.aside.print(f"{short(job_id)} {job.state}: {why}", style="yellow", markup=False)
     raise click.exceptions.Exit(EXITS.get(job.state, 1) if code is None else code)
 
 
 def _code_of(job: wire.JobInfo) -> int | None:
-    """The command's own, if it came to have one."""
+    """The exit code of the command, if it has one."""
     import msgspec
 
     if job.state in ("DONE", "FAILED"):
         result = msgspec.json.decode(bytes(job.result))
         if isinstance(result, dict) and isinstance(result.get("exit_code"), int):
             code = int(result["exit_code"])
-            return code if code >= 0 else 128 - code  # as a shell tells of a signal
+            return code if code >= 0 else 128 - code  # as shells report a signal
     return None
 
 
@@ -140,7 +140,7 @@ def _write(page: wire.Logs, out: TextIO) -> None:
 
 
 def _lines(page: wire.Logs) -> None:
-    """A line for each piece, because nobody knows how many will come."""
+    """A line for each piece: how many will come is not known."""
     import msgspec
 
     for piece in page.pieces:
@@ -149,7 +149,7 @@ def _lines(page: wire.Logs) -> None:
 
 @contextmanager
 def _status(session: CliSession, job_id: str) -> Iterator[Any]:
-    """Why nothing is to be seen yet, for as long as that is so."""
+    """Show why there is no output yet."""
     if not session.aside.is_terminal:
         yield lambda: None
         return
@@ -167,7 +167,7 @@ def _status(session: CliSession, job_id: str) -> Iterator[Any]:
                 try:
                     explanation = client.explain(job_id)
                 except PenstockError:
-                    continue  # it is only what is told meanwhile
+                    continue  # the explanation only fills the time
                 status.update(printable(explanation.text.splitlines()[0])[: session.aside.width - 4])
 
     status.start()

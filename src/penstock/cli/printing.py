@@ -1,8 +1,8 @@
 """
 Printing: texts from jobs without their control codes, and tables that fit the terminal.
 
-A terminal obeys control codes: a stored one could move the cursor, set the title, or answer in the user's name.
-So text for people has them replaced, visibly. JSON has them escaped already.
+A terminal obeys control codes: a stored one could move the cursor, set the title, or answer in the user's
+name. So text for people has them replaced, visibly. JSON has them escaped already.
 
 A table leaves out the columns that matter least on a narrow terminal. In a pipe nothing is cut.
 """

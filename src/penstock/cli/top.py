@@ -143,7 +143,9 @@ class Top(App[None]):
         self.set_interval(1.0, self.reload)
 
     def reload(self) -> None:
-        """One request at a time: requests to a slow scheduler would otherwise take all threads from the keys."""
+        """
+        One request at a time: requests to a slow scheduler would otherwise take all threads from the keys.
+        """
         if self._loading is None or self._loading.is_finished:
             self._loading = self.run_worker(self._load, thread=True, exit_on_error=False)
 

@@ -1,6 +1,6 @@
 """
-Verbs that try something out: bench (measure this machine and this disk), simulate (replay the jobs, or a made-up
-load, with other settings), chaos (kill a scheduler and its jobs, and check that nothing was lost).
+Verbs that try something out: bench (measure this machine and this disk), simulate (replay the jobs, or a
+made-up load, with other settings), chaos (kill a scheduler and its jobs, and check that nothing was lost).
 
 None of them touches a running scheduler.
 """

@@ -2,9 +2,9 @@
 How the runner and its processes talk to each other: frames on sockets, the loop that waits for them, and one
 shared page.
 
-A frame is a JSON object behind its length. Never pickle: the other end may run foreign code. A frame that is too
-long or is not a JSON object ends the conversation. The launcher imports this module in a Python that has the
-standard library alone.
+A frame is a JSON object behind its length. Never pickle: the other end may run foreign code. A frame that is
+too long or is not a JSON object ends the conversation. The launcher imports this module in a Python that has
+the standard library alone.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _parse(body: bytearray) -> Frame:
 
 class Channel:
     """
-    One end of a conversation, which never blocks. Bytes that do not fit into the socket are kept; `loop` sends them
-    later, and without a loop `push` does.
+    One end of a conversation, which never blocks. Bytes that do not fit into the socket are kept; `loop`
+    sends them later, and without a loop `push` does.
     """
 
     def __init__(self, sock: socket.socket, loop: IoLoop | None = None) -> None:
@@ -206,9 +206,9 @@ class CallMarker:
     """
     Two numbers that a warm worker and its warden share, so that the warden knows which call printed what.
 
-    The worker writes the number of the call that it runs. The warden counts when it begins and when it ends to
-    read, so an odd number means that it reads now. A worker begins the next call only when its pipes are empty and
-    the warden does not read: so the call that the page names has printed whatever is in a pipe.
+    The worker writes the number of the call that it runs. The warden counts when it begins and when it ends
+    to read, so an odd number means that it reads now. A worker begins the next call only when its pipes are
+    empty and the warden does not read: so the call that the page names has printed whatever is in a pipe.
 
     `fd`: the page; without one it is not shared, for a warden without a worker.
     """

@@ -1,16 +1,17 @@
 """
 What a running job reports and asks, and the socket by which a command does so.
 
-The same requests come from a function through its worker, from a command through this socket, and over HTTP. A
-checkpoint and an amount spent are durable before the answer; progress goes with the next heartbeat.
+The same requests come from a function through its worker, from a command through this socket, and over HTTP.
+A checkpoint and an amount spent are durable before the answer; progress goes with the next heartbeat.
 
 The socket takes one JSON object a line, and answers each with one:
 
     {"token": "...", "op": "progress", "progress": 0.5}
     {}
 
-Its name is in the abstract namespace: a path could be too long, and a file could be left behind. Only processes of
-the daemon's user and of those in `runner.users` get an answer, and only with the token of a job that runs.
+Its name is in the abstract namespace: a path could be too long, and a file could be left behind. Only
+processes of the daemon's user and of those in `runner.users` get an answer, and only with the token of a job
+that runs.
 """
 
 from __future__ import annotations
@@ -134,7 +135,10 @@ class ControlSocket:
     def __init__(
         self, name: str, loop: IoLoop, answer: Callable[[str, Frame], Frame], users: Collection[int] = ()
     ) -> None:
-        """`answer` gets a token and the request that came with it. `users`: others whose processes get an answer."""
+        """
+        `answer` gets a token and the request that came with it. `users`: others whose processes get an
+        answer.
+        """
         self._users = {os.getuid(), 0, *users}
         self.address = f"@{name}"
         self._loop, self._answer = loop, answer

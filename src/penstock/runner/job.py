@@ -1,5 +1,6 @@
 """
-What a running command reports about itself: `penstock job ...`, or `python -m penstock.runner.job ...`.
+What a running command reports about itself: `penstock job ...`, or
+`python -m penstock.runner.job ...`.
 
     checkpoint               print the last checkpoint as JSON; nothing if there is none
     checkpoint JSON          save a checkpoint; the next attempt reads it
@@ -10,8 +11,9 @@ What a running command reports about itself: `penstock job ...`, or `python -m p
     yield                    the command stopped at a safe place: with exit code 0
                              the job goes back to the queue
 
-PENSTOCK_SOCKET and PENSTOCK_JOB_TOKEN name the scheduler; every command of a job has them in its environment. Exit codes:
-0 done, 1 no (should-yield), 2 wrong usage, 69 the scheduler cannot be reached.
+PENSTOCK_SOCKET and PENSTOCK_JOB_TOKEN name the scheduler; every command of a job
+has them in its environment. Exit codes: 0 done, 1 no (should-yield),
+2 wrong usage, 69 the scheduler cannot be reached.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 The process that forks: the scheduler's own has threads and must not.
 
-It is small, has no thread and runs no foreign code. It forks a warden for each pair of sockets that it gets. As the
-next subreaper above, it inherits what a killed warden left, and ends that. It exits when the scheduler is gone and
-nothing is left below it.
+It is small, has no thread and runs no foreign code. It forks a warden for each pair of sockets that it gets.
+As the next subreaper above, it inherits what a killed warden left, and ends that. It exits when the scheduler
+is gone and nothing is left below it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def main(control_fd: int) -> None:
 
 def _child_wakeups() -> int:
     """
-    A descriptor that is readable when a child has ended. The signals that end a terminal session or a service are for
-    the scheduler, which then ends the launcher in order. They have a handler: an ignored signal would stay ignored in
-    every program that is started from here.
+    A descriptor that is readable when a child has ended. The signals that end a terminal session or a service
+    are for the scheduler, which then ends the launcher in order. They have a handler: an ignored signal would
+    stay ignored in every program that is started from here.
     """
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -1,9 +1,10 @@
 """
-What earlier runs left: the processes of a runner that was killed (SPEC TR-11), and the outputs of forgotten jobs.
+What earlier runs left: the processes of a runner that was killed (SPEC TR-11), and the outputs of forgotten
+jobs.
 
-Every process below a runner has a mark in its environment, made from the folder of the runs, which one runner at a
-time may use. So for the holder of the lock on that folder every process with the mark is left over. They are ended
-before anything runs again, and nothing else on the machine is touched.
+Every process below a runner has a mark in its environment, made from the folder of the runs, which one runner
+at a time may use. So for the holder of the lock on that folder every process with the mark is left over. They
+are ended before anything runs again, and nothing else on the machine is touched.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ class Leftovers:
         return Output(self.path / job / fence)
 
     def survivors(self) -> Survivors:
-        """For the scheduler: ends what is left of the runner's dispatches, and returns those that are gone for certain."""
+        """
+        For the scheduler: ends what is left of the runner's dispatches, and returns those that are gone for
+        certain.
+        """
 
         def gone(dispatches: Sequence[Dispatch]) -> Collection[DispatchId]:
             self.take()
@@ -82,8 +86,8 @@ class Leftovers:
 
     def end_leftovers(self) -> set[str]:
         """
-        Returns the dispatches whose processes do not die. Jobs are killed at once. Launchers and wardens get time to end
-        what is below them, as they do when their runner is gone.
+        Returns the dispatches whose processes do not die. Jobs are killed at once. Launchers and wardens get
+        time to end what is below them, as they do when their runner is gone.
         """
         began = time.monotonic()
         while leftovers := list(marked(RUNNER_MARK, {self.mark})):
@@ -113,15 +117,16 @@ class OutputCleaner:
     """
     Removes outputs and working folders when the store has forgotten their jobs.
 
-    It has a thread of its own: a job may have left a million files, and the runner's thread has heartbeats to send. It
-    passes over all folders, the oldest first: once soon after the start, then whenever the store has pruned jobs. A pass
-    is cut into small steps with pauses, so that a hundred thousand folders take a small share of one core, and a stop
-    waits for none of it.
+    It has a thread of its own: a job may have left a million files, and the runner's thread has heartbeats to
+    send. It passes over all folders, the oldest first: once soon after the start, then whenever the store has
+    pruned jobs. A pass is cut into small steps with pauses, so that a hundred thousand folders take a small
+    share of one core, and a stop waits for none of it.
     """
 
     def __init__(self, store: Store, runs: Path, batch: int = _BATCH) -> None:
         self._store, self._runs, self._batch = store, runs, batch
-        #: Folders that this pass has not checked, the oldest last: a job's id begins with the time of its submit.
+        #: Folders that this pass has not checked, the oldest last: a job's id begins with the time of its
+        #: submit.
         self._names: list[str] = []
         #: The newest event when the last pass began; None: a pass is due.
         self._passed_at: int | None = None

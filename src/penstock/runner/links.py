@@ -1,6 +1,6 @@
 """
-A dispatch that runs here, and the runner's ends of the sockets to its processes: the launcher, the wardens, the
-warm workers.
+A dispatch that runs here, and the runner's ends of the sockets to its processes: the launcher, the wardens,
+the warm workers.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class ActiveDispatch(ActiveLease):
 
 def python_code(path: tuple[str, ...], module: str, call: str) -> str:
     """
-    A program that finds this package where this process found it, whatever is installed for that Python. Our folder
-    comes first only during the import: the modules beside this package must not hide the job's own.
+    A program that finds this package where this process found it, whatever is installed for that Python. Our
+    folder comes first only during the import: the modules beside this package must not hide the job's own.
     """
     home = str(Path(__file__).resolve().parents[2])
     return (
@@ -105,7 +105,10 @@ class LauncherLink:
         return self._sock.fileno()
 
     def launch(self, fds: list[int]) -> None:
-        """The descriptors go to a new warden. If the launcher is dead, the sockets among them close, as their other ends see."""
+        """
+        The descriptors go to a new warden. If the launcher is dead, the sockets among them close, as their
+        other ends see.
+        """
         try:
             socket.send_fds(self._sock, [b"w"], fds)
         except OSError:

@@ -1,9 +1,9 @@
 """The output of jobs, on disk: bounded, the beginning and the end kept, readable while it grows.
 
-The output of an attempt is one stream of records (which pipe, when, the bytes), cut into files that are named by where
-they begin. The first file keeps the head. When it is full, two further ones take turns: the older is deleted when the
-newer is full, so the tail is always there. A reader keeps an offset into the stream and learns how much of it is no
-longer there.
+The output of an attempt is one stream of records (which pipe, when, the bytes), cut into files that are named
+by where they begin. The first file keeps the head. When it is full, two further ones take turns: the older is
+deleted when the newer is full, so the tail is always there. A reader keeps an offset into the stream and
+learns how much of it is no longer there.
 
 The launcher imports this module in a Python that has the standard library alone.
 """
@@ -57,8 +57,8 @@ def open_folder(root: str, *parts: str) -> int:
 
 def fresh_folder(root: str, *parts: str) -> int:
     """
-    The same, and empty. A folder of that name is kept under another name: it is from an attempt that the database no
-    longer has, because a backup was restored, and fences begin again where the backup was taken.
+    The same, and empty. A folder of that name is kept under another name: it is from an attempt that the
+    database no longer has, because a backup was restored, and fences begin again where the backup was taken.
     """
     *above, last = parts
     parent = open_folder(root, *above)
@@ -152,7 +152,10 @@ class Output:
     def follow(
         self, over: Callable[[], bool], offset: int = 0, *, wait: Callable[[float], object] = time.sleep
     ) -> Iterator[Piece]:
-        """Until `over` returns True: nothing more will be written. It is called before the last read, which misses nothing."""
+        """
+        Until `over` returns True: nothing more will be written. It is called before the last read, which
+        misses nothing.
+        """
         pause = 0.01
         while True:
             last = over()

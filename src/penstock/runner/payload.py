@@ -1,9 +1,9 @@
 """The payloads of the runner's jobs, checked before anything is started, and the options of the runner.
 
-There are three job types: `penstock.command` (a list of arguments, without a shell), `penstock.shell` (a script for
-/bin/sh; a type of its own, so that a token can allow one and not the other), `penstock.function` (a Python function by
-name). A payload is taken as it is or refused with the field that is wrong. Unknown fields are refused too: a misspelt
-limit would otherwise be none.
+There are three job types: `penstock.command` (a list of arguments, without a shell), `penstock.shell` (a
+script for /bin/sh; a type of its own, so that a token can allow one and not the other), `penstock.function`
+(a Python function by name). A payload is taken as it is or refused with the field that is wrong. Unknown
+fields are refused too: a misspelt limit would otherwise be none.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ Work: TypeAlias = CommandPayload | FunctionPayload
 @dataclass(frozen=True, slots=True)
 class Functions:
     """
-    Which functions may be run: by a registered name, or by an import path that is on the list (`shop.jobs:index`, or `shop.jobs:*` for
-    what the module defines, or lists in its `__all__`). None unless the settings say so.
+    Which functions may be run: by a registered name, or by an import path that is on the list
+    (`shop.jobs:index`, or `shop.jobs:*` for what the module defines, or lists in its `__all__`). None unless
+    the settings say so.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -204,7 +205,8 @@ PASSED_ON = ("HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TMPDIR", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerOptions:
-    #: How many commands, and how many functions, may run at once, whatever the units say. A function takes a warm worker.
+    #: How many commands, and how many functions, may run at once, whatever the units say. A function takes a
+    #: warm worker.
     slots: int = 64
     workers: int = field(default_factory=lambda: 2 * (os.cpu_count() or 1))
     graces: Graces = field(default_factory=Graces)
@@ -219,8 +221,8 @@ class RunnerOptions:
     #: Warm workers that are kept when there is nothing to do, and for how long the others are.
     warm: int = 2
     idle_sec: float = 60.0
-    #: How much work of short functions is claimed before a worker is free for it: longer than a commit takes, too short
-    #: to notice. 0: none.
+    #: How much work of short functions is claimed before a worker is free for it: longer than a commit takes,
+    #: too short to notice. 0: none.
     ahead_sec: float = 0.02
     #: A worker is replaced after this many jobs, so that leaked memory is freed.
     jobs_per_worker: int = 10_000
@@ -237,7 +239,7 @@ class RunnerOptions:
         return None if user is None or user.uid == os.getuid() else user
 
     def environment(self, user: SystemUser | None = None) -> dict[str, str]:
-        """The environment of a job of this user, who may not be able to enter the daemon's TMPDIR."""
+        """The environment of a job of this user, which may not be able to enter the daemon's TMPDIR."""
         ours = {name: value for name, value in os.environ.items() if self._passes(name)}
         if user is None:
             return ours

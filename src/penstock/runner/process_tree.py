@@ -1,12 +1,13 @@
 """
 Processes and their children, as the kernel shows them.
 
-There are two ways to find everything that a job has started, whatever it did to get away (setsid, double fork, another
-process group). By descent: a child subreaper inherits every orphan below it, so all that is below it is its own. And
-by the mark in the environment, which processes keep when their warden has been killed.
+There are two ways to find everything that a job has started, whatever it did to get away (setsid, double
+fork, another process group). By descent: a child subreaper inherits every orphan below it, so all that is
+below it is its own. And by the mark in the environment, which processes keep when their warden has been
+killed.
 
-A signal is sent through a descriptor of the process, after a check that it is still the same one: pids are used
-again.
+A signal is sent through a descriptor of the process, after a check that it is still the same one: pids are
+used again.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ def descendants(pid: int) -> list[TreeProcess]:
 def marked(
     variable: str, values: Collection[str] | Callable[[str], bool]
 ) -> Iterator[tuple[TreeProcess, str]]:
-    """Every living process of the host but this one whose environment has the variable with one of the values."""
+    """
+    Every living process of the host but this one whose environment has the variable with one of the values.
+    """
     wanted = values if callable(values) else values.__contains__
     prefix = b"\0" + variable.encode() + b"="
     for name in os.listdir("/proc"):  # noqa: PTH208  # as above

@@ -1,10 +1,10 @@
 """
-The runner: fetches jobs of its three types from the scheduler, runs them in processes of their own, and always knows
-how each ends.
+The runner: fetches jobs of its three types from the scheduler, runs them in processes of their own, and
+always knows how each ends.
 
-One thread does everything here. It runs no foreign code and waits for nothing but its sockets and the store, so
-heartbeats go out whatever a job does. The tracker decides how attempts are ended, the supervisor has the processes;
-this file carries messages between them and the job service.
+One thread does everything here. It runs no foreign code and waits for nothing but its sockets and the store,
+so heartbeats go out whatever a job does. The tracker decides how attempts are ended, the supervisor has the
+processes; this file carries messages between them and the job service.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ _BREATH: Final = 0.02
 _AFTER_FAILURE: Final = 1.0
 #: Seconds that a stop may take beyond its timeout.
 AFTER_STOP: Final = 0.8
-#: With these reasons the job goes back to the queue, so its function is asked to yield. With others it is canceled.
+#: With these reasons the job goes back to the queue, so its function is asked to yield. With others it is
+#: canceled.
 _YIELDING: Final = {
     None,
     EndReason.COOPERATIVE_PREEMPTION,
@@ -64,8 +65,8 @@ _YIELDING: Final = {
 
 class Runner:
     """
-    Start it after its scheduler service, and stop it before. Give `runs.survivors()` to the service: then what an
-    earlier runner left is ended before anything is dispatched.
+    Start it after its scheduler service, and stop it before. Give `runs.survivors()` to the service: then
+    what an earlier runner left is ended before anything is dispatched.
     """
 
     def __init__(
@@ -126,9 +127,9 @@ class Runner:
 
     def stop(self, timeout_sec: float = 30.0) -> None:
         """
-        Fetch nothing more; ask what runs to yield, then end it, all within one timeout. A dispatch that has not ended by
-        then goes back to the queue as if it had. A second call, from another thread, with a shorter timeout hurries the
-        first.
+        Fetch nothing more; ask what runs to yield, then end it, all within one timeout. A dispatch that has
+        not ended by then goes back to the queue as if it had. A second call, from another thread, with a
+        shorter timeout hurries the first.
         """
         if self.running:
             ends = boot_time() + timeout_sec  # from now, however late the thread gets to it
@@ -208,7 +209,8 @@ class Runner:
                 self._guarded("a request", self._requests.popleft())
             self._guarded("the ladder", lambda: self._carry_out(self._tracker.advance(_now())))
             now = boot_time()
-            # When the time of a stop is over, ends are all that is written: each commit may take long on a busy disk.
+            # When the time of a stop is over, ends are all that is written: each commit may take long on a
+            # busy disk.
             late = self._give_up_at is not None and now >= self._give_up_at - AFTER_STOP / 2
             for due, what, do in (
                 (now >= self._note_at and self._notes and not late, "the trail", self._write_notes),
@@ -342,7 +344,10 @@ class Runner:
 
     @property
     def _silence_sec(self) -> float:
-        """A warden that gets no renewal for this long kills its job: well before the scheduler counts it as lost."""
+        """
+        A warden that gets no renewal for this long kills its job: well before the scheduler counts it as
+        lost.
+        """
         return seconds(self._rules.lease_for) * 2 / 3
 
     # messages
@@ -445,8 +450,8 @@ class Runner:
 
     def _quarantine(self, run: ActiveDispatch) -> DispatchId:
         """
-        Take the units of a tree that does not die once more, by a lease without a job, before its own lease ends: so
-        the scheduler cannot give them to another job in between.
+        Take the units of a tree that does not die once more, by a lease without a job, before its own lease
+        ends: so the scheduler cannot give them to another job in between.
         """
         admission_class, rules = run.dispatch.admission_class, self._rules
 
@@ -475,8 +480,8 @@ class Runner:
 
     def _end(self, run: ActiveDispatch, outcome: Outcome) -> None:
         """
-        Reported half a batch at a time: one half runs while the other is committed. Soon, where no call waits behind
-        it: a few that end together then share a commit.
+        Reported half a batch at a time: one half runs while the other is committed. Soon, where no call waits
+        behind it: a few that end together then share a commit.
         """
         self._ended.append((run, outcome))
         since = boot_time() if len(self._ended) < self.supervisor.functions.ahead else self._exchanged_at
@@ -502,8 +507,8 @@ class Runner:
 
     def _end_all(self) -> None:
         """
-        Give every dispatch that has not ended an end, all in one commit: however late the loop is, no dispatch keeps its
-        lease.
+        Give every dispatch that has not ended an end, all in one commit: however late the loop is, no
+        dispatch keeps its lease.
         """
         late = Outcome(EndReason.WORKER_CRASHED, error="its processes had not ended when the time was over")
         for run in list(self._runs.values()):

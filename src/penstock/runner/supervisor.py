@@ -1,8 +1,9 @@
 """
-The processes of the runner: it starts them, gives them orders, and believes that they are gone only when they are.
+The processes of the runner: it starts them, gives them orders, and believes that they are gone only when they
+are.
 
-A run is over when its warden reports that nothing is left below it. If the warden itself was killed, the mark in the
-environment finds what it left, and the run is over when no process with that mark is found any more.
+A run is over when its warden reports that nothing is left below it. If the warden itself was killed, the mark
+in the environment finds what it left, and the run is over when no process with that mark is found any more.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from penstock.work.outcome import RELEASED, Outcome
 
 log = logging.getLogger("penstock.runner")
 
-#: Seconds between two searches for what a killed warden left; they grow, for a process may survive SIGKILL for hours.
+#: Seconds between two searches for what a killed warden left; they grow, for a process may survive SIGKILL
+#: for hours.
 _SWEEP_FIRST, _SWEEP_LAST = 0.05, 2.0
 #: For this long after a start failed for want of descriptors, no more commands are started than ran then.
 _SHORT_SEC = 5.0
@@ -37,8 +39,8 @@ _SHORT_SEC = 5.0
 
 class ProcessSupervisor:
     """
-    `answer`: to a request of a function. `on_end`: a run has ended, and nothing of it is left. All in the thread of
-    `loop`.
+    `answer`: to a request of a function. `on_end`: a run has ended, and nothing of it is left. All in the
+    thread of `loop`.
     """
 
     def __init__(
@@ -156,8 +158,8 @@ class ProcessSupervisor:
 
     def ask_to_stop(self, run: ActiveDispatch, *, canceled: bool) -> None:
         """
-        Let the run see that it should yield, or (`canceled`) that its outcome does not count any more. A command sees it
-        when it asks; a function that has not begun ends at once.
+        Let the run see that it should yield, or (`canceled`) that its outcome does not count any more. A
+        command sees it when it asks; a function that has not begun ends at once.
         """
         if self.functions.take_back(run):
             self._on_end(run, RELEASED)
@@ -209,7 +211,9 @@ class ProcessSupervisor:
             self._on_end(each, each.outcome or _judge(each, warden))
 
     def _replace_launcher(self) -> None:
-        """The wardens of a killed launcher continue, for each has its own channel. New ones need a new launcher."""
+        """
+        The wardens of a killed launcher continue, for each has its own channel. New ones need a new launcher.
+        """
         log.warning("the launcher was killed; another one takes its place")
         self._close_launcher(None)
         self.open()

@@ -1,10 +1,10 @@
 """
 The process between the runner and a job: one for each command and each warm worker.
 
-It has no thread and runs no foreign code. It is the child subreaper of all that is started below it, so "no child
-left" means exactly that the whole tree is gone, whatever the job did to hide. It writes the output to disk, passes
-signals on, and ends the tree by itself when the runner's end of its socket closes or the lease is not renewed in
-time.
+It has no thread and runs no foreign code. It is the child subreaper of all that is started below it, so "no
+child left" means exactly that the whole tree is gone, whatever the job did to hide. It writes the output to
+disk, passes signals on, and ends the tree by itself when the runner's end of its socket closes or the lease
+is not renewed in time.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def boot_time() -> float:
 class Warden:
     def __init__(self, control: socket.socket, worker: list[int], children_wakeup: int) -> None:
         """
-        `worker`: descriptors for a warm worker: its socket, its tickets, its page. `children_wakeup`: readable when a
-        child has ended.
+        `worker`: descriptors for a warm worker: its socket, its tickets, its page. `children_wakeup`:
+        readable when a child has ended.
         """
         self._control, self._worker, self._wakeup = Channel(control), worker, children_wakeup
         self._page = CallMarker(worker[2]) if worker else CallMarker()
@@ -81,7 +81,8 @@ class Warden:
         """Begin with a new tree. One warden runs many commands: a fork costs more than a small command."""
         self._pipes: dict[int, int] = {}  # descriptor -> stream
         self._listening = False
-        #: By the number of the call, 0 for a command: where its output goes, and its recorder once there is any.
+        #: By the number of the call, 0 for a command: where its output goes, and its recorder once there is
+        #: any.
         self._folders: dict[int, list[str]] = {}
         self._recorders: dict[int, OutputRecorder | None] = {}
         self._printing = 0  # the call whose end of stderr is kept

@@ -1,10 +1,10 @@
 """
 Functions in warm workers: which worker gets which call, and how each call ended.
 
-A long function has a worker to itself. Short ones are handed over several at a time, as many as a worker runs in a
-few milliseconds, so that it need not wait while the ends of the last ones are committed. A call that its worker has
-not begun can be taken back: because its job must stop, because the call before it takes longer than such calls do, or
-because the worker died.
+A long function has a worker to itself. Short ones are handed over several at a time, as many as a worker runs
+in a few milliseconds, so that it need not wait while the ends of the last ones are committed. A call that its
+worker has not begun can be taken back: because its job must stop, because the call before it takes longer
+than such calls do, or because the worker died.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _MOST_KNOWN: Final = 10_000
 
 class WarmWorkers:
     """
-    `hire` starts a worker with these limits, as this user. `answer`: to a request of a function. `on_end`: a run has
-    ended, and nothing of it is left.
+    `hire` starts a worker with these limits, as this user. `answer`: to a request of a function. `on_end`: a
+    run has ended, and nothing of it is left.
     """
 
     def __init__(
@@ -299,8 +299,8 @@ def _name(run: ActiveDispatch) -> str:
 
 def _outcome(frame: Frame) -> Outcome | None:
     """
-    The outcome that a worker reports; None: its function has not ended. The worker runs foreign code and is not
-    trusted: a result must be JSON of a bounded length, and it may report only a few end reasons.
+    The outcome that a worker reports; None: its function has not ended. The worker runs foreign code and is
+    not trusted: a result must be JSON of a bounded length, and it may report only a few end reasons.
     """
     if frame.get("op") != "ended":
         return None

@@ -1,10 +1,11 @@
 """
 A warm Python process that runs functions, one at a time.
 
-It keeps what it has imported. While functions are short it gets several calls at once, so that a small job costs less
-than a round trip on a socket. Each call has a ticket in a pipe, and the process that reads the ticket has the call: the
-worker runs it, or the runner takes it back. Like every process of a job the worker has a session of its own, and a
-warden above it that ends it, with all that the function started, when its job must end.
+It keeps what it has imported. While functions are short it gets several calls at once, so that a small job
+costs less than a round trip on a socket. Each call has a ticket in a pipe, and the process that reads the
+ticket has the call: the worker runs it, or the runner takes it back. Like every process of a job the worker
+has a session of its own, and a warden above it that ends it, with all that the function started, when its job
+must end.
 """
 
 from __future__ import annotations

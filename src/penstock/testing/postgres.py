@@ -93,7 +93,7 @@ class PostgresServer:
             self._initialise()
             if within:
                 with (self._data / "pg_hba.conf").open("a") as rules:
-                    rules.write(f"host all all {listen}/16 trust\n")  # who can reach it there is the test
+                    rules.write(f"host all all {listen}/16 trust\n")  # only the test can reach it there
             self.start()
             self.run("CREATE ROLE penstock LOGIN")
             self.run("CREATE DATABASE penstock OWNER penstock")

@@ -1,10 +1,10 @@
-"""What was enqueued, as calls that a person can read, and the assertion about it.
+"""
+The scheduler for tests: the same rules and the same code, on a store in memory and a clock that only the test
+moves; and assertions about the calls that were enqueued.
 
-The scheduler for tests: the same engine and the same rules, on a store in memory and a clock that only the test moves.
-
-Nothing runs by itself and nothing waits: `drain` runs what can run now, on the test's own thread, one job after the other, in the
-order in which the real one would start them. With `advance` it jumps from one due moment to the next, so a week of retries
-takes milliseconds.
+Nothing runs by itself and nothing waits: `drain` runs what can run now, on the test's own thread, one job
+after the other, in the order in which the real one would start them. With `advance` it jumps from one due
+moment to the next, so a week of retries takes milliseconds.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ class VirtualScheduler(Scheduler):
     @contextmanager
     def over(cls, scheduler: Scheduler, *, inline: bool = False) -> Iterator[Self]:
         """
-        In place of a program's own scheduler: what its functions enqueue meanwhile is here, and its file is
-        not touched.
+        Replaces a program's own scheduler: this one gets what its functions enqueue meanwhile, and its file
+        is not touched.
         """
         virtual = cls(inline=inline, rules=scheduler.rules)
         virtual.functions = scheduler.functions
@@ -176,15 +176,15 @@ class VirtualScheduler(Scheduler):
 
     def drain(self, *, advance: Seconds | Literal[True] | None = None) -> int:
         """
-        Run everything that can run, and all that it enqueues; how many runs that were. `advance`: let so much
-        time pass meanwhile, or with True as much as it takes until nothing is due any more.
+        Run everything that can run, and all that it enqueues; returns the number of runs. `advance`: how much
+        time passes meanwhile; with True, as much as it takes until nothing is due any more.
         """
         until = self.clock() if advance is None else _FOR_EVER
         if advance is not None and advance is not True:
             until = self.clock() + round(span_sec("advance", advance) * SECOND)
         runs = self._run_ready()
         while (due := self.store.alarm()) is not None and due <= until and until > self.clock():
-            # What is due and does not move has nothing to wait for but the next tick.
+            # A job that is due and does not start waits for the next tick.
             self.clock.move_to(min(until, max(due, self.clock() + (0 if due > self.clock() else SECOND))))
             ran = self._run_ready()
             runs += ran
@@ -196,7 +196,7 @@ class VirtualScheduler(Scheduler):
         return runs
 
     def _expecting(self) -> bool:
-        """Whether time alone could still start something: a queued job whose function is known here."""
+        """Whether time alone could start a job: one is queued, and its function is registered here."""
         waiting = self.store.find(Query([JobState.QUEUED], limit=1_000))
         return any(job.intent.job_type in self.functions for job in waiting)
 
@@ -237,7 +237,7 @@ class VirtualScheduler(Scheduler):
             )
 
     def _pass(self, until: Moment) -> None:
-        """Time passes while a job runs: step by step, as its heartbeats and the keeper would see it."""
+        """Time passes while a job runs: step by step, as its heartbeats and the maintenance would see it."""
         while self._running_now and self.clock() < until:
             due = self.store.alarm()
             beat = self.clock() + self.rules.lease_for // 3
@@ -282,14 +282,14 @@ class VirtualScheduler(Scheduler):
             self.clock.on_passing(self._pass)
         return self._service
 
-    # looking
+    # assertions
 
     def assert_enqueued(
         self, function: JobFunction[..., Any, Any], *args: Any, count: int | None = None, **kwargs: Any
     ) -> list[JobHandle[Any]]:
         """
-        That such a call was enqueued, whatever became of it since; without arguments: any call of it.
-        `count`: exactly so often. Gives back the jobs. A failure lists what was enqueued instead.
+        Assert that such a call was enqueued, in whatever state it is now; without arguments: any call of the
+        function. `count`: exactly this often. Returns the jobs. A failure lists what was enqueued instead.
         """
         return [self._handle(job.job_id) for job in assert_calls(self.store, function, args, kwargs, count)]
 
@@ -299,7 +299,7 @@ class VirtualScheduler(Scheduler):
 
 
 class _Still:
-    """Started, and nothing moves."""
+    """Work that is started and has no thread."""
 
     def __init__(self, service: SchedulerService) -> None:
         self.service = service
@@ -327,7 +327,7 @@ class _Attempt(JobAttempt):
 
 
 class _Recording(JobFunction[..., Any, Any]):
-    """Keeps what its function raised, for whoever wants the exception itself rather than its text."""
+    """Keeps the exception that its function raised: an outcome has only its text."""
 
     def __init__(self, function: JobFunction[..., Any, Any]) -> None:
         self.scheduler, self.arguments, self.is_async = (
