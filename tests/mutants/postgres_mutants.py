@@ -31,7 +31,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a start that comes with a refusal is written the short way",
-        "penstock/stores/postgres/write_batch.py",
+        "penstock/stores/postgres/changes.py",
         "PostgresWriteBatch.defer",
         "self.ended_by_flight or self._settled or self._mentioned",
         "self.ended_by_flight or self._settled",
@@ -63,7 +63,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a kind's first job has no row to count in",
-        "penstock/stores/postgres/write_batch.py",
+        "penstock/stores/postgres/admission_view.py",
         "_number",
         '        ("add_ledger", columns(sorted(keys_of(admission_class)))),\n',
         '        ("now", None),\n',
@@ -288,9 +288,9 @@ MUTANTS = [
     Mutant(
         "postgres: a statement's answer is taken for its commit's",
         "penstock/stores/postgres/pipeline.py",
-        "PipelineConnection.exchange",
-        "        for result in left:  # of a transaction whose statements were all well, and its commit was not\n            _check(result)\n",
-        "",
+        "PipelineConnection._receive",
+        "            failure = failure or _failure(result)  # all statements succeeded, but not the commit at the end\n",
+        "            pass\n",
         ("tests/postgres/test_submits.py",),
     ),
     Mutant(
@@ -329,8 +329,8 @@ MUTANTS = [
         "postgres: a notice is waited for",
         "penstock/stores/postgres/pipeline.py",
         "PipelineConnection.exchange",
-        "        if behind and _failure(results) is not None:\n",
-        "        if behind:\n",
+        "        if failure is not None:\n            self._receive_behind()\n",
+        "        self._receive_behind()\n        if failure is not None:\n",
         ("tests/postgres/test_notices.py",),
     ),
     Mutant(
@@ -392,9 +392,9 @@ MUTANTS = [
     Mutant(
         "postgres: a notice that fails is the commit's failure",
         "penstock/stores/postgres/pipeline.py",
-        "PipelineConnection._receive_behind",
-        "        with suppress(psycopg.Error):\n",
-        "        if True:\n",
+        "PipelineConnection.exchange",
+        "            if outstanding:\n                self._receive(outstanding)\n            answers, failure = self._receive(sent)\n",
+        "            failed = self._receive(outstanding)[1] if outstanding else None\n            answers, failure = self._receive(sent)\n            failure = failure or failed\n",
         ("tests/postgres/test_notices.py",),
     ),
     Mutant(
@@ -423,7 +423,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a job's own trail misses a batch",
-        "penstock/stores/postgres/write_batch.py",
+        "penstock/stores/postgres/changes.py",
         "PostgresWriteBatch.note",
         "            self._mentioned.add(no)\n",
         "            pass\n",
@@ -527,7 +527,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: sums that have not changed are written anew",
-        "penstock/stores/postgres/write_batch.py",
+        "penstock/stores/postgres/changes.py",
         "PostgresWriteBatch._ledger",
         "            if units or running\n",
         "",
@@ -535,7 +535,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: jobs that hold the same units as others before them are not counted",
-        "penstock/stores/postgres/write_batch.py",
+        "penstock/stores/postgres/changes.py",
         "PostgresWriteBatch._ledger",
         "            if units or running\n",
         "            if units\n",
@@ -567,7 +567,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: all that a turn read knows of itself",
-        "penstock/stores/postgres/write_batch.py",
+        "penstock/stores/postgres/changes.py",
         "PostgresWriteBatch._packed_events",
         "        parts, self._events = self._events, []\n",
         "        parts = self._events\n",

@@ -1,5 +1,9 @@
 """
-What a round sees of the database: the ledger, and one ready queue for each admission class.
+Admission classes, and what a round sees of the database: the ledger, and one ready queue for each class.
+
+Admission classes are written before the transaction that needs them, in a transaction of their own. That
+transaction may be the caller's, and it must not keep other processes waiting for a row that all of them need.
+A class that no job uses does no harm.
 
 The view reads a ready queue in pieces. The first piece of all queues is one statement, as long as the last
 round went, because a round trip costs more than a few rows too many. Reading locks nothing.
@@ -9,17 +13,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from time import monotonic
 from typing import Any, Final, TypeAlias, cast
 
-from penstock.core.jobs.admission import Ledger
+from penstock.core.jobs.admission import Account, Ledger, keys_of
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.ordering import QueuedJob, ReadyQueue, RoundResult, RunningJob
 from penstock.core.jobs.types import AddonId, HostId, Moment
-from penstock.stores.common.rows import Queued
-from penstock.stores.postgres.database import DatabaseSession
-from penstock.stores.postgres.pipeline import Values, columns
-from penstock.stores.postgres.write_batch import PostgresAdmissionClasses
+from penstock.stores.common.rows import (
+    ADMISSION_CLASS,
+    Queued,
+    class_from,
+    class_row,
+    dispatch_from,
+    job_from,
+)
+from penstock.stores.postgres.database import Database, DatabaseSession
+from penstock.stores.postgres.pipeline import Values, array, columns
 
 PIECE: Final = 1_000
 #: A round reads all queues only once in so many times as long as that takes, or so many seconds.
@@ -37,6 +50,64 @@ QueueKey: TypeAlias = tuple[int, int]
 #: The columns of a row of `heads`: class and line, then a `Queued`.
 _NO: Final = 2
 _TURN: Final = 5
+
+
+#: Columns of a row of `job_columns` and of `dispatch_columns`; what a statement adds comes behind them.
+JOB_WIDTH: Final = 35
+DISPATCH_WIDTH: Final = 22
+
+
+class PostgresAdmissionClasses:
+    """The admission classes by number. They are few and never change, so a process reads each once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._numbers: dict[AdmissionClass, int] = {}
+        self._by_number: dict[int, AdmissionClass] = {}
+
+    def make(self, classes: Iterable[AdmissionClass]) -> None:
+        """Write those that are new, before the transaction that needs their numbers."""
+        for admission_class in classes:
+            if admission_class not in self._numbers:
+                self._numbers[admission_class] = self._database.transact(
+                    partial(_number, admission_class=admission_class)
+                )
+
+    def number(self, admission_class: AdmissionClass) -> int:
+        return self._numbers[admission_class]
+
+    def has_number(self, admission_class: AdmissionClass) -> bool:
+        return admission_class in self._numbers
+
+    def read(self, session: DatabaseSession, numbers: Iterable[int]) -> dict[int, AdmissionClass]:
+        if missing := set(numbers) - self._by_number.keys():
+            for no, *row in session.execute("classes_by_no", {"nos": array(sorted(missing))}):
+                admission_class = self._by_number[no] = class_from(row)
+                self._numbers[admission_class] = no
+        return self._by_number
+
+    def jobs(self, session: DatabaseSession, rows: Sequence[Any]) -> list[Job]:
+        """Jobs from rows of `job_columns`."""
+        classes = self.read(session, {row[ADMISSION_CLASS] for row in rows})
+        fixed = slice(ADMISSION_CLASS + 1, JOB_WIDTH)
+        return [
+            job_from(row[: ADMISSION_CLASS + 1], row[fixed], classes[row[ADMISSION_CLASS]]) for row in rows
+        ]
+
+    def dispatches(self, session: DatabaseSession, rows: Sequence[Any]) -> list[Dispatch]:
+        """Dispatches from rows of `dispatch_columns`."""
+        classes = self.read(session, {row[DISPATCH_WIDTH - 1] for row in rows})
+        return [dispatch_from(row[:DISPATCH_WIDTH], classes[row[DISPATCH_WIDTH - 1]]) for row in rows]
+
+
+def _number(session: DatabaseSession, admission_class: AdmissionClass) -> int:
+    """Write the class with its ledger rows: a row that does not exist cannot be locked."""
+    *_, rows = session.execute_many(
+        ("add_class", class_row(admission_class)),
+        ("add_ledger", columns(sorted(keys_of(admission_class)))),
+        ("class_by_key", {"key": admission_class.key}),
+    )
+    return int(rows[0][0])
 
 
 class Heads:
@@ -165,6 +236,13 @@ def changed_heads(result: RoundResult) -> dict[int, int]:
     denied = [denial.waiting for denial in result.denials]
     heads = [*(pick.waiting for pick in result.picks), *denied, *result.passed]
     return {job.no: job.events for job in cast("list[Queued]", heads)}
+
+
+def accounts_from(rows: Iterable[Any]) -> dict[AddonId, Account]:
+    return {
+        addon_id: Account(weight, bool(paused), average, units, at)
+        for addon_id, weight, paused, average, units, at in rows
+    }
 
 
 def add_rows(ledger: Ledger, rows: Iterable[Any], host: HostId) -> None:

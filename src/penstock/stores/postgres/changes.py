@@ -1,5 +1,6 @@
 """
-Changes and completions that arrived together.
+What one transaction changes, gathered and then written in one go (`PostgresWriteBatch`, `Effects`); and the
+changes and completions that arrived together.
 
 The transaction locks all rows that the changes name (jobs, then their queue rows, then their dispatches),
 reads them as the values that the core decides on, applies one change after the other to these values, and
@@ -11,32 +12,144 @@ Completions have one statement for all of a transaction, because nearly every jo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from penstock.core.jobs.admission import keys_of
-from penstock.core.jobs.changes import Change
+from penstock.core.jobs.admission import Account, keys_of
+from penstock.core.jobs.changes import Change, Note
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep, Place
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
-from penstock.core.jobs.types import DispatchId, EndReason, HostId, JobId, Moment
+from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment
 from penstock.stores.api import Complete, CompletedDispatch
+from penstock.stores.common.rows import pack
+from penstock.stores.postgres.admission_view import DISPATCH_WIDTH, JOB_WIDTH, PostgresAdmissionClasses
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import Values, array, columns
-from penstock.stores.postgres.write_batch import (
-    DISPATCH_WIDTH,
-    JOB_WIDTH,
-    EventRow,
-    Key,
-    PostgresAdmissionClasses,
-    PostgresWriteBatch,
-)
 
+#: Where an event belongs: the job's number and id, the event's number within the job, the job's state after it.
+Subject: TypeAlias = tuple[int | None, JobId | None, int, JobState | None]
+NO_JOB: Final[Subject] = (None, None, 0, None)
+#: In the order that `pack` expects.
+EventRow: TypeAlias = tuple[
+    Moment, EventKind, JobId | None, int, JobState | None, str, str | None, Mapping[str, Any] | None
+]
+#: A ledger row: scope and name.
+Key: TypeAlias = tuple[str, str]
 #: The dispatches that ended, counted by host and class.
 Ended: TypeAlias = Counter[tuple[HostId, AdmissionClass]]
+
+
+def lock_ledger(keys: Iterable[Key]) -> tuple[str, Sequence[bytes]]:
+    ordered = sorted(set(keys))
+    return "lock_ledger", [array([scope for scope, _ in ordered]), array([name for _, name in ordered])]
+
+
+class PostgresWriteBatch:
+    def __init__(self) -> None:
+        #: Events, or functions that make many.
+        self._events: list[EventRow | Callable[[], Iterable[EventRow]]] = []
+        self._mentioned: set[int] = set()
+        self.tally: Counter[tuple[str, str]] = Counter()
+        self.accounts: dict[AddonId, Account] = {}
+        self._changed: set[AddonId] = set()
+        self._units: Counter[tuple[HostId, AdmissionClass]] = Counter()
+        #: How many dispatches of a flight ended.
+        self.ended_by_flight: Counter[int] = Counter()
+        #: Jobs that retention may prune some day.
+        self._settled: list[int] = []
+        self._settled_at: Moment = 0
+
+    def note(
+        self, at: Moment, note: Note, subject: Subject = NO_JOB, dispatch_id: DispatchId | None = None
+    ) -> None:
+        no, job_id, n, state = subject
+        if no is not None:
+            self._mentioned.add(no)
+        attempt: str | None = dispatch_id
+        if job_id is not None and dispatch_id is not None:
+            attempt = dispatch_id[len(job_id) + 1 :]
+        self._events.append((at, note.kind, job_id, n, state, note.reason, attempt, note.data or None))
+
+    def note_many(self, make_events: Callable[[], Iterable[EventRow]]) -> None:
+        """
+        Events of jobs whose dispatch row names the batch of the event, so that no mention is needed.
+        `make_events` is called when the statements before this batch are with the server: both work at once.
+        """
+        self._events.append(make_events)
+
+    def moved(self, addon_id: AddonId, source: JobState, target: JobState, n: int = 1) -> None:
+        if source is not target:
+            self.tally[addon_id, source] -= n
+            self.tally[addon_id, target] += n
+
+    def settled(self, nos: Iterable[int], at: Moment) -> None:
+        """`at` is the same for all jobs of a transaction."""
+        self._settled += nos
+        self._settled_at = at
+
+    def use_units(self, host: HostId, admission_class: AdmissionClass, dispatches: int) -> None:
+        """Negative: units go back. The transaction has locked the ledger rows of these keys."""
+        self._units[host, admission_class] += dispatches
+
+    def account(self, addon_id: AddonId) -> Account:
+        """The account, to be changed: the batch writes it."""
+        self._changed.add(addon_id)
+        return self.accounts.setdefault(addon_id, Account())
+
+    def defer(self, session: DatabaseSession) -> bool:
+        """Hand everything to the session, which writes it with the COMMIT. True: there are events."""
+        ledger = self._ledger()
+        changed = self._changed | {AddonId(name) for scope, name, *_ in ledger if scope == "addon"}
+        accounts = [(addon_id, self.accounts[addon_id]) for addon_id in sorted(changed)]
+        of_accounts = [(name, a.weight, int(a.paused), a.average, a.units, a.at) for name, a in accounts]
+        counts = [(*key, n) for key, n in self.tally.items() if n]
+        has_events = bool(self._events)
+        session.has_events |= has_events
+        if self._units or accounts or counts or has_events:
+            number = session.batch
+            written = [*columns(ledger, 4), *columns(of_accounts, 6), *columns(counts, 3)]
+            if not (self.ended_by_flight or self._settled or self._mentioned):
+                session.defer("write_start", lambda: [*written, number, *self._packed_events()])
+                return has_events
+            flights = columns(sorted(self.ended_by_flight.items()), 2)
+            settled = [number, self._settled_at, array(self._settled)]
+            rest = [*settled, number, array(sorted(self._mentioned))]
+            session.defer("write_batch", lambda: [*written, *flights, number, *self._packed_events(), *rest])
+        return has_events
+
+    def _packed_events(self) -> tuple[int, bytes]:
+        """
+        How many events, and their text. The batch drops them: their makers refer to the batch, and as long as
+        they refer to each other, everything that a round read is left to the garbage collector, which took
+        an eighth of a worker's time for it.
+        """
+        parts, self._events = self._events, []
+        events: list[EventRow] = []
+        for part in parts:
+            events += part() if callable(part) else (part,)
+        return len(events), pack(events)
+
+    def _ledger(self) -> list[tuple[str, str, int, int]]:
+        """
+        The ledger rows that change. A row that gets back as much as it gives is left out; under load that is
+        every row. Its account stays right too: it depends on the units in use and on when they changed. While
+        another program reads for long, no version of a row goes away, and every reader steps over all of them.
+        """
+        rows: dict[Key, list[int]] = {}
+        for (host, admission_class), n in self._units.items():
+            for key in (("host", host), *keys_of(admission_class)):
+                row = rows.setdefault(key, [0, 0])
+                row[0] += n * admission_class.cost_units
+                row[1] += n
+        return [
+            (scope, name, units, running)
+            for (scope, name), (units, running) in rows.items()
+            if units or running
+        ]
 
 
 @dataclass(slots=True)

@@ -9,10 +9,9 @@ statement once, values go out as text, and rows come back in binary and are load
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import accumulate, count
+from itertools import count
 from select import POLLIN, POLLOUT, poll
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -142,43 +141,35 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
 
     def exchange(self, calls: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
         """All of them in one round trip. The results of `behind` are received with the next one."""
-        pgconn = self.pgconn
         if any(one.preparing for one in self._behind):  # whether that succeeded is not known yet
             self._receive_behind()
         try:
-            pgconn.enter_pipeline_mode()
+            self.pgconn.enter_pipeline_mode()
             sent, outstanding = self._send_all(calls), self._behind
             self._behind = self._send_all(behind) if behind else []
             if outstanding:
-                self._receive()
-            results = self._receive(sent)
+                self._receive(outstanding)
+            answers, failure = self._receive(sent)
             if not behind:
-                pgconn.exit_pipeline_mode()
+                self.pgconn.exit_pipeline_mode()
         except BaseException:
             self.close()  # results of unknown number are still on their way
             raise
-        if behind and _failure(results) is not None:
+        if failure is not None:
             self._receive_behind()
-        remaining = iter(results)
-        answers = [self._rows(remaining, one) for one in sent]
-        for result in remaining:  # all statements succeeded, but not the commit at the end
-            _check(result)
+            raise failure
         return answers
 
     def _receive_behind(self) -> None:
         """Receive what is outstanding. Its failure does not matter, but the loss of the connection does."""
-        if not self._behind:
-            return
-        try:
-            results, behind = iter(self._receive()), self._behind
-            self._behind = []
-            self.pgconn.exit_pipeline_mode()
-        except BaseException:
-            self.close()
-            raise
-        with suppress(psycopg.Error):
-            for one in behind:
-                self._rows(results, one)
+        if self._behind:
+            try:
+                self._receive(self._behind)
+                self._behind = []
+                self.pgconn.exit_pipeline_mode()
+            except BaseException:
+                self.close()
+                raise
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
         """psycopg's own ways need a connection without outstanding results."""
@@ -237,25 +228,38 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
         self.pgconn.send_prepare(prepared.name, statement.text)
         return prepared
 
-    def _receive(self, sent: Sequence[_Sent] = ()) -> list[PGresult]:
-        pgconn, early = self.pgconn, _early(sent)
-        while pgconn.flush():
+    def _receive(self, sent: Sequence[_Sent]) -> tuple[list[list[Any]], psycopg.Error | None]:
+        """The rows of each, and the first failure: the statements behind it did not run."""
+        while self.pgconn.flush():
             self._wait(POLLIN | POLLOUT)
-        results: list[PGresult] = []
+        answers: list[list[Any]] = []
+        failure: psycopg.Error | None = None
+        for one in sent:
+            for _ in range(one.preparing):
+                failure = failure or _failure(self._result(failure))
+            if one.preparing and failure is None:
+                self._by_text[one.text] = one.prepared
+            result = self._result(failure)
+            failure = failure or _failure(result)
+            rows = one.prepared.load(result) if failure is None else []
+            if one.early is not None and failure is None:
+                one.early.use(rows)
+            answers.append(rows)
+        while (result := self._result(failure)).status != ExecStatus.PIPELINE_SYNC:
+            failure = failure or _failure(result)  # all statements succeeded, but not the commit at the end
+        return answers, failure
+
+    def _result(self, failure: psycopg.Error | None) -> PGresult:
+        """The next result. `failure`: what the server reported before the connection was lost, if it is."""
+        pgconn = self.pgconn
         while True:
             while pgconn.is_busy():
                 self._wait(POLLIN)
             result = pgconn.get_result()
-            if result is None:
-                if pgconn.status != ConnStatus.OK:
-                    raise _failure(results) or psycopg.OperationalError("the connection is lost")
-            elif result.status == ExecStatus.PIPELINE_SYNC:
-                return results
-            else:
-                results.append(result)
-                one = early.get(len(results))
-                if one is not None and one.early is not None and result.status == ExecStatus.TUPLES_OK:
-                    one.early.use(one.prepared.load(result))
+            if result is not None:
+                return result
+            if pgconn.status != ConnStatus.OK:
+                raise failure or psycopg.OperationalError("the connection is lost")
 
     def _wait(self, events: int) -> None:
         """Take in what has come, also while we send: a server that cannot answer does not read on."""
@@ -267,33 +271,11 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
         if ready & ~POLLOUT:
             self.pgconn.consume_input()
 
-    def _rows(self, results: Iterator[PGresult], sent: _Sent) -> list[Any]:
-        if sent.preparing:
-            for _ in range(sent.preparing):
-                _check(next(results))
-            self._by_text[sent.text] = sent.prepared
-        result = next(results)
-        _check(result)
-        return sent.prepared.load(result) if sent.early is None else []
 
-
-def _early(sent: Sequence[_Sent]) -> dict[int, _Sent]:
-    """By the number of their result, counted from 1."""
-    numbers = accumulate(one.preparing + 1 for one in sent)
-    return {number: one for number, one in zip(numbers, sent, strict=True) if one.early is not None}
-
-
-def _check(result: PGresult) -> None:
-    if (failure := _failure([result])) is not None:
-        raise failure
-
-
-def _failure(results: Sequence[PGresult]) -> psycopg.Error | None:
-    """The failure of the first result that has one; the statements behind it did not run."""
-    for result in results:
-        if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
-            return errors.error_from_result(result)
-    return None
+def _failure(result: PGresult) -> psycopg.Error | None:
+    if result.status in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+        return None
+    return errors.error_from_result(result)
 
 
 def text(value: Any) -> bytes | None:

@@ -14,10 +14,15 @@ from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobStat
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Addon, Due, Overdue, Query
 from penstock.stores.common.rows import audit, host_from, spent_from, statements, unpack
-from penstock.stores.postgres.admission_view import Heads, PostgresAdmissionView, add_rows
+from penstock.stores.postgres.admission_view import (
+    Heads,
+    PostgresAdmissionClasses,
+    PostgresAdmissionView,
+    accounts_from,
+    add_rows,
+)
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import array
-from penstock.stores.postgres.write_batch import PostgresAdmissionClasses, accounts_from
 
 T = TypeVar("T")
 #: How many rows of each ready queue `look` reads at first.

@@ -20,9 +20,9 @@ from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Moment, Money
 from penstock.stores.api import NotesFor, Renew
 from penstock.stores.common.group_commit import GroupCommit
+from penstock.stores.postgres.changes import NO_JOB, PostgresWriteBatch
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import array, columns
-from penstock.stores.postgres.write_batch import NO_JOB, PostgresWriteBatch
 
 
 class RenewBatcher(GroupCommit):

@@ -45,22 +45,26 @@ from penstock.stores.common.rows import Queued, encode, new_dispatch, spent_from
 from penstock.stores.postgres.admission_view import (
     Heads,
     LazySpent,
+    PostgresAdmissionClasses,
     PostgresAdmissionView,
     ScanHint,
+    accounts_from,
     add_rows,
     changed_heads,
 )
-from penstock.stores.postgres.changes import Changes, Completions, Effects, Ended, Ends
-from penstock.stores.postgres.database import Database, DatabaseSession
-from penstock.stores.postgres.pipeline import Values, array, column, columns
-from penstock.stores.postgres.write_batch import (
+from penstock.stores.postgres.changes import (
+    Changes,
+    Completions,
+    Effects,
+    Ended,
+    Ends,
     EventRow,
     Key,
-    PostgresAdmissionClasses,
     PostgresWriteBatch,
-    accounts_from,
     lock_ledger,
 )
+from penstock.stores.postgres.database import Database, DatabaseSession
+from penstock.stores.postgres.pipeline import Values, array, column, columns
 
 #: The code that the server's `refuse_round` raises: another transaction changed a job that the round saw.
 ROUND_REFUSED: Final = "JB001"

@@ -57,6 +57,8 @@ from penstock.stores.api import (
 )
 from penstock.stores.common.group_commit import Commit, in_turn, outcome_of
 from penstock.stores.common.rows import forget, host_values, uuid7
+from penstock.stores.postgres.admission_view import PostgresAdmissionClasses, accounts_from
+from penstock.stores.postgres.changes import PostgresWriteBatch, lock_ledger
 from penstock.stores.postgres.database import ConnectionOptions, Database, DatabaseSession
 from penstock.stores.postgres.pipeline import array, columns
 from penstock.stores.postgres.reads import PostgresReads
@@ -64,12 +66,6 @@ from penstock.stores.postgres.renew import RenewBatcher
 from penstock.stores.postgres.rounds import RoundBatcher
 from penstock.stores.postgres.submit import SubmitBatcher
 from penstock.stores.postgres.wakeups import NotificationListener
-from penstock.stores.postgres.write_batch import (
-    PostgresAdmissionClasses,
-    PostgresWriteBatch,
-    accounts_from,
-    lock_ledger,
-)
 
 
 class PostgresStore(PostgresReads):

@@ -32,9 +32,9 @@ from penstock.core.jobs.types import AddonId, JobId, Moment
 from penstock.stores.api import Depth, Operation, Receipt, Submit, key_conflict
 from penstock.stores.common.group_commit import BatchUnknown, GroupCommit
 from penstock.stores.common.rows import body_hash, intent_row, job_row, pack
+from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import Call, EarlyRows, Statement, Values, array, columns, text
-from penstock.stores.postgres.write_batch import PostgresAdmissionClasses
 
 #: So many go to the server while the next are put into rows.
 PIECE: Final = 250
