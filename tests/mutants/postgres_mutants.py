@@ -289,8 +289,8 @@ MUTANTS = [
         "postgres: a statement's answer is taken for its commit's",
         "penstock/stores/postgres/pipeline.py",
         "PipelineConnection._receive",
-        "            failure = failure or _failure(result)  # all statements succeeded, but not the commit at the end\n",
-        "            pass\n",
+        "ExecStatus.PIPELINE_SYNC:\n            failure = failure or _failure(result)",
+        "ExecStatus.PIPELINE_SYNC:\n            pass",
         ("tests/postgres/test_submits.py",),
     ),
     Mutant(

@@ -27,10 +27,8 @@ of operations and answers each with a Future of its own:
 claims in the commit of a submit because the service appends its `Admit` to the `Submit`.
 
 Memory writes under one lock. SQLite has one writer thread and one transaction for all that arrived together
-(`common/group_commit.py`). PostgreSQL has three such writers, for submits, for rounds (`Apply`, `Complete`, `Admit`) and
-for heartbeats, because a round locks rows of the ledger that submits must not wait for; so a commit that mixes them becomes
-several transactions there, one behind the other, and upkeep is written in the calling thread. A job that an `Apply` puts back
-into the queue is not seen there by an `Admit` of the same transaction, but by the next.
+(`common/group_commit.py`). PostgreSQL has three such writers, so a commit that mixes their operations becomes several
+transactions there, one behind the other: `postgres/store.py` says why.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ class PostgresAdmissionView:
 
 
 def changed_heads(result: RoundResult) -> dict[int, int]:
-    """The jobs that the round changes, the picked ones first, and how many events each had when it was read."""
+    """The jobs that the round changes, the picks first, and how many events each had when it was read."""
     denied = [denial.waiting for denial in result.denials]
     heads = [*(pick.waiting for pick in result.picks), *denied, *result.passed]
     return {job.no: job.events for job in cast("list[Queued]", heads)}

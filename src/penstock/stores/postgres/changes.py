@@ -30,7 +30,7 @@ from penstock.stores.postgres.admission_view import DISPATCH_WIDTH, JOB_WIDTH, P
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import Values, array, columns
 
-#: Where an event belongs: the job's number and id, the event's number within the job, the job's state after it.
+#: The job of an event: its number and id, the number of the event within the job, the job's state after it.
 Subject: TypeAlias = tuple[int | None, JobId | None, int, JobState | None]
 NO_JOB: Final[Subject] = (None, None, 0, None)
 #: In the order that `pack` expects.
@@ -137,7 +137,7 @@ class PostgresWriteBatch:
         """
         The ledger rows that change. A row that gets back as much as it gives is left out; under load that is
         every row. Its account stays right too: it depends on the units in use and on when they changed. While
-        another program reads for long, no version of a row goes away, and every reader steps over all of them.
+        another program reads for long, no version of a row goes away, and readers step over all of them.
         """
         rows: dict[Key, list[int]] = {}
         for (host, admission_class), n in self._units.items():

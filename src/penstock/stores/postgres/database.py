@@ -12,10 +12,9 @@ its own (`commit_marker`). When the answer to its COMMIT is lost, `Database` ins
 if that fails, the transaction was committed; else it never will be, and runs again. Only if the server cannot
 be asked in time does the caller learn that the outcome is unknown.
 
-The schema comes forward in numbered steps, each in a transaction, one process at a time. Daemons are replaced
-one by one, so a new one brings the schema forward while old ones run. A step therefore only adds. What it
-must break, a later step breaks; that step sets the mark `needs` to the oldest schema that a Penstock must
-know. An older Penstock than that is refused; a merely older one is not.
+The schema comes forward in numbered steps, each in a transaction, one process at a time. A new daemon brings
+it forward while old ones run, so a step only adds. What must break, a later step breaks; it sets the mark
+`needs` to the schema that a Penstock must know. A Penstock that does not is refused; an older one is not.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class _Unanswered(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """Timeouts and limits on a server that other programs use too. `pooler`: behind a PgBouncer in transaction mode."""
+    """Limits on a server that other programs use too. `pooler`: behind a PgBouncer in transaction mode."""
 
     statement_timeout_ms: int = 30_000
     lock_timeout_ms: int = 10_000
@@ -225,7 +224,7 @@ class Database:
 
     def once(self, name: str, values: Values) -> None:
         """
-        A transaction of one statement, which writes unique names. When its answer is lost, it is sent again as
+        A transaction of one statement, which writes unique names. If its answer is lost, it is sent again as
         it was: either the first never happened, or the second is refused because the names exist. To look for
         the names would not do: the first may still be under way, and the second waits for it.
         """
@@ -284,7 +283,7 @@ class Database:
             return self._insist(read)
 
     def _begin(self, begin: Sequence[Statement]) -> Sequence[Statement]:
-        """Behind a pooler settings hold for one transaction: the next may run on another server connection."""
+        """Behind a pooler settings hold for one transaction: the next may run on another connection."""
         return (*begin, _settings(self._options)) if begin and self._options.pooler else begin
 
     def _insist(self, attempt: Callable[[], T]) -> T:
@@ -297,7 +296,7 @@ class Database:
                     raise
                 sleep(0.002 * again)
             except psycopg.OperationalError as error:
-                # An idle connection whose server has gone since. The others are no better; a new one will show.
+                # An idle connection whose server has gone since. The others are no better than it.
                 if error.sqlstate not in _GONE or dead:
                     raise
                 dead += 1
@@ -312,7 +311,9 @@ class Database:
                 result = work(session)
                 token = session.token if session.writes else None
                 if token is not None:
-                    session.defer("mark_commit", {"token": token, "answered": array(self._take_answered())})
+                    # Two threads may take them at once and lose one: its row stays until `forget_commits`.
+                    answered, self._answered = self._answered, []
+                    session.defer("mark_commit", {"token": token, "answered": array(answered)})
                 session.finish()
         except psycopg.OperationalError as error:
             if session is None or not session.finishing or error.sqlstate not in _GONE:
@@ -323,11 +324,6 @@ class Database:
         if token is not None:
             self._answered.append(token)
         return result
-
-    def _take_answered(self) -> list[str]:
-        """Two threads may take them at once and lose a token: its row stays until `forget_commits`."""
-        answered, self._answered = self._answered, []
-        return answered
 
     def _was_committed(self, token: str) -> bool:
         """If not, it cannot be committed any more, even if the server still works on it."""
@@ -389,7 +385,7 @@ class Database:
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """StoreFailed for what PostgreSQL reports about itself. A broken constraint is our own bug, and stays."""
+        """StoreFailed for what PostgreSQL reports about itself. A broken constraint is our own bug."""
         try:
             yield
         except (

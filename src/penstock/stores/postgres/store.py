@@ -11,8 +11,9 @@ transaction (`common/group_commit.py`).
 
 There are three because a round holds the ledger for as long as a sync takes: a submit or a heartbeat in the
 same transaction would wait for the rounds of all other hosts. So a commit that mixes them becomes several
-transactions, one behind the other: `commit(Submit, Admit)` writes the jobs, and then a round sees them.
-Upkeep (addons, hosts, retention, order keys) is rare, and the calling thread writes it.
+transactions, one behind the other: `commit(Submit, Admit)` writes the jobs, and then a round sees them. A job
+that an `Apply` puts back into the queue is seen by the next round, not by one of the same transaction. Upkeep
+(addons, hosts, retention, order keys) is rare, and the calling thread writes it.
 
 Each transaction locks and reads in its first round trip, decides in Python, and writes with its COMMIT in
 the second (`database.py`). The server's clock is the clock. After a commit with events the process notifies

@@ -1,5 +1,5 @@
 """
-The writer of submits: those that arrived together in one transaction, or one in a transaction of the caller's.
+The writer of submits: those that arrived together, or one in a transaction of the caller's.
 
 Most submits have nothing to check first: no key that may have been used, no limit that may be reached. They
 are one statement and one round trip. Most are calls of the same few functions, so everything that does not
@@ -381,7 +381,7 @@ def _savepoint(connection: Any, sql: Mapping[str, Statement]) -> Iterator[Databa
 
 
 class _CallersConnection:
-    """Runs our statements on a connection of the caller's, with rows as we read them, whatever its settings."""
+    """Runs our statements on the caller's connection, with rows as we read them, whatever its settings."""
 
     def __init__(self, con: psycopg.Connection[Any]) -> None:
         self._cursor = psycopg.RawCursor(con, row_factory=tuple_row)

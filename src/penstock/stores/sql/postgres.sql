@@ -28,7 +28,7 @@ DELETE FROM penstock.commit_marker WHERE at < (extract(epoch FROM clock_timestam
 SELECT pg_notify(%(channel)s, %(by)s);
 
 -- name: notify_unsynced
--- Nobody need find it on the disk, and whoever listens hears it only after the commit.
+-- The notice need not be on disk, and listeners get it only after the commit.
 SELECT pg_notify(%(channel)s, %(by)s), set_config('synchronous_commit', 'off', true);
 
 -- name: committed_events
@@ -112,7 +112,7 @@ FROM new;
 
 -- name: step_into_line
 -- Jobs whose time has come, and those that have become urgent. Bounded: the next round takes the rest. The materialised parts run once: a
--- plan that ran one per row would move more than it says. Rows that somebody is changing are left for the next round.
+-- plan that ran one per row would move more than it says. Rows that another transaction is changing are left for the next round.
 WITH now AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS at),
 ready AS MATERIALIZED (
     SELECT no, urgent_at FROM penstock.queue WHERE line = 0 AND ready_at <= (SELECT at FROM now) ORDER BY ready_at LIMIT %(most)s FOR UPDATE SKIP LOCKED),
@@ -177,12 +177,12 @@ WHERE class_no = %(class_no)s AND line = %(line)s AND line > 0 AND (turn, no) > 
 SELECT m.cost_units, l.admitted_at, l.ends_at FROM penstock.dispatch_in_flight l JOIN penstock.admission_class m ON m.no = l.class_no WHERE l.host = %(host)s;
 
 -- name: lock_ledger
--- Everybody locks in this order, so nobody waits in a circle.
+-- Every transaction locks in this order, so none waits in a circle.
 SELECT scope, name, units, running FROM penstock.ledger WHERE (scope, name) IN (SELECT * FROM unnest(%s::text[], %s::text[]))
 ORDER BY scope <> 'host', scope, name FOR UPDATE;
 
 -- name: lock_heads
--- Only those that are as the round saw them; whoever holds one now is not waited for.
+-- Only those that are as the round saw them. It does not wait for a transaction that has locked one.
 SELECT q.no FROM unnest(%s::bigint[], %s::integer[]) AS seen (no, events) JOIN penstock.queue q ON q.no = seen.no
 WHERE q.line > 0 AND q.events = seen.events FOR UPDATE OF q SKIP LOCKED;
 
@@ -227,8 +227,8 @@ FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::integer[], %s::bigint[]) A
 UPDATE penstock.queue SET passed_at = %s WHERE no = ANY(%s::bigint[]);
 
 -- name: write_batch
--- Units that are held or given back, the accounts, how many jobs are in which state, what is told of it, and what ended: of which flights, and
--- which jobs. Account rows and flights are guarded by the ledger's.
+-- Units taken or given back, the accounts, how many jobs are in which state, the events, and what ended: of which flights, and
+-- which jobs. The rows of the ledger guard those of accounts and flights.
 WITH held AS (
     UPDATE penstock.ledger SET units = ledger.units + new.units, running = ledger.running + new.running
     FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[]) AS new (scope, name, units, running)
@@ -267,7 +267,7 @@ SELECT * FROM (SELECT %s::bigint AS batch, %s::integer AS size, %s::text AS even
 SELECT addon_id, weight, paused, average, units, at FROM penstock.addon WHERE addon_id = ANY(%(addons)s::text[]);
 
 -- name: complete
--- Of those that run under the lease that is named, and it counts. All at one moment, by which it is found in which batch that was.
+-- The jobs that run under these leases, if the lease is still valid. All at one moment, by which the batch of their events is found.
 WITH t AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now)
 UPDATE penstock.dispatch d SET phase = 'ended', events = d.events + 1, ended_at = t.now, how = 'completed', result = done.result
 FROM unnest(%(ids)s::text[], %(results)s::text[]) AS done (dispatch_id, result) CROSS JOIN t
@@ -303,7 +303,7 @@ UPDATE penstock.job SET state = new.state, tried = new.tried, events = new.event
 FROM new WHERE job.no = new.no;
 
 -- name: place_jobs
--- Behind `move_jobs`, and what it wrote.
+-- Runs behind `move_jobs`, and reads what that wrote.
 WITH new AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::bigint[], %s::bigint[],
                          %s::bigint[])
@@ -503,7 +503,7 @@ SELECT least(
     (SELECT min(stop_at) FROM penstock.dispatch_in_flight WHERE limit_from <= t.now AND phase = 'leased')) FROM t;
 
 -- name: register_host
--- A name that somebody else bears, and is alive, stays as it is: then nothing comes back.
+-- The row of another scheduler that is alive stays as it is: then no row comes back.
 INSERT INTO penstock.host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until)
 VALUES (%(host)s, %(instance)s, %(capacity)s, %(quiet)s, %(labels)s, %(version)s, %(url)s, %(started_at)s, %(seen_at)s, %(until)s)
 ON CONFLICT (host) DO UPDATE SET instance = excluded.instance, capacity = excluded.capacity, quiet = excluded.quiet, labels = excluded.labels,
