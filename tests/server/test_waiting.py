@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import pytest
-from http_kit import Client, ServerKit
+from http_kit import ServerKit
 from tests.waiting import LONG, until
 
 from penstock.server.app import RequestLimits
@@ -399,10 +399,12 @@ def test_submits_at_once_share_commits(kit):
 
     kit.store.on_change(on_commit)
     with ThreadPoolExecutor(64) as pool:
-        waiting = [pool.submit(Client(kit.server, kit.client.token).submit) for _ in range(64)]
+        waiting = [pool.submit(kit.client.submit)]
+        until(lambda: commits)
+        waiting += [pool.submit(kit.client.submit) for _ in range(63)]
         until(lambda: open_requests(kit) >= 63)  # the first may have been answered
         all_have_arrived.set()
         ids = {future.result(60) for future in waiting}
 
     assert len(ids) == 64
-    assert len(commits) <= 3
+    assert len(commits) < 8

@@ -152,7 +152,8 @@ class Api:
                 self._app_state.stats.live.tallies.fenced += 1
             await _refuse(request, error)
         finally:
-            request.close()
+            if request.gone is not None:
+                request.gone.cancel()
 
     async def _serve(self, request: Request[Any, Any]) -> None:
         scope = request.scope

@@ -84,11 +84,13 @@ class EventHub:
         while self._stale and self._readers:
             self._stale = False
             try:
-                while batch := await self._run(self._store.events, self.position, _PAGE):
-                    self._take(batch)
+                batch = await self._run(self._store.events, self.position, _PAGE)
             except Exception:  # clients that wait look again anyway, and get the store's error themselves
                 log.exception("the trail cannot be read")
                 return
+            if batch:
+                self._take(batch)
+            self._stale = self._stale or len(batch) == _PAGE
 
     def _take(self, batch: list[Event]) -> None:
         if len(self._events) + len(batch) > _KEPT:

@@ -66,25 +66,20 @@ class Request(Generic[Q, B]):
     receive: Receive
     send: Send
     headers: dict[bytes, bytes] = field(init=False)
+    connection: HttpConnection = field(init=False)
+    store: Store = field(init=False)
     principal: Principal = field(init=False)
     path: str = field(init=False)
     query: Q = field(init=False)
     body: B = field(init=False)
     #: It may take long, so its token may have ended by its end.
     waits: bool = False
-    _gone: asyncio.Future[Any] | None = None
+    #: What `watch` returns, once it was called.
+    gone: asyncio.Future[Any] | None = None
 
     def __post_init__(self) -> None:
         self.headers = dict(self.scope["headers"])
-
-    @property
-    def connection(self) -> HttpConnection:
-        connection: HttpConnection = self.scope["penstock.connection"]
-        return connection
-
-    @property
-    def store(self) -> Store:
-        return self.app_state.store
+        self.connection, self.store = self.scope["penstock.connection"], self.app_state.store
 
     @property
     def token(self) -> str | None:
@@ -197,9 +192,9 @@ class Request(Generic[Q, B]):
         Completes when the client has gone away or its token has ended. Made on demand: only handlers that
         wait need it.
         """
-        if self._gone is None:
-            self._gone = asyncio.ensure_future(self._until_gone())
-        return self._gone
+        if self.gone is None:
+            self.gone = asyncio.ensure_future(self._until_gone())
+        return self.gone
 
     async def _until_gone(self) -> None:
         while (await self.receive())["type"] != "http.disconnect":
@@ -208,10 +203,6 @@ class Request(Generic[Q, B]):
     def end(self) -> None:
         """As if the client had gone: what waits for it stops waiting, and gives back what it has claimed."""
         self.watch().cancel()
-
-    def close(self) -> None:
-        if self._gone is not None:
-            self._gone.cancel()
 
     # reading and answering
 
