@@ -449,6 +449,7 @@ def test_a_function_knows_its_call(kind):
         assert (True, None, 1, False) == pool.submit(calls.about).result(30)
         assert (True, "k", 1, True) == pool.task(calls.about, key_of=lambda: "k", timeout=60)()
         assert (True, ("a", 1), 1, False) == pool.task(calls.about, key_of=lambda: ("a", 1))()
+        assert (True, b"k", 1, False) == pool.task(calls.about, key_of=lambda: b"k")()
     assert penstock.current_call() is None
 
 

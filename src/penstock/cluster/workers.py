@@ -261,8 +261,7 @@ class ClusterWorkers(SelfReporting, SupervisedWorkers[ClusterWorker]):
         if call.attempt > 1 or call.guarded or call.extra is not None:
             # The clocks of two machines have nothing in common: a deadline travels as the time that remains.
             remaining = None if call.deadline is None else call.deadline - clock()
-            key = call.key if protocol.is_plain(call.key) else protocol.try_dump(call.key)
-            extra = (call.attempt, key, remaining), call.extra
+            extra = (call.attempt, protocol.pack_key(call.key), remaining), call.extra
 
         def settled(answer: Any, error: BaseException | None) -> None:
             self._settled(worker, link, dispatch, answer, error)

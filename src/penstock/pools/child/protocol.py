@@ -173,10 +173,15 @@ def dump(value: Any, large: float = LARGE, *, portable: bool = False) -> tuple[b
     return data, buffers
 
 
-def try_dump(value: Any) -> bytes | None:
-    """Pickle in band, or None: for values that are useful on the other side, but not worth an error."""
+def pack_key(key: Any) -> Any:
+    """
+    The key of a call as it travels: plain, or pickled into bytes. None if it cannot be pickled: it is useful in
+    the worker, but not worth an error.
+    """
+    if is_plain(key) and type(key) is not bytes:
+        return key
     try:
-        return pickle.dumps(value, 5)
+        return pickle.dumps(key, 5)
     except Exception:  # noqa: BLE001  # whatever pickling raises
         return None
 

@@ -156,8 +156,7 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
     @staticmethod
     def _extra(call: Call[Any], ref: Any) -> Any:
         """(attempt, key, deadline), the caller's trace, and where the buffers are."""
-        key = call.key if protocol.is_plain(call.key) else protocol.try_dump(call.key)
-        return (call.attempt, key, call.deadline), call.extra, ref
+        return (call.attempt, protocol.pack_key(call.key), call.deadline), call.extra, ref
 
     @staticmethod
     def _send_main(worker: WorkerProcess, needed: bool) -> None:
