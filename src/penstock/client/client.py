@@ -115,7 +115,7 @@ class Client:
         return self._get("queue/find", wire.Found, {"part": part, "limit": limit}).job_ids
 
     def cancel(self, job_id: str, *, now: bool = False) -> wire.JobInfo:
-        """`now`: a run of the scheduler's own is killed instead of being asked first."""
+        """`now`: the runner kills the job at once, without asking it to stop first."""
         body = wire.Cancel(now=True) if now else None
         return self._post(f"queue/jobs/{_part(job_id)}/cancel", body, wire.JobInfo, again=True)
 
@@ -269,7 +269,7 @@ class Client:
         return self._get("programs", wire.ProgramList).programs
 
     def attach(self, name: str, tasks: Sequence[wire.TaskInfo]) -> None:
-        """Show a program's pools and graphs. Told again about once a second, for as long as they should be shown."""
+        """Shows a program's pools and graphs on the page. Repeat it about once a second while they should be shown."""
         self._post("programs/attach", wire.Attach(name=name, tasks=list(tasks)), wire.Ok, again=True)
 
     def leases(self, *, addon_id: str | None = None, limit: int = 100) -> list[wire.Lease]:
@@ -298,7 +298,7 @@ class Client:
         self._post("resume", wire.Scoped(addon_id=addon_id), wire.Ok, again=True)
 
     def hosts(self) -> wire.Hosts:
-        """Who shares these jobs: alive or lost, with what capacity, drained or not."""
+        """The hosts that share these jobs: alive or lost, with what capacity, drained or not."""
         return self._get("hosts", wire.Hosts)
 
     def drain(self, host: str) -> None:
