@@ -59,6 +59,6 @@ def _furnish(client) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        code, told = fuzz(Path(scratch), int(sys.argv[1]) if len(sys.argv) > 1 else 100)
-    print(told)  # noqa: T201 - a command for people
+        code, received = fuzz(Path(scratch), int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    print(received)  # noqa: T201 - a command for people
     sys.exit(code)

@@ -24,12 +24,16 @@ def test_a_token_that_is_made_and_revoked_is_in_the_trail(kit, maintenance):
     made = maintenance.post("/tokens/create", {"name": "n", "scopes": ["jobs:read"], "addon_id": "a"}).json[
         "token"
     ]
-    told = last(kit, "TOKEN_MADE")["data"]
+    received = last(kit, "TOKEN_MADE")["data"]
     kit.local.post(f"/tokens/{made['token_id']}/revoke")
     gone = last(kit, "TOKEN_REVOKED")["data"]
 
-    assert (told["by"], told["token_id"], told["name"]) == (token_id(maintenance), made["token_id"], "n")
-    assert (told["scopes"], told["bound_to"], told["parent_id"]) == (
+    assert (received["by"], received["token_id"], received["name"]) == (
+        token_id(maintenance),
+        made["token_id"],
+        "n",
+    )
+    assert (received["scopes"], received["bound_to"], received["parent_id"]) == (
         ["jobs:read"],
         "a",
         token_id(maintenance),
@@ -67,17 +71,17 @@ def test_a_login_is_in_the_trail_when_it_is_asked_for_and_when_it_is_used(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "told"),
+    ("path", "body", "received"),
     [
         ("/addons/edit", {"addon_id": "a", "weight": 7}, {"addon_id": "a", "weight": 7, "paused": False}),
         ("/pause", {"addon_id": "a"}, {"addon_id": "a", "weight": 100, "paused": True}),
         ("/resume", {}, {"addon_id": "*", "weight": 100, "paused": False}),
     ],
 )
-def test_who_set_an_addon_is_in_the_trail(kit, maintenance, path, body, told):
+def test_who_set_an_addon_is_in_the_trail(kit, maintenance, path, body, received):
     assert maintenance.post(path, body).status == 200
 
-    assert last(kit, "ADDON_SET")["data"] == told | {"by": token_id(maintenance)}
+    assert last(kit, "ADDON_SET")["data"] == received | {"by": token_id(maintenance)}
 
 
 def test_who_drained_a_host_is_in_the_trail(live):

@@ -242,9 +242,9 @@ def test_no_answer_has_more_fields_than_its_type_says(client):
     """The views fill every field of the wire types, by name: a new field cannot be forgotten on one side."""
     job_id = client.submit()
 
-    told = client.get(f"/queue/jobs/{job_id}")
-    assert set(told.json) == set(wire.JobInfo.__struct_fields__)
-    assert msgspec.json.decode(told.content, type=wire.JobInfo).job_id == job_id
+    received = client.get(f"/queue/jobs/{job_id}")
+    assert set(received.json) == set(wire.JobInfo.__struct_fields__)
+    assert msgspec.json.decode(received.content, type=wire.JobInfo).job_id == job_id
     [summary] = client.get("/queue/jobs?limit=1&newest_first=true").json["jobs"]
     assert set(summary) == set(wire.JobSummary.__struct_fields__)
 

@@ -320,9 +320,9 @@ def test_outcomes_in_bulk_stand_each_on_its_own(live):
         {"lease_id": leases[2], "state": "FAILED", "error": "e", "failure": "job_error"},
         {"lease_id": "nobody.1", "state": "DONE"},
     ]
-    told = client.post("/queue/complete/bulk", {"outcomes": outcomes}).json["outcomes"]
-    assert [ended["state"] for ended in told] == ["DONE", None, "FAILED", None]
-    assert [ended["problem"] and ended["problem"]["status"] for ended in told] == [None, 409, None, 404]
+    received = client.post("/queue/complete/bulk", {"outcomes": outcomes}).json["outcomes"]
+    assert [ended["state"] for ended in received] == ["DONE", None, "FAILED", None]
+    assert [ended["problem"] and ended["problem"]["status"] for ended in received] == [None, 409, None, 404]
 
 
 def test_an_exchange_ends_and_claims_in_one_call(live):
@@ -333,9 +333,9 @@ def test_an_exchange_ends_and_claims_in_one_call(live):
     assert claimed["job_id"] == first
 
     outcome = {"lease_id": claimed["lease_id"], "state": "DONE"}
-    told = client.post("/queue/exchange", {"outcomes": [outcome], "limit": 5}).json
-    assert [ended["state"] for ended in told["outcomes"]] == ["DONE"]
-    assert [job["job_id"] for job in told["jobs"]] == [second]
+    received = client.post("/queue/exchange", {"outcomes": [outcome], "limit": 5}).json
+    assert [ended["state"] for ended in received["outcomes"]] == ["DONE"]
+    assert [job["job_id"] for job in received["jobs"]] == [second]
 
 
 def test_an_idempotency_key_returns_the_first_job_and_refuses_another_body(client):
@@ -391,10 +391,10 @@ def test_explain_says_what_a_job_waits_for(client):
     client.post("/pause", {"addon_id": "visuals"})
     job_id = client.submit()
 
-    told = client.get(f"/queue/jobs/{job_id}/explain").json
-    assert (told["reason"], told["state"]) == ("paused", "QUEUED")
-    assert "Addon visuals is paused" in told["text"]
-    assert "cancel" in told["allowed"]
+    received = client.get(f"/queue/jobs/{job_id}/explain").json
+    assert (received["reason"], received["state"]) == ("paused", "QUEUED")
+    assert "Addon visuals is paused" in received["text"]
+    assert "cancel" in received["allowed"]
 
 
 def test_pause_holds_one_addon_or_everything_and_resume_takes_it_up(live):
@@ -436,12 +436,12 @@ def test_stats_leases_and_capacity_tell_the_same_story(live):
 
 
 def test_an_application_reports_its_own_readings_and_only_those(client):
-    told = {"addon_id": "shop", "readings": {"p95_ms": 120, "error_rate": 0.01}}
-    assert client.post("/signals", told).status == 200
+    received = {"addon_id": "shop", "readings": {"p95_ms": 120, "error_rate": 0.01}}
+    assert client.post("/signals", received).status == 200
     readings = {(r["source"], r["name"]): r["value"] for r in client.get("/capacity").json["readings"]}
     assert readings == {("shop", "p95_ms"): 120.0, ("shop", "error_rate"): 0.01}
 
-    refused = client.post("/signals", told | {"readings": {"cpu": 0.0}})
+    refused = client.post("/signals", received | {"readings": {"cpu": 0.0}})
     assert (refused.status, refused.fields) == (422, ["readings"])
     assert "error_rate|p95_ms|in_flight" in refused.json["detail"]
 
@@ -454,14 +454,14 @@ def test_an_addon_that_reports_trouble_of_its_own_stops_no_other(tmp_path):
         for name in ("cpu", "memory"):
             kit.service.machine.report(Reading(name, 0.0, kit.store.now(), ttl=HOUR))
         loud = kit.client.mint(addon_id="loud")
-        told = {"addon_id": "loud", "readings": {"error_rate": 1.0, "p95_ms": 1e9}, "ttl_sec": 3_600}
-        assert loud.post("/signals", told).status == 200
+        received = {"addon_id": "loud", "readings": {"error_rate": 1.0, "p95_ms": 1e9}, "ttl_sec": 3_600}
+        assert loud.post("/signals", received).status == 200
 
         assert kit.client.get("/capacity").json["quiet"] == "NORMAL"
         job_id = kit.client.submit(addon_id="other")
         assert [job["job_id"] for job in kit.client.claim(addon_id="other", wait_sec=1)] == [job_id]
 
-        assert kit.client.post("/signals", told).status == 200
+        assert kit.client.post("/signals", received).status == 200
         assert kit.client.get("/capacity").json["quiet"] == "PANIC"
     finally:
         kit.close()

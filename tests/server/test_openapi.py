@@ -79,11 +79,11 @@ def test_the_document_names_every_scope():
 @pytest.mark.soak
 def test_a_fuzzer_finds_no_server_error_and_no_drift(tmp_path):
     if SOAK:
-        code, told = fuzz(tmp_path, int(10 * SOAK))
+        code, received = fuzz(tmp_path, int(10 * SOAK))
     else:
-        code, told = fuzz(tmp_path, 1, phases="fuzzing", paths="/(queue|lease)/")
+        code, received = fuzz(tmp_path, 1, phases="fuzzing", paths="/(queue|lease)/")
 
-    assert code == 0, told
+    assert code == 0, received
 
 
 def test_what_the_document_shows_puts_no_token_on_a_command_line(tmp_path):

@@ -207,13 +207,13 @@ class History:
 
 def check(history, question, content):
     asked = repr(question)
-    told = content.decode()
-    leaked = [secret for secret in history.secrets if secret in told and secret not in asked]
-    assert not leaked, (question, leaked, told[:2_000])
+    received = content.decode()
+    leaked = [secret for secret in history.secrets if secret in received and secret not in asked]
+    assert not leaked, (question, leaked, received[:2_000])
 
 
 @contextmanager
-def told(path, plot, seed, rules):
+def received(path, plot, seed, rules):
     path.mkdir(mode=0o700, exist_ok=True)
     kit = ServerKit(path, start=False, rules=rules)
     try:
@@ -232,7 +232,7 @@ PLOTS = [
 
 @pytest.mark.parametrize(("plot", "seed", "rules"), PLOTS)
 def test_nothing_that_a_bound_token_can_get_names_anything_of_another_addon(tmp_path, plot, seed, rules):
-    with told(tmp_path, plot, seed, rules) as history:
+    with received(tmp_path, plot, seed, rules) as history:
         for question in list(history.questions()):
             check(history, question, history.ours.send(*question).content)
         events = history.ours.get("/events?limit=500").json["events"]
@@ -248,7 +248,7 @@ def test_the_histories_have_something_to_hide(tmp_path):
     """A token that is not bound is told of the other addon in each of the ways that the bound one must not be."""
     met = set()
     for number, plot in enumerate(PLOTS):
-        with told(tmp_path / str(number), *plot) as history:
+        with received(tmp_path / str(number), *plot) as history:
             met |= set(ways(history))
 
     assert met == {
@@ -260,16 +260,16 @@ def ways(history):
     """In what the scheduler says about our jobs: the ways in which it names something of theirs."""
     client = history.kit.client
 
-    def names(told):
-        return any(secret in repr(told) for secret in history.secrets)
+    def names(received):
+        return any(secret in repr(received) for secret in history.secrets)
 
     for job_id in history.jobs[OURS]:
-        told = client.get(f"/queue/jobs/{job_id}/explain").json
-        if names(told["reason_data"]):
-            yield told["reason"]
-        if names(told["ahead"]):
+        received = client.get(f"/queue/jobs/{job_id}/explain").json
+        if names(received["reason_data"]):
+            yield received["reason"]
+        if names(received["ahead"]):
             yield "ahead"
-        if names(told["text"].partition(", when ")[2]):
+        if names(received["text"].partition(", when ")[2]):
             yield "when"
         for event in client.get(f"/events?limit=500&job_id={job_id}").json["events"]:
             if names(event["data"]):

@@ -163,9 +163,9 @@ def test_the_daemon_sends_to_a_collector_as_its_setting_says(tmp_path):
         collector.join()
         sink.server_close()
     path, body = sink.exported[0]
-    [told] = proto.ExportMetricsServiceRequest.FromString(body).resource_metrics
-    names = {metric.name for metric in told.scope_metrics[0].metrics}
+    [received] = proto.ExportMetricsServiceRequest.FromString(body).resource_metrics
+    names = {metric.name for metric in received.scope_metrics[0].metrics}
 
     assert (code, path) == (0, "/v1/metrics")
     assert {"penstock.jobs", "penstock.capacity_units", "penstock.wait", "penstock.events"} <= names
-    assert {one.key: one.value.string_value for one in told.resource.attributes}["service.name"] == "ours"
+    assert {one.key: one.value.string_value for one in received.resource.attributes}["service.name"] == "ours"

@@ -210,10 +210,10 @@ def test_absent_and_not_yours_are_told_in_the_same_words(kit):
     other = kit.client.mint(addon_id="ours")
     absent = kit.job_id[:-4] + "0000"
 
-    def told(job_id):
+    def received(job_id):
         return other.get(f"/queue/jobs/{job_id}").content.replace(job_id.encode(), b"")
 
-    assert told(kit.job_id) == told(absent)
+    assert received(kit.job_id) == received(absent)
 
 
 def test_a_token_of_another_addon_cannot_submit_for_ours(kit):
@@ -246,11 +246,11 @@ def test_a_bound_token_does_not_learn_whose_job_is_in_its_way(kit):
     first = kit.client.submit(addon_id="theirs", cost_units=40, priority=90)
     own = other.submit(addon_id="ours", cost_units=40, priority=10)
 
-    told = other.get(f"/queue/jobs/{own}/explain").content.decode()
-    assert first not in told
-    assert first[-8:] not in told
-    assert "theirs" not in told
-    assert "another job" in told.lower()
+    received = other.get(f"/queue/jobs/{own}/explain").content.decode()
+    assert first not in received
+    assert first[-8:] not in received
+    assert "theirs" not in received
+    assert "another job" in received.lower()
     assert first in kit.client.get(f"/queue/jobs/{own}/explain").content.decode()
     denied = other.post(
         "/lease/request", {"addon_id": "ours", "job_type": "t", "priority": 5}

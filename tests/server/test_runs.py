@@ -58,8 +58,8 @@ def test_what_the_runner_would_refuse_is_refused_at_submit(client, job, field):
 def test_a_job_that_never_ran_has_printed_nothing(client):
     job_id = client.submit()
 
-    told = client.get(f"/queue/jobs/{job_id}/logs").json
-    assert (told["pieces"], told["attempt"], told["over"]) == ([], 0, False)
+    received = client.get(f"/queue/jobs/{job_id}/logs").json
+    assert (received["pieces"], received["attempt"], received["over"]) == ([], 0, False)
     assert client.get(f"/queue/jobs/{job_id}/logs?attempt=1").status == 404
     client.post(f"/queue/jobs/{job_id}/cancel")
     assert client.get(f"/queue/jobs/{job_id}/logs").json["over"] is True
@@ -124,9 +124,9 @@ def test_the_output_of_a_command_is_followed_to_its_end(tmp_path):
         job_id = client.post("/queue/jobs/submit", job).json["job_id"]
         pieces, offset, over = [], 0, False
         while not over:
-            told = client.get(f"/queue/jobs/{job_id}/logs?offset={offset}&wait_sec=10").json
-            pieces += [(piece["stream"], piece["text"]) for piece in told["pieces"]]
-            offset, over = told["next"], told["over"] and not told["pieces"]
+            received = client.get(f"/queue/jobs/{job_id}/logs?offset={offset}&wait_sec=10").json
+            pieces += [(piece["stream"], piece["text"]) for piece in received["pieces"]]
+            offset, over = received["next"], received["over"] and not received["pieces"]
 
         assert "".join(text for stream, text in pieces if stream == "stdout").splitlines()[0] == "one"
         assert "".join(text for stream, text in pieces if stream == "stderr") == "two\n"

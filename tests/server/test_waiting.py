@@ -112,10 +112,10 @@ def test_a_claim_without_filters_hides_no_job_from_a_stream_of_its_addon(kit):
     kit.client.claim()
     job_id = kit.client.submit()
     with Stream(kit.client, "?addon_id=visuals&after=0") as stream:
-        told = stream.take(3)
+        received = stream.take(3)
 
-    assert [event["kind"] for event in told] == ["SUBMITTED", "ADMITTED", "DISPATCHING"]
-    assert {event["job_id"] for event in told} == {job_id}
+    assert [event["kind"] for event in received] == ["SUBMITTED", "ADMITTED", "DISPATCHING"]
+    assert {event["job_id"] for event in received} == {job_id}
 
 
 def test_a_client_that_comes_back_after_admitted_sees_the_dispatch(kit):
@@ -215,7 +215,7 @@ def test_a_reader_that_comes_back_misses_nothing_and_sees_nothing_twice(kit):
         last = stream.last
     job = {"addon_id": "a", "job_type": "t"}
     bulk = client.post("/queue/jobs/submit/bulk", {"jobs": [job] * 700})
-    ids += [told["job_id"] for told in bulk.json["jobs"]]
+    ids += [received["job_id"] for received in bulk.json["jobs"]]
     with Stream(client, last=last) as stream:
         seen += stream.take(300)
         last = stream.last

@@ -45,7 +45,7 @@ def test_a_pool_that_is_full_shows_red_and_amber_and_then_empties(tab, daemon):
                 name: mine.locator(f"[role=img][aria-label^='{name} '] span").get_attribute("data-tone")
                 for name in ("in flight", "pending", "waiting")
             }
-            told = mine.inner_text()
+            received = mine.inner_text()
         finally:
             go.set()
         for caller in callers:
@@ -53,8 +53,8 @@ def test_a_pool_that_is_full_shows_red_and_amber_and_then_empties(tab, daemon):
         mine.get_by_label("waiting 0").wait_for()
 
     assert bars == {"in flight": "accent", "pending": "warn", "waiting": "bad"}
-    assert "2/2" in told
-    assert "5/5" in told
+    assert "2/2" in received
+    assert "5/5" in received
 
 
 @pytest.mark.usefixtures("attached")
@@ -67,9 +67,9 @@ def test_a_graph_is_shown_beside_the_pools(daemon):
 
     with penstock.GraphExecutor(name="greeter") as executor:
         executor.run(graph.compile(), {"name": "you"})
-        told = until(lambda: shown(daemon).get("greeter"))
+        received = until(lambda: shown(daemon).get("greeter"))
 
-    assert (told.kind, told.max_queue_depth) == ("graph", None)
+    assert (received.kind, received.max_queue_depth) == ("graph", None)
 
 
 @pytest.mark.usefixtures("attached")

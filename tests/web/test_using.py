@@ -273,9 +273,9 @@ def test_an_addons_weight_and_pause_are_set(home):
     row.get_by_role("button", name="Pause").click()
     row.get_by_role("button", name="Resume").wait_for()
     row.get_by_text("paused", exact=True).wait_for()
-    [told] = [one for one in home.daemon.client.addons().addons if one.addon_id == home.addon]
+    [reported] = [one for one in home.daemon.client.addons().addons if one.addon_id == home.addon]
 
-    assert (told.weight, told.paused) == (250, True)
+    assert (reported.weight, reported.paused) == (250, True)
     assert weight.input_value() == "250"
 
 
