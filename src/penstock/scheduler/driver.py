@@ -107,13 +107,12 @@ class Driver:
         return min([*(timed.due for timed in self._upkeep), *(self._call(part, now) for part in self._parts)])
 
     def _call(self, part: Part, now: Moment) -> Moment:
-        again, name = seconds(self._after_failure), type(part).__name__
         try:
             return part.step(now)
         except (Unavailable, OSError) as error:  # a full disk, a database that is away: one line is enough
-            log.error("%s failed: %s; called again in %s s", name, error, again)  # noqa: TRY400  # as above
+            log.error("%s failed: %s; it is called again later", type(part).__name__, error)  # noqa: TRY400  # as above
         except Exception:  # one part's mistake must not stop the other parts
-            log.exception("%s failed; called again in %s s", name, again)
+            log.exception("%s failed; it is called again later", type(part).__name__)
         return now + self._after_failure
 
 

@@ -95,13 +95,6 @@ def allowed(state: JobState) -> tuple[Move, ...]:
     return tuple(move for source, move in MOVES if source is state)
 
 
-def mermaid() -> str:
-    """`docs/states.md` holds this string; a test fails when they differ."""
-    lines = [f"    {source} --> {target}: {move}" for (source, move), target in MOVES.items()]
-    ends = [f"    {state} --> [*]" for state in JobState if state in FINAL]
-    return "\n".join(["stateDiagram-v2", f"    [*] --> {JobState.QUEUED}: submit", *lines, *ends])
-
-
 class Category(StrEnum):
     """
     Of a failure. `Counters` and `Schedules` have a field for each; the job brings the delays for its errors.
@@ -257,22 +250,3 @@ def resolve_end(
     if move is Move.COMPLETE:
         counters = Counters()
     return EndResult(end, move, step(state, move), counters, delay, end_rule.alert, end_rule.mark)
-
-
-def table() -> str:
-    """The rows of `docs/states.md`; a test fails when they differ."""
-    rows = [
-        f"| {end} | {_cell(reserved, JobState.DISPATCHING)} | {_cell(leased, JobState.RUNNING)} |"
-        for end, (reserved, leased) in END_RULES.items()
-    ]
-    return "\n".join(["| end | while reserved | while leased |", "|---|---|---|", *rows])
-
-
-def _cell(end_rule: EndRule | None, state: JobState) -> str:
-    if end_rule is None:
-        return "refused"
-    target = step(state, end_rule.move)
-    words = f"QUEUED by {end_rule.retry} schedule" if end_rule.retry else str(target)
-    if end_rule.retry and target is not JobState.QUEUED:
-        words += f", then {target}"
-    return words + (" + alert" if end_rule.alert else "")
