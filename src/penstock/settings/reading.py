@@ -308,6 +308,8 @@ class _Reader:
 def _nearest(path: KeyPath, source: str) -> str:
     names = [".".join(known) for known in (*KEYS, *_SECTIONS)]
     near = difflib.get_close_matches(".".join(general(path)), names, n=1, cutoff=0.5)
+    if near and general(path)[: near[0].count(".") + 1] == tuple(near[0].split(".")):
+        return f"{near[0]} has: {', '.join(key[-1] for key in KEYS if '.'.join(key[:-1]) == near[0])}"
     if not near:
         return "remove it; `docs/settings.md` lists all settings"
     name = near[0].replace("*", path[1] if len(path) > 1 else "NAME")
