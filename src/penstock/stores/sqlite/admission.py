@@ -45,6 +45,7 @@ from penstock.stores.sqlite.connection import one, query, statements
 from penstock.stores.sqlite.transaction import (
     NO_JOB,
     EventJob,
+    GrantedLease,
     SqliteAdmissionClasses,
     SqliteTotals,
     Transaction,
@@ -140,6 +141,7 @@ def _start_alike(tx: Transaction, picks: Sequence[Pick], host: HostId, terms: Te
     class_no, leased = tx.classes.number(tx.con, admission_class), offer is Placement.LEASE
     nos = listed([pick.waiting.no for pick in picks])
     jobs = _jobs(tx, nos, admission_class) if leased else {}
+    leases, kind = tx.totals.leases, (class_no, str(host))
     grants: list[Grant] = []
     rows: list[tuple[Any, ...]] = []
     events: list[tuple[Any, ...]] = []
@@ -165,6 +167,8 @@ def _start_alike(tx: Transaction, picks: Sequence[Pick], host: HostId, terms: Te
             events.append((tx.now, _RUNNING, job_id, n, _IS_RUNNING, "", attempt, data))
         rows.append(_dispatch_row(dispatch, queued.no, class_no, n, tx.batch))
         grants.append(Grant(dispatch, jobs.get(queued.no)))
+        if leased:
+            leases[dispatch.dispatch_id] = GrantedLease(queued.no, n, dispatch.expires_at, kind)
     tx.add_events(*events)
     tx.write("leave_queue", (nos,), len(picks))
     tx.insert("insert_dispatches", rows)

@@ -114,6 +114,7 @@ def _template(tx: Transaction, intent: Intent) -> tuple[tuple[Any, ...], tuple[A
 
 def apply(tx: Transaction, change: Change) -> bool:
     job, dispatch = change.job, change.dispatch
+    tx.totals.leases.clear()
     tx.flush_jobs()
     job_row: Any = _NO_ROW
     dispatch_row: Any = None
@@ -235,9 +236,7 @@ _leases: Final = msgspec.json.Decoder(list[_Lease]).decode
 
 def complete(tx: Transaction, reports: Sequence[CompletedDispatch]) -> list[bool]:
     """As `changes.completed` says, for each job that still runs under its lease."""
-    values = {"ids": by_name([report.dispatch_id for report in reports]), "now": tx.now}
-    (text,) = one(tx.con, "leases_to_complete", values)
-    leases = _leases(text)
+    leases = _running_leases(tx, reports)
     answers = [False] * len(reports)
     results: list[tuple[int, str | None]] = []
     for at, no, n, _ in leases:
@@ -257,10 +256,28 @@ def complete(tx: Transaction, reports: Sequence[CompletedDispatch]) -> list[bool
     return answers
 
 
+def _running_leases(tx: Transaction, reports: Sequence[CompletedDispatch]) -> list[_Lease]:
+    """
+    Most leases were granted by this writer, which knows them still; else all are read. Each is known once: a second report
+    reads.
+    """
+    known = [tx.totals.leases.pop(report.dispatch_id, None) for report in reports]
+    if None not in known:
+        return [
+            (at, lease.no, lease.events, lease.kind)
+            for at, lease in enumerate(known)
+            if lease is not None and lease.expires_at > tx.now
+        ]
+    values = {"ids": by_name([report.dispatch_id for report in reports]), "now": tx.now}
+    (text,) = one(tx.con, "leases_to_complete", values)
+    return _leases(text)
+
+
 # renew
 
 
 def renew(tx: Transaction, renewal: Renewal, notes_for: NotesFor) -> Standing | None:
+    tx.totals.leases.clear()
     job_id, fence = parts_of(renewal.dispatch_id)
     named = {"dispatch_id": renewal.dispatch_id, "job_id": job_id, "fence": fence}
     row = one(tx.con, "dispatches_for_beats", named)

@@ -155,6 +155,7 @@ def _accept_loss(tx: Transaction, loss: Loss) -> None:
 
 
 def _shift(tx: Transaction, by: Span) -> int:
+    tx.totals.leases.clear()
     tx.flush_jobs()
     tx.run("shift", {"by": by})
     moved = tx.con.changes()

@@ -308,6 +308,16 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(dict[str, int]).decode
 
 
+class GrantedLease(NamedTuple):
+    """All that a completion needs: the job's number and events, when the lease expires, and what its batch shares."""
+
+    no: int
+    events: int
+    expires_at: Moment
+    #: The number of the class, and the host.
+    kind: tuple[int, str]
+
+
 class SqliteTotals:
     """
     The rows of `totals` as values, and the newest numbers of jobs and events. `ledger` has the units and the number of
@@ -324,6 +334,8 @@ class SqliteTotals:
         self.ledger: dict[_Key, tuple[int, int]] = {}
         self.accounts: dict[AddonId, Account] = {}
         self._jobs: dict[AddonId, dict[str, int]] = {}
+        #: Leases that this writer granted, and that nothing but their completion has touched since.
+        self.leases: dict[DispatchId, GrantedLease] = {}
         #: What the ledger had in a row before this transaction; None: the row is written in any case.
         self._changed: dict[_Key, tuple[int, int] | None] = {}
 
