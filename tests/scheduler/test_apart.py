@@ -33,16 +33,19 @@ PLACES = {
 
 class OnSqlite:
     def __init__(self, folder):
-        self.store = SqliteStore(folder / "jobs.db", SteadyClock())
+        self._path = folder / "jobs.db"
+        self.store = SqliteStore(self._path, SteadyClock())
+        self.store._con.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)  # the store turns them off
 
     def refuse(self, column):
-        with self.store._transaction as transaction:
-            con = transaction.con
-            con.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)  # the store turns them off
-            con.execute(
-                f"CREATE TRIGGER refuse_{column} BEFORE INSERT ON {PLACES[column][0]} "
-                f"WHEN NEW.{column} LIKE '%poison%' BEGIN SELECT RAISE(ABORT, 'no poison here'); END"
-            )
+        # By a connection of its own: the scheduler may be writing by the store's.
+        con = apsw.Connection(str(self._path))
+        con.set_busy_timeout(30_000)
+        con.execute(
+            f"CREATE TRIGGER refuse_{column} BEFORE INSERT ON {PLACES[column][0]} "
+            f"WHEN NEW.{column} LIKE '%poison%' BEGIN SELECT RAISE(ABORT, 'no poison here'); END"
+        )
+        con.close()
 
 
 class OnPostgres:
