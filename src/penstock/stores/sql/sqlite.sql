@@ -76,6 +76,11 @@ SELECT j.no, j.job_id, 'RUNNING', j.created_at, j.ready_at, j.not_before, j.trie
        i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, NULL
 FROM json_each(?) AS asked CROSS JOIN job j ON j.no = asked.value CROSS JOIN intent i ON i.no = asked.value;
 
+-- name: insert_leases
+-- Leases without an end of their own, made from the rows of the queue: a bound value costs more than a copied one.
+INSERT INTO active_dispatch (no, class_no, host, fence, phase, events, started_in, admitted_at, started_at, expires_at, worker)
+SELECT no, ?1, ?2, fence + 1, 'leased', events + 2, ?3, ?4, ?4, ?5, ?6 FROM json_each(?7) AS asked CROSS JOIN queue ON queue.no = asked.value;
+
 -- name: leave_queue
 DELETE FROM queue WHERE no IN (SELECT value FROM json_each(?));
 

@@ -144,6 +144,7 @@ def _start_alike(tx: Transaction, picks: Sequence[Pick], host: HostId, terms: Te
     leases, kind = tx.totals.leases, (class_no, str(host))
     grants: list[Grant] = []
     rows: list[tuple[Any, ...]] = []
+    plain: list[int] = []
     events: list[tuple[Any, ...]] = []
     for pick in picks:
         queued = cast("Queued", pick.waiting)
@@ -165,13 +166,18 @@ def _start_alike(tx: Transaction, picks: Sequence[Pick], host: HostId, terms: Te
             waited = tx.now - ready_at(queued.turn, queued.priority, tx.ordering.aging)
             data = running_data(terms.worker, waited)
             events.append((tx.now, _RUNNING, job_id, n, _IS_RUNNING, "", attempt, data))
-        rows.append(_dispatch_row(dispatch, queued.no, class_no, n, tx.batch))
-        grants.append(Grant(dispatch, jobs.get(queued.no)))
-        if leased:
             leases[dispatch.dispatch_id] = GrantedLease(queued.no, n, dispatch.expires_at, kind)
+        if leased and dispatch.ends_at is None and dispatch.stop_at is None:
+            plain.append(queued.no)
+        else:
+            rows.append(_dispatch_row(dispatch, queued.no, class_no, n, tx.batch))
+        grants.append(Grant(dispatch, jobs.get(queued.no)))
     tx.add_events(*events)
-    tx.write("leave_queue", (nos,), len(picks))
+    if plain:
+        lease = (class_no, host, tx.batch, tx.now, tx.now + terms.lease_for, terms.worker, listed(plain))
+        tx.write("insert_leases", lease, len(plain))
     tx.insert("insert_dispatches", rows)
+    tx.write("leave_queue", (nos,), len(picks))
     tx.totals.hold(host, admission_class, len(picks))
     state = JobState.RUNNING if leased else JobState.DISPATCHING
     tx.totals.move(admission_class.addon_id, JobState.QUEUED, state, len(picks))
