@@ -54,7 +54,11 @@ class _TimerThread:
         self.forget_all()
 
     def forget_all(self) -> None:
-        """Also in a forked child, which has a copy of the heap and no thread."""
+        """
+        Also in a forked child, which has a copy of the heap and no thread. The child keeps the copy: freeing an
+        object of the parent there, such as a Ray actor's handle, would end what it stands for.
+        """
+        self._inherited = (getattr(self, "_heap", None), getattr(self, "_inherited", None))
         self._ready = threading.Condition(threading.Lock())
         self._heap: list[tuple[float, int, Timer]] = []
         self._canceled_timers = 0
