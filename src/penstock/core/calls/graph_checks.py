@@ -17,6 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from enum import StrEnum
 from types import FunctionType
 from typing import Any, Union, get_args, get_origin
 
@@ -258,71 +259,57 @@ def _parameters_clash(produced: Any, wanted: Any) -> bool:
 _PLAIN = NodeRules()
 
 
-_QUEUES = {
-    Lane.COMPUTE: Queue.COMPUTE,
-    Lane.IO: Queue.IO,
-    Lane.PROCESS: Queue.PROCESS,
-    Lane.CLUSTER: Queue.CLUSTER,
-}
-
-
-def checked_queue(name: str, spec: NodeSpec) -> tuple[Queue, list[GraphProblem]]:
+def checked_queue(name: str, spec: NodeSpec, problems: list[GraphProblem]) -> Queue:
     """The lane comes from the function (`async def`: io, `def`: compute) unless the node names one."""
     if _yields(spec.fn):
         text = "its function yields, so its value could be read by one reader only"
-        return Queue.COMPUTE, [GraphProblem(name, "function", text, "return a list instead")]
-    waits = _is_async(spec.fn)
-    if spec.lane is not None and spec.lane not in _QUEUES:
-        return Queue.COMPUTE, [_not_one_of(name, "lane", spec.lane, [str(lane) for lane in Lane])]
-    if waits and spec.lane not in (None, Lane.IO):
+        problems.append(GraphProblem(name, "function", text, "return a list instead"))
+    elif spec.lane is not None and spec.lane not in list(Lane):
+        problems.append(_not_one_of(name, "lane", spec.lane, Lane))
+    elif not _is_async(spec.fn):
+        return Queue[Lane(spec.lane or Lane.COMPUTE).name]
+    elif spec.lane not in (None, Lane.IO):
         text = f"an async def cannot run on the {spec.lane} lane"
-        return Queue.LOOP, [GraphProblem(name, "lane", text, "leave lane= out, or make it a plain def")]
-    if waits:
-        return Queue.LOOP, []
-    return _QUEUES[Lane(spec.lane or Lane.COMPUTE)], []
+        problems.append(GraphProblem(name, "lane", text, "leave lane= out, or make it a plain def"))
+    return Queue.LOOP
 
 
-def checked_rules(name: str, spec: NodeSpec) -> tuple[NodeRules, list[GraphProblem]]:
+def checked_rules(name: str, spec: NodeSpec, problems: list[GraphProblem]) -> NodeRules:
     if _given(spec) == _GIVEN_NOTHING:
-        return _PLAIN, []
-    wrong: list[GraphProblem] = []
-
-    def check(good: bool, option: str, value: object, fix: str) -> None:
-        if not good:
-            wrong.append(
-                GraphProblem(name, "option", f"{option}={safe_repr(value, 200)} makes no sense", fix)
-            )
-
+        return _PLAIN
     errors = spec.retry_on if isinstance(spec.retry_on, tuple) else (spec.retry_on,)
-    check(
-        _is_int(spec.retries) and spec.retries >= 0, "retries", spec.retries, "give a whole number from 0 up"
-    )
-    check(_is_seconds(spec.retry_delay), "retry_delay", spec.retry_delay, "give seconds, from 0 up")
-    check(all(map(_is_exception, errors)), "retry_on", spec.retry_on, "give exception classes")
-    check(
-        spec.timeout is None or (_is_seconds(spec.timeout) and spec.timeout > 0),
-        "timeout",
-        spec.timeout,
-        "give seconds above 0, or None for no timeout",
-    )
-    check(
-        spec.limit is None or (_is_int(spec.limit) and spec.limit >= 1),
-        "limit",
-        spec.limit,
-        "give a whole number from 1 up, or None for what the lane allows",
-    )
+    timeout, limit = spec.timeout, spec.limit
+    checks = {
+        "retries": (_is_int(spec.retries) and spec.retries >= 0, "give a whole number from 0 up"),
+        "retry_delay": (_is_seconds(spec.retry_delay), "give seconds, from 0 up"),
+        "retry_on": (all(map(_is_exception, errors)), "give exception classes"),
+        "timeout": (
+            timeout is None or (_is_seconds(timeout) and timeout > 0),
+            "give seconds above 0, or None for no timeout",
+        ),
+        "limit": (
+            limit is None or (_is_int(limit) and limit >= 1),
+            "give a whole number from 1 up, or None for what the lane allows",
+        ),
+    }
+    wrong = [
+        GraphProblem(name, "option", f"{option}={safe_repr(getattr(spec, option), 200)} makes no sense", fix)
+        for option, (good, fix) in checks.items()
+        if not good
+    ]
     if spec.on_error not in list(OnError):
-        wrong.append(_not_one_of(name, "on_error", spec.on_error, [str(choice) for choice in OnError]))
+        wrong.append(_not_one_of(name, "on_error", spec.on_error, OnError))
     if wrong:
-        return _PLAIN, wrong
+        problems += wrong
+        return _PLAIN
     return NodeRules(
         retries=spec.retries,
         retry_delay=spec.retry_delay,
         retry_on=errors,
-        timeout=spec.timeout,
+        timeout=timeout,
         skip_dependents=spec.on_error == OnError.SKIP_DEPENDENTS,
-        limit=spec.limit,
-    ), []
+        limit=limit,
+    )
 
 
 def _given(spec: NodeSpec) -> tuple[Any, ...]:
@@ -337,8 +324,9 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else ""
 
 
-def _not_one_of(name: str, option: str, given: object, choices: list[str]) -> GraphProblem:
-    fix = did_you_mean(safe_str(given, 200), choices) or f"it is one of {', '.join(map(repr, choices))}"
+def _not_one_of(name: str, option: str, given: object, choices: Iterable[StrEnum]) -> GraphProblem:
+    names = [str(choice) for choice in choices]
+    fix = did_you_mean(safe_str(given, 200), names) or f"it is one of {', '.join(map(repr, names))}"
     return GraphProblem(name, "option", f"there is no {option}={safe_repr(given, 200)}", fix)
 
 

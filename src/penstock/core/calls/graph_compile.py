@@ -101,9 +101,8 @@ class _Compiler:
             name = spec.title
             if not self._name_is_good(spec, name, nodes):
                 continue
-            queue, wrong_lane = checked_queue(name, spec)
-            rules, wrong_options = checked_rules(name, spec)
-            self.problems += [*wrong_lane, *wrong_options]
+            queue = checked_queue(name, spec, self.problems)
+            rules = checked_rules(name, spec, self.problems)
             nodes[name] = Node(name, spec, queue, rules, self._parameters(name, spec))
             if callable(spec.fn):
                 self._by_function.setdefault(id(spec.fn), name)

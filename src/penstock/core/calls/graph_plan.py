@@ -20,7 +20,7 @@ tests is a plain loop over it) and keeps neighbours in the graph neighbours in m
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from heapq import heapify, heappop, heappush
@@ -54,8 +54,8 @@ class Lane(StrEnum):
 
 class Queue(IntEnum):
     """
-    Where a node waits. One more than there are lanes: `async def` nodes belong to the I/O lane, but wait for
-    its event loop and not for one of its threads.
+    Where a node waits: the lane of the same name. There is one queue more: `async def` nodes belong to the
+    I/O lane, but wait for its event loop and not for one of its threads.
     """
 
     COMPUTE = 0
@@ -204,15 +204,8 @@ class Plan:
         return len(self.names)
 
     def lane(self, node: int) -> Lane:
-        match Queue(self.queues[node]):
-            case Queue.COMPUTE:
-                return Lane.COMPUTE
-            case Queue.IO | Queue.LOOP:
-                return Lane.IO
-            case Queue.PROCESS:
-                return Lane.PROCESS
-            case Queue.CLUSTER:
-                return Lane.CLUSTER
+        queue = Queue(self.queues[node])
+        return Lane.IO if queue is Queue.LOOP else Lane[queue.name]
 
     def own_steps(self, watched: bool) -> list[Step]:
         """
@@ -350,12 +343,7 @@ class Node:
     def feeders(self) -> list[str]:
         """The nodes it waits for, each once, in the order of its parameters."""
         sources = [*self.feeds.values(), *([] if self.over is None else [self.over])]
-        return list(dict.fromkeys(leaf for leaf in _all_leaves(sources) if isinstance(leaf, str)))
-
-
-def _all_leaves(sources: list[Resolved]) -> Iterator[Leaf]:
-    for source in sources:
-        yield from leaves(source)
+        return list(dict.fromkeys(leaf for s in sources for leaf in leaves(s) if isinstance(leaf, str)))
 
 
 def cycles(feeders: Mapping[str, Sequence[str]]) -> list[list[str]]:
