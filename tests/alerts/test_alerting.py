@@ -122,32 +122,32 @@ def scheduler():
 def test_of_one_key_one_is_told_in_a_window_and_then_how_many_were_not():
     repeats = Repeats(HOUR)
 
-    assert [0, None, None] == [repeats.hear("k", T0 + i * MINUTE) for i in range(3)]
-    assert 0 == repeats.hear("other", T0)
-    assert 2 == repeats.hear("k", T0 + HOUR)
-    assert None is repeats.hear("k", T0 + HOUR + 1)
-    assert 1 == repeats.hear("k", T0 + 3 * HOUR)
-    assert 0 == repeats.hear("k", T0 + 5 * HOUR)
+    assert [0, None, None] == [repeats.record("k", T0 + i * MINUTE) for i in range(3)]
+    assert 0 == repeats.record("other", T0)
+    assert 2 == repeats.record("k", T0 + HOUR)
+    assert None is repeats.record("k", T0 + HOUR + 1)
+    assert 1 == repeats.record("k", T0 + 3 * HOUR)
+    assert 0 == repeats.record("k", T0 + 5 * HOUR)
 
 
 def test_a_clock_that_was_set_back_holds_nothing_back():
     repeats = Repeats(HOUR)
-    repeats.hear("k", T0)
+    repeats.record("k", T0)
 
-    assert 0 == repeats.hear("k", T0 - 24 * HOUR)
+    assert 0 == repeats.record("k", T0 - 24 * HOUR)
 
 
 def test_what_needs_no_memory_is_forgotten():
     repeats = Repeats(HOUR)
     for i in range(Repeats.MOST + 5):
-        repeats.hear(f"k{i}", T0 + i)
-    repeats.hear("k7", T0 + SECOND)
+        repeats.record(f"k{i}", T0 + i)
+    repeats.record("k7", T0 + SECOND)
     repeats.forget(T0 + SECOND)
 
-    assert Repeats.MOST == len(repeats.told)
-    assert ("k4" in repeats.told, "k5" in repeats.told) == (False, True)
+    assert Repeats.MOST == len(repeats.sent)
+    assert ("k4" in repeats.sent, "k5" in repeats.sent) == (False, True)
     repeats.forget(T0 + 2 * HOUR)
-    assert ["k7"] == list(repeats.told)  # one was held back, and is still to be told of
+    assert ["k7"] == list(repeats.sent)  # one was held back, and is still to be told of
 
 
 def test_what_was_held_back_survives_a_restart(alerting, receiver):

@@ -11,7 +11,8 @@ import pytest
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.round import Placement, RoundInputs, run_round
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import Admit, Apply, Depth, Query, Renew, Submit, Terms, committed
@@ -58,7 +59,8 @@ class StoreKit:
             limits = AdmissionLimits(caps or Caps())
             conditions = Conditions(capacity, labels=frozenset(labels))
             return run_round(
-                admission_view, conditions, limits, Ordering(), lambda _: offer, most_leases=limit
+                RoundInputs(admission_view, conditions, limits, Ordering(), lambda _: offer),
+                most_leases=limit,
             )
 
         return Admit(host, decide, Terms(worker=worker))

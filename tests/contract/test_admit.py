@@ -9,16 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ordering import (
-    Aging,
-    Ordering,
-    Placement,
-    RoundInputs,
-    RoundResult,
-    RunningJob,
-    decide_standalone_lease,
-    order_key,
-)
+from penstock.core.jobs.ordering import Aging, Ordering, order_key
+from penstock.core.jobs.round import Placement, RoundInputs, RoundResult, RunningJob, decide_standalone_lease
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import Admit, Query, SetAddon, Terms, committed

@@ -10,7 +10,8 @@ from penstock.core.errors import QueueFull, StoreFailed
 from penstock.core.jobs.admission import AdmissionLimits, Conditions
 from penstock.core.jobs.changes import Renewal, end
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.ordering import Ordering, Placement, RoundResult, run_round
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.round import Placement, RoundInputs, RoundResult, run_round
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import (
@@ -36,11 +37,9 @@ JOB = Intent(addon_id="a", job_type="t", cost_units=1)
 def claim(most=10, worker="w"):
     def decide(admission_view):
         return run_round(
-            admission_view,
-            Conditions(90),
-            AdmissionLimits(),
-            Ordering(),
-            lambda _: Placement.LEASE,
+            RoundInputs(
+                admission_view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.LEASE
+            ),
             most_leases=most,
         )
 
@@ -121,7 +120,7 @@ def test_a_reservation_comes_without_its_job(kit):
     reserve = Admit(
         "here",
         lambda view: run_round(
-            view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.RESERVE
+            RoundInputs(view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.RESERVE)
         ),
     )
     [grant] = committed(kit.store, reserve)

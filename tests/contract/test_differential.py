@@ -21,7 +21,8 @@ from penstock.core.errors import PenstockError
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.round import Placement, RoundInputs, run_round
 from penstock.core.jobs.states import DispatchPhase, JobState, Schedules
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import (
@@ -127,7 +128,9 @@ class Twins(RuleBasedStateMachine):
 
         def decide(admission_view):
             return run_round(
-                admission_view, Conditions(capacity), AdmissionLimits(), ORDERING, lambda _: offer
+                RoundInputs(
+                    admission_view, Conditions(capacity), AdmissionLimits(), ORDERING, lambda _: offer
+                )
             )
 
         def act(store):
@@ -148,7 +151,9 @@ class Twins(RuleBasedStateMachine):
 
         def decide(admission_view):
             limits = AdmissionLimits(Caps(per_addon=cap))
-            return run_round(admission_view, Conditions(capacity), limits, ORDERING, lambda _: offer)
+            return run_round(
+                RoundInputs(admission_view, Conditions(capacity), limits, ORDERING, lambda _: offer)
+            )
 
         granted = self.both(
             lambda store: [

@@ -18,7 +18,8 @@ from penstock.core.errors import DispatcherHeld, QueueFull, SchemaNewer, StoreFa
 from penstock.core.jobs.admission import AdmissionLimits, Conditions
 from penstock.core.jobs.changes import end
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.ordering import Ordering, Placement, RoundResult, run_round
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.round import Placement, RoundInputs, RoundResult, run_round
 from penstock.core.jobs.states import JobState, Schedules
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import (
@@ -59,7 +60,9 @@ def store(path):
 
 def tick(store, capacity=90, offer=Placement.RESERVE):
     def decide(admission_view):
-        return run_round(admission_view, Conditions(capacity), AdmissionLimits(), Ordering(), lambda _: offer)
+        return run_round(
+            RoundInputs(admission_view, Conditions(capacity), AdmissionLimits(), Ordering(), lambda _: offer)
+        )
 
     return [grant.dispatch for grant in committed(store, Admit("here", decide, Terms()))]
 
@@ -318,7 +321,7 @@ def reserving():
     return Admit(
         "here",
         lambda admission_view: run_round(
-            admission_view, Conditions(90), AdmissionLimits(), Ordering(), all_alike
+            RoundInputs(admission_view, Conditions(90), AdmissionLimits(), Ordering(), all_alike)
         ),
     )
 

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from penstock.core.errors import KeyConflict, QueueFull
 from penstock.core.jobs.admission import AdmissionLimits, Conditions
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.round import Placement, RoundInputs, run_round
 from penstock.core.jobs.types import Constraint, RunWhen
 from penstock.stores.api import Admit, Depth, Query, Submit, Terms, committed
 from penstock.stores.sqlite import submit_relay
@@ -209,11 +210,7 @@ def test_a_dispatcher_may_commit_relayed_submits_itself_and_claim_with_them(make
 
 def take_one(admission_view):
     return run_round(
-        admission_view,
-        Conditions(90),
-        AdmissionLimits(),
-        Ordering(),
-        lambda _: Placement.LEASE,
+        RoundInputs(admission_view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.LEASE),
         most_leases=1,
     )
 

@@ -11,13 +11,13 @@ from penstock.core.jobs.admission import (
     EVERYTHING,
     Account,
     AdmissionLimits,
+    Budget,
     Caps,
     Conditions,
     FairShare,
     Gates,
     Kept,
     Ledger,
-    decide,
 )
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.load import QuietState
@@ -40,13 +40,16 @@ from penstock.core.jobs.reasons import (
     retry_after_sec,
     words,
 )
-from penstock.core.jobs.spending import Budget
 from penstock.core.jobs.types import SECOND, AddonId, Constraint, JobId, RunWhen
 
 NOW = 1_900_000_000 * SECOND
 JOB = AdmissionClass(AddonId("a"), "index", 10)
 CALM = Conditions(capacity=90)
 Q = QuietState
+
+
+def decide(*given, kept=None, ends_at=None, **more):
+    return Gates(*given, **more).refusal(kept, ends_at)
 
 
 def code(admission_class=JOB, ledger=None, conditions=CALM, limits=None, **more):

@@ -16,8 +16,8 @@ from penstock.core.jobs.changes import (
     stop,
 )
 from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
-from penstock.core.jobs.job import Dispatch, EventKind, Job, place
-from penstock.core.jobs.ordering import Ordering, order_key
+from penstock.core.jobs.job import Dispatch, EventKind, Job
+from penstock.core.jobs.ordering import Ordering, order_key, place
 from penstock.core.jobs.states import Counters, DispatchPhase, JobState, Schedules
 from penstock.core.jobs.types import MINUTE, SECOND, AddonId, EndReason
 

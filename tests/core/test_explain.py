@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock.core.jobs.explain import explain
-from penstock.core.jobs.forecast import Ahead
+from penstock.core.jobs.forecast import Ahead, Outlook
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.reasons import NotEnoughUnits, NotReady
@@ -33,7 +33,7 @@ def test_a_job_that_is_retried_says_what_failed_and_when_the_next_attempt_is(end
     waits = job(ready_at=NOW + 540 * SECOND, counters=Counters(error=2), retry_delays_sec=(600, 600, 600))
     last = run(DispatchPhase.ENDED, end=end, error=error)
 
-    told = explain(waits, NOW, dispatch=last, reason=NotReady(waits.ready_at), likely_start_at=waits.ready_at)
+    told = explain(waits, NOW, last, Outlook(NotReady(waits.ready_at), likely_start_at=waits.ready_at))
 
     assert told.text == words + "Next attempt in about 9 min."
 
@@ -42,10 +42,12 @@ def test_a_waiting_job_says_what_it_waits_for_how_much_who_is_ahead_and_until_wh
     told = explain(
         job(),
         NOW,
-        reason=NotEnoughUnits(8, 5, 90),
-        ahead=[Ahead("job-00000017", "b", "share"), Ahead("job-00000018", "c", "band")],
-        line_ahead=3,
-        likely_start_at=NOW + 14 * SECOND,
+        outlook=Outlook(
+            NotEnoughUnits(8, 5, 90),
+            ahead=(Ahead("job-00000017", "b", "share"), Ahead("job-00000018", "c", "band")),
+            line_ahead=3,
+            likely_start_at=NOW + 14 * SECOND,
+        ),
     )
 
     assert told.text == (
@@ -55,9 +57,7 @@ def test_a_waiting_job_says_what_it_waits_for_how_much_who_is_ahead_and_until_wh
 
 
 def test_the_json_has_what_the_words_say():
-    told = json.loads(
-        json.dumps(explain(job(), NOW, reason=NotEnoughUnits(8, 5, 90), recorded=False).as_json())
-    )
+    told = json.loads(json.dumps(explain(job(), NOW, outlook=Outlook(NotEnoughUnits(8, 5, 90))).as_json()))
 
     assert told["reason"] == "no_room"
     assert told["reason_data"] == {"needs": 8, "free": 5, "capacity": 90, "until": None}
@@ -81,7 +81,7 @@ def test_a_job_that_nothing_holds_says_so():
 def test_a_job_in_flight_says_how_far_it_is(phase, words):
     dispatch = run(phase, started_at=NOW - 5 * SECOND, ends_at=NOW + 7 * SECOND, reason=EndReason.CANCELED)
 
-    assert words in explain(job(JobState.RUNNING), NOW, dispatch=dispatch).text
+    assert words in explain(job(JobState.RUNNING), NOW, dispatch).text
 
 
 def run(phase, **more):
@@ -120,7 +120,7 @@ def test_a_settled_job_says_how_its_last_run_ended(state, end, error, words, rea
     told = explain(
         job(state, ended_at=ended),
         NOW,
-        dispatch=run(DispatchPhase.ENDED, end=end, error=error, ended_at=ended),
+        run(DispatchPhase.ENDED, end=end, error=error, ended_at=ended),
     )
 
     assert (told.text, told.reason) == (words, reason)
@@ -128,12 +128,12 @@ def test_a_settled_job_says_how_its_last_run_ended(state, end, error, words, rea
 
 def test_a_job_that_its_deadline_failed_does_not_blame_the_run_before():
     before = run(DispatchPhase.ENDED, end=EndReason.WORKER_CRASHED, ended_at=NOW - 9 * SECOND)
-    told = explain(job(JobState.FAILED, ended_at=NOW - 3 * SECOND), NOW, dispatch=before)
+    told = explain(job(JobState.FAILED, ended_at=NOW - 3 * SECOND), NOW, before)
 
     assert told.text == "FAILED 3 s ago (deadline passed)"
 
 
 def test_one_job_is_and_several_are():
-    one = explain(job(), NOW, ahead=[Ahead("job-00000017", "b", "turn")], line_ahead=1).text
+    one = explain(job(), NOW, outlook=Outlook(ahead=(Ahead("job-00000017", "b", "turn"),), line_ahead=1)).text
 
     assert "1 job of the same kind is before it. Job 00000017 of b goes first (queued before)." in one

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from penstock.core.jobs.admission import Account, AdmissionLimits, Conditions, Ledger
 from penstock.core.jobs.forecast import forecast, try_round
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ordering import Ordering, Placement, QueuedJob, ReadyQueue, RoundInputs, RunningJob
+from penstock.core.jobs.ordering import Ordering, QueuedJob
+from penstock.core.jobs.round import Placement, ReadyQueue, RoundInputs, RunningJob
 from penstock.core.jobs.types import SECOND
 
 NOW = 1_900_000_000 * SECOND

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.errors import BadIntent
-from penstock.core.jobs.intent import MAX_PAYLOAD, Intent, check, check_all
+from penstock.core.jobs.intent import MAX_PAYLOAD, Intent, check
 from penstock.core.jobs.types import SECOND, AddonId, Constraint, RunWhen, priority_of
 
 NOW = 1_900_000_000 * SECOND
@@ -104,25 +104,3 @@ def test_a_priority_may_be_a_name_in_either_case(word, number):
 def test_anything_else_is_no_priority(word):
     with pytest.raises(ValueError, match="priority"):
         priority_of(word)
-
-
-@pytest.mark.parametrize("bad", [{"payload": "1" * (MAX_PAYLOAD + 1)}, {"priority": 0}, {"tags": ("",)}])
-def test_among_many_that_are_alike_the_one_that_is_wrong_is_found(bad):
-    with pytest.raises(BadIntent):
-        check_all([PLAIN, PLAIN, replace(PLAIN, **bad), PLAIN], NOW, most_units=90)
-
-
-@pytest.mark.parametrize("bad", [{"payload": "1" * (MAX_PAYLOAD + 1)}, {"priority": 0}, {"tags": ("",)}])
-def test_what_passed_before_does_not_let_another_one_pass(bad):
-    passed = check_all([PLAIN], NOW, most_units=90)
-
-    with pytest.raises(BadIntent):
-        check_all([replace(PLAIN, **bad)], NOW, most_units=90, passed=passed)
-
-
-def test_a_deadline_that_was_good_is_looked_at_again():
-    soon = replace(PLAIN, deadline_at=NOW + 1)
-    passed = check_all([soon], NOW, most_units=90)
-
-    with pytest.raises(BadIntent):
-        check_all([soon], NOW + 2, most_units=90, passed=passed)

@@ -9,21 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.core.jobs.admission import EVERYTHING, Account, AdmissionLimits, Caps, Conditions, Ledger
-from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.load import QuietState
-from penstock.core.jobs.ordering import (
-    Aging,
-    Ordering,
-    Placement,
-    QueuedJob,
-    ReadyQueue,
-    RunningJob,
-    band,
-    effective,
-    order_key,
-    run_round,
-    urgent_from,
-)
+from penstock.core.jobs.ordering import Aging, Ordering, QueuedJob, band, effective, order_key, urgent_from
+from penstock.core.jobs.round import Placement, ReadyQueue, RoundInputs, RunningJob, run_round
 from penstock.core.jobs.types import MINUTE, SECOND, AddonId, RunWhen
 
 NOW = 1_900_000_000 * SECOND
@@ -82,7 +71,8 @@ class ListView:
         **more,
     ):
         round_result = run_round(
-            self, Conditions(capacity, quiet), AdmissionLimits(caps or Caps()), ORDERING, offer, **more
+            RoundInputs(self, Conditions(capacity, quiet), AdmissionLimits(caps or Caps()), ORDERING, offer),
+            **more,
         )
         for pick in round_result.picks:
             for jobs in self.waiting.values():
@@ -217,7 +207,7 @@ def test_a_denial_is_told_when_its_reason_changes_and_not_again():
     round_result = view.round(capacity=50)
 
     assert [d.reason.code for d in round_result.denials] == ["no_room"]
-    assert round_result.weighed == 2
+    assert len(round_result.picks) + len(round_result.refused) == 2
 
 
 def waiting_long(view, cost=90):
@@ -297,10 +287,13 @@ def test_an_urgent_job_goes_ahead_of_its_band_and_not_of_the_next():
 def test_urgent_begins_early_enough_for_the_expected_duration():
     deadline = NOW + 1_000 * SECOND
 
-    assert urgent_from(deadline, 100, True, ORDERING) == deadline - 100 * SECOND - ORDERING.slack
-    assert urgent_from(deadline, None, True, ORDERING) == deadline - ORDERING.slack
-    assert urgent_from(deadline, 100, False, ORDERING) is None
-    assert urgent_from(None, 100, True, ORDERING) is None
+    urgent = Intent(
+        addon_id="a", job_type="t", deadline_at=deadline, expected_duration_sec=100, time_sensitive=True
+    )
+    assert urgent_from(urgent, ORDERING) == deadline - 100 * SECOND - ORDERING.slack
+    assert urgent_from(replace(urgent, expected_duration_sec=None), ORDERING) == deadline - ORDERING.slack
+    assert urgent_from(replace(urgent, time_sensitive=False), ORDERING) is None
+    assert urgent_from(replace(urgent, deadline_at=None), ORDERING) is None
 
 
 def test_what_nobody_is_here_to_fetch_is_left_in_line_untouched():
@@ -339,7 +332,7 @@ def test_when_nothing_can_start_one_head_is_weighed_and_no_more(shut):
     round_result = view.round(**shut)
 
     assert round_result.picks == []
-    assert round_result.weighed == 1
+    assert len(round_result.picks) + len(round_result.refused) == 1
 
 
 def test_a_paused_addon_is_weighed_once_however_many_lines_it_has():
@@ -350,7 +343,7 @@ def test_a_paused_addon_is_weighed_once_however_many_lines_it_has():
     round_result = view.round()
 
     assert ids(round_result) == [other]
-    assert round_result.weighed == 2
+    assert len(round_result.picks) + len(round_result.refused) == 2
 
 
 def test_everything_paused():
@@ -358,7 +351,7 @@ def test_everything_paused():
     view.queue(A)
     view.queue(B)
 
-    assert view.round().weighed == 1
+    assert len(view.round().refused) == 1
 
 
 @pytest.mark.parametrize("depth", [10, 10_000])

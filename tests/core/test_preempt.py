@@ -4,8 +4,11 @@ import pytest
 
 from penstock.core.jobs.admission import Account, AdmissionLimits, Caps, Conditions, FairShare, Ledger
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ordering import Ordering, Placement, QueuedJob, ReadyQueue, RoundInputs
-from penstock.core.jobs.preemption import Act, Cycle, InFlight, Preemption, advance, begin, choose, wanted
+from penstock.core.jobs.job import Dispatch
+from penstock.core.jobs.ordering import Ordering, QueuedJob
+from penstock.core.jobs.preemption import Act, Cycle, Preemption, advance, begin, choose, wanted
+from penstock.core.jobs.round import Placement, ReadyQueue, RoundInputs
+from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND
 
 NOW = 10_000 * SECOND
@@ -17,7 +20,18 @@ def admission_class(cost=10, addon="a", job_type="t"):
 
 
 def flight(name, priority, started=0, cost=10, *, ending=False):
-    return InFlight(f"{name}.1", name, priority, NOW - started * SECOND, admission_class(cost), ending)
+    return priority, Dispatch(
+        dispatch_id=f"{name}.1",
+        job_id=name,
+        addon_id="a",
+        host="h",
+        admission_class=admission_class(cost),
+        fence=1,
+        phase=DispatchPhase.ENDING if ending else DispatchPhase.LEASED,
+        admitted_at=NOW,
+        expires_at=NOW,
+        started_at=NOW - started * SECOND,
+    )
 
 
 class FixedView:
@@ -26,8 +40,8 @@ class FixedView:
     def __init__(self, waiting, running, *, capacity=90, caps=None, paused=()):
         self.now, self.ledger = NOW, Ledger()
         self.running_ = running
-        for run in running:
-            self.ledger.take(run.admission_class, NOW, FairShare())
+        for _, dispatch in running:
+            self.ledger.take(dispatch.admission_class, NOW, FairShare())
         for addon in paused:
             self.ledger.accounts[addon] = Account(paused=True)
         self.waiting = waiting
@@ -47,7 +61,7 @@ class FixedView:
     def victim(self, preemption=RULES):
         for want in wanted(self.inputs):
             if found := choose(want, self.running_, preemption):
-                return want.job_id, found.job_id
+                return want.waiting.job_id, found.job_id
         return None
 
 

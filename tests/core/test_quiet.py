@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.core.jobs.load import (
     BLIND,
+    REPORTED,
     SCALES,
-    TOLD,
     Busy,
     Capacity,
     QuietState,
@@ -47,7 +47,7 @@ def test_without_a_needed_signal_nothing_is_admitted(missing):
     assert Capacity().units(score.score) == 0
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", REPORTED)
 def test_a_needed_signal_of_applications_is_there_as_long_as_one_of_them_reports_it(name):
     senses = Senses(needed=frozenset({"cpu", name}))
     host = readings(cpu=0.0)

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.jobs.spending import Budget, SpendMark, judge, uses, windows
+from penstock.core.jobs.admission import Budget, windows
+from penstock.core.jobs.spending import SpendMark, judge, uses
 from penstock.core.jobs.types import SECOND
 
 
@@ -55,7 +56,7 @@ def test_december_ends_in_january():
 
 
 def test_a_budget_knows_only_the_windows_it_limits():
-    assert [kind for kind, _, _ in Budget(month=5).windows(moment(2028, 1, 1))] == ["month"]
+    assert [window.kind for window, _ in Budget(month=5).limits(moment(2028, 1, 1))] == ["month"]
 
 
 def test_how_a_budget_stands_is_told_with_the_worst_mark_that_it_has_passed():

@@ -76,7 +76,7 @@ MUTANTS = [
     Mutant(
         "alerts: repeats are told",
         "penstock/core/jobs/alerts.py",
-        "Repeats.hear",
+        "Repeats.record",
         "        if last is not None and last.at <= now < last.at + self._window:\n",
         "        if False:\n",
         (
@@ -87,7 +87,7 @@ MUTANTS = [
         "alerts: keys are kept for ever",
         "penstock/core/jobs/alerts.py",
         "Repeats.forget",
-        "        for key in list(self.told)[: max(0, len(self.told) - self.MOST)]:\n",
+        "        for key in list(self.sent)[: max(0, len(self.sent) - self.MOST)]:\n",
         "        for key in ():\n",
         ("tests/alerts/test_alerting.py::test_what_needs_no_memory_is_forgotten",),
     ),

@@ -119,10 +119,10 @@ MUTANTS = [
     ),
     Mutant(
         "layers: deciding knows the day",
-        "penstock/core/jobs/spending.py",
+        "penstock/core/jobs/admission.py",
         "",
-        "from enum import StrEnum\n",
-        "from enum import StrEnum\n\nTODAY = datetime.now(UTC)\n",
+        "from functools import lru_cache\n",
+        "from functools import lru_cache\n\nTODAY = datetime.now(UTC)\n",
         ("tests/test_layers.py",),
     ),
     Mutant(

@@ -12,7 +12,8 @@ import sys
 
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.round import Placement, RoundInputs, run_round
 from penstock.core.jobs.states import JobState
 from penstock.stores.api import Admit, Apply, Query, Terms, committed
 from penstock.stores.postgres.store import PostgresStore
@@ -23,11 +24,13 @@ def main(dsn: str, schema: str, host: str, capacity: int, cap: int) -> None:
 
     def decide(admission_view):
         return run_round(
-            admission_view,
-            Conditions(capacity),
-            AdmissionLimits(Caps(per_addon=cap)),
-            Ordering(),
-            lambda _: Placement.LEASE,
+            RoundInputs(
+                admission_view,
+                Conditions(capacity),
+                AdmissionLimits(Caps(per_addon=cap)),
+                Ordering(),
+                lambda _: Placement.LEASE,
+            ),
             most_leases=2,
         )
 

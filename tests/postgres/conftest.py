@@ -6,7 +6,8 @@ import pytest
 
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.ordering import Ordering, Placement, run_round
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.round import Placement, RoundInputs, run_round
 from penstock.stores.api import Admit, Complete, CompletedDispatch, Terms, committed
 from penstock.stores.postgres import wakeups
 from penstock.stores.postgres.store import PostgresStore
@@ -32,7 +33,8 @@ def exchange(store, ended, capacity=90):
 def decider(capacity, offer=Placement.LEASE, caps=None, limit=None):
     limits = AdmissionLimits(caps or Caps())
     return lambda admission_view: run_round(
-        admission_view, Conditions(capacity), limits, Ordering(), lambda _: offer, most_leases=limit
+        RoundInputs(admission_view, Conditions(capacity), limits, Ordering(), lambda _: offer),
+        most_leases=limit,
     )
 
 

@@ -15,7 +15,8 @@ from penstock.core.errors import KeyConflict, QueueFull
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions, keys_of
 from penstock.core.jobs.intent import AdmissionClass, Intent
-from penstock.core.jobs.ordering import Ordering, Placement, RoundResult, run_round
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.round import Placement, RoundInputs, RoundResult, run_round
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import Admit, Apply, Depth, Query, Submit, Terms, committed
@@ -126,7 +127,9 @@ def test_a_job_that_was_cancelled_while_the_round_was_weighing_is_not_started(op
 
     def decide(admission_view):
         verdict = run_round(
-            admission_view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.LEASE
+            RoundInputs(
+                admission_view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.LEASE
+            )
         )
         if not weighed:
             job = other.job(first.job_id)
@@ -197,7 +200,7 @@ def test_the_tally_is_right_while_it_is_added_up(opened):
 
 
 def test_a_lease_without_a_job_obeys_a_cap_across_hosts(opened):
-    from penstock.core.jobs.ordering import Placement, RoundInputs, decide_standalone_lease
+    from penstock.core.jobs.round import decide_standalone_lease
 
     stores = [opened() for _ in range(4)]
 

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 from tests.postgres.conftest import JOB, decider, exchange, tick
 
-from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.jobs.admission import AdmissionLimits, Budget, Caps, Conditions
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.ordering import Ordering, Placement, run_round
-from penstock.core.jobs.spending import Budget
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.round import Placement, RoundInputs, run_round
 from penstock.stores.api import Admit, Depth, Submit, Terms, committed
 from penstock.stores.postgres import rounds
 from penstock.stores.postgres.database import DatabaseSession
@@ -147,7 +147,9 @@ def test_who_has_a_budget_asks_what_was_spent_and_then_with_the_rest(store, aske
                 Admit(
                     "here",
                     lambda admission_view: run_round(
-                        admission_view, Conditions(90), limits, Ordering(), lambda _: Placement.LEASE
+                        RoundInputs(
+                            admission_view, Conditions(90), limits, Ordering(), lambda _: Placement.LEASE
+                        )
                     ),
                     Terms(),
                 ),

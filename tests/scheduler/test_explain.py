@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from penstock.core.jobs.admission import AdmissionLimits, Caps
+from penstock.core.jobs.admission import AdmissionLimits, Budget, Caps
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity, Host, Reading
 from penstock.core.jobs.reasons import REASONS
-from penstock.core.jobs.spending import Budget
 from penstock.core.jobs.types import SECOND
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.stores.api import RegisterHost, committed

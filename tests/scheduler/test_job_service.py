@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.errors import BadIntent, IllegalMove, NotFound, StaleDispatch
-from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.intent import MAX_PAYLOAD, AdmissionClass, Intent
 from penstock.core.jobs.reasons import retry_after_sec
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND, EndReason
@@ -246,3 +247,31 @@ def test_a_worker_that_names_no_types_is_not_given_what_only_the_runner_can_run(
         one.job.job_id
         for one in kit.job_service.claim(WorkerKinds(job_types=frozenset({"penstock.command"})), 5)
     ] == [own]
+
+
+PLAIN = Intent(addon_id="a", job_type="t")
+BAD = [{"payload": "1" * (MAX_PAYLOAD + 1)}, {"priority": 0}, {"tags": ("",)}]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=[next(iter(one)) for one in BAD])
+def test_among_many_that_are_alike_the_one_that_is_wrong_is_refused(kit, bad):
+    with pytest.raises(BadIntent):
+        kit.job_service.submit([PLAIN, PLAIN, replace(PLAIN, **bad), PLAIN])
+    assert kit.store.newest() == 0
+
+
+@pytest.mark.parametrize("bad", BAD, ids=[next(iter(one)) for one in BAD])
+def test_a_good_submit_does_not_let_a_bad_one_pass(kit, bad):
+    kit.job_service.submit([PLAIN])
+
+    with pytest.raises(BadIntent):
+        kit.job_service.submit([replace(PLAIN, **bad)])
+
+
+def test_a_deadline_that_was_good_is_checked_again(kit):
+    soon = replace(PLAIN, deadline_at=kit.now + 1)
+    kit.job_service.submit([soon])
+    kit.later(2)
+
+    with pytest.raises(BadIntent):
+        kit.job_service.submit([soon])

@@ -123,7 +123,8 @@ def landing(kit, monkeypatch, foretold=lambda granted: granted):
         order.append([c.dispatch.dispatch_id for c in claimed])
         return order[-1]
 
-    _, back = kit.job_service.exchange_soon([], kinds(), 5, "w")(ready)
+    pending = kit.job_service.exchange_soon([], kinds(), 5, "w")
+    _, back = kit.job_service.finish_exchange(pending, ready)
     return order, back
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from penstock.core.errors import BadIntent
-from penstock.core.jobs.load import TOLD, QuietState, Reading
+from penstock.core.jobs.load import REPORTED, QuietState, Reading
 from penstock.core.jobs.types import HOUR, SECOND
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.hosts import HostLoad
@@ -318,7 +318,7 @@ def test_an_application_in_trouble_makes_the_machine_busy_and_is_named():
     assert conditions.busy.by == "p95_ms of shop"
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", REPORTED)
 def test_a_machine_that_needs_an_applications_signal_admits_while_it_is_reported(name):
     settings = load(environ={"HOME": "/nowhere"}, flags={"quiet.needed": f"cpu, {name}"})
     machine = HostLoad(settings.rules())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.jobs.admission import AdmissionLimits
-from penstock.core.jobs.spending import Budget
+from penstock.core.jobs.admission import AdmissionLimits, Budget
 from penstock.core.jobs.types import HOUR, SECOND, EndReason
 from penstock.stores.api import Renew, committed
 

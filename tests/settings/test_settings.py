@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.jobs.spending import Budget
+from penstock.core.jobs.admission import Budget
 from penstock.core.jobs.types import HOUR, MINUTE, SECOND
 from penstock.scheduler.rules import SchedulerRules
 from penstock.settings import BadSettings, describe, load

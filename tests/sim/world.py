@@ -15,11 +15,10 @@ from random import Random
 from typing import Any
 
 from penstock.core.errors import Refused
-from penstock.core.jobs.admission import AdmissionLimits, Caps
+from penstock.core.jobs.admission import AdmissionLimits, Budget, Caps
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event
 from penstock.core.jobs.load import Capacity
-from penstock.core.jobs.spending import Budget
 from penstock.core.jobs.states import FINAL, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import (
     HOUR,
@@ -32,11 +31,10 @@ from penstock.core.jobs.types import (
     JobId,
     Moment,
 )
-from penstock.scheduler.budgets import BudgetEnforcer
 from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import JobService
-from penstock.scheduler.maintenance import Maintenance, put_in_order, recover
+from penstock.scheduler.maintenance import BudgetEnforcer, Maintenance, put_in_order, recover
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.stores.api import Depth, Operation, Query, Receipt, SetAddon, Store, committed

@@ -207,7 +207,7 @@ class TrailReader:
         self._repeats.forget(now)
         replace_file(
             self._file,
-            json.dumps({"origin": self._origin, "cursor": self._cursor, "sent": self._repeats.told}).encode(),
+            json.dumps({"origin": self._origin, "cursor": self._cursor, "sent": self._repeats.sent}).encode(),
         )
 
     def _begin(self, window: Span) -> tuple[str, int, Repeats]:
@@ -237,7 +237,7 @@ class TrailReader:
 
     def _alert(self, event: Event, jobs: Mapping[JobId, Job], now: Moment) -> None:
         content = self._content(event, jobs)
-        repeated = self._repeats.hear(content["key"], now)
+        repeated = self._repeats.record(content["key"], now)
         if repeated is None:
             return
         content["repeated"] = repeated

@@ -386,7 +386,7 @@ def job_of(addon_id: str, job_type: str, payload: Any = None, **fields: Any) -> 
         raise BadIntent(f"{problems[0]['field']} {problems[0]['message']}", problems=problems)
     try:
         content = _encode(payload)
-        if b"null" in content:
+        if payload is not None and b"null" in content:
             refuse_not_finite(msgspec.to_builtins(payload), "it")
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise _bad("payload", f"has no form in JSON: {safe_str(error)}") from None

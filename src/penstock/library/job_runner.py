@@ -180,12 +180,12 @@ class JobRunner:
                 if not plan.claim or self._closing or not self._functions:
                     self._report(ended)
                     break
-                answer = self._job_service.exchange_soon(
+                pending = self._job_service.exchange_soon(
                     _reports(ended), self._kinds, plan.claim, self._name, wait=self._expensive
                 )
                 ready, claimed = claimed, []
                 self._give(ready)
-                states, claimed = answer(self._attempts)
+                states, claimed = self._job_service.finish_exchange(pending, self._attempts)
                 started += len(claimed)
                 self._reported(ended, states)
                 self._emptied_at = self._now() if 0 < len(claimed) < plan.claim else 0

@@ -23,7 +23,7 @@ from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable
 from penstock.core.jobs.batching import SOON
 from penstock.core.jobs.changes import Note, Renewal, remark, stop
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.ordering import AdmissionView, RoundResult
+from penstock.core.jobs.round import AdmissionView, RoundResult
 from penstock.core.jobs.spending import Standing
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.tracker import Effect, Step, Tracker

@@ -18,7 +18,7 @@ grants alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from threading import Lock
 from typing import Final, NamedTuple, Protocol
@@ -27,15 +27,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import Unavailable
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.job import Dispatch
-from penstock.core.jobs.ordering import (
-    MOST_PICKS,
-    AdmissionView,
-    Placement,
-    RoundInputs,
-    RoundResult,
-    run_round,
-)
+from penstock.core.jobs.round import MOST_PICKS, AdmissionView, Placement, RoundInputs, RoundResult, run_round
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import OWN_TYPES, AddonId, JobId, Moment, Span
 from penstock.core.text import error_text
@@ -44,67 +36,6 @@ from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Admit, Grant, Receipt, Store, Submit, Terms, committed
 
 log = logging.getLogger("penstock.scheduler")
-
-
-class ReservationCache:
-    """
-    The admission classes that may have reservations on this host, so that a claim need not read them: a read
-    beside every claim would nearly always find none.
-
-    The process with the right to dispatch makes all reservations of its host: it has read those that were
-    there when it began, and adds its own. Each ends with its time, taken up or not. A process without that
-    right always reads. Jobs must therefore be claimed where they are dispatched: a claim in another process
-    may reserve jobs that stand before its own, and this cache would miss them.
-    """
-
-    def __init__(self) -> None:
-        #: When the last reservation of a class ends. Replaced and never changed, so readers need no lock.
-        self._until: dict[AdmissionClass, Moment] = {}
-        self._alone = False
-        self._lock = Lock()
-
-    def begin(self, reserved: Iterable[Dispatch], now: Moment) -> None:
-        """From now on no other process reserves here; `reserved`: what is reserved already."""
-        until: dict[AdmissionClass, Moment] = {}
-        for dispatch in reserved:
-            until[dispatch.admission_class] = max(dispatch.expires_at, until.get(dispatch.admission_class, 0))
-        self.add(until, now)
-        self._alone = True
-
-    def end(self) -> None:
-        self._alone = False
-
-    def add(self, until: Mapping[AdmissionClass, Moment], now: Moment) -> None:
-        """
-        Called before the reservations are written: if the write fails, claims read in vain for a while, and
-        none misses a reservation.
-        """
-        with self._lock:
-            kept = {admission_class: over for admission_class, over in self._until.items() if over > now}
-            self._until = kept | {
-                admission_class: max(over, kept.get(admission_class, 0))
-                for admission_class, over in until.items()
-            }
-
-    def shift(self, by: Span) -> None:
-        """
-        The clock is about to be set, and reservations move with it. After a set back, claims read for longer.
-        """
-        with self._lock:
-            self._until = {
-                admission_class: until + max(0, by) for admission_class, until in self._until.items()
-            }
-
-    def may_have(self, kinds: WorkerKinds, now: Callable[[], Moment]) -> bool:
-        """Whether jobs of these kinds may be reserved."""
-        if not self._alone:
-            return True
-        until = self._until
-        if not until:
-            return False
-        at = now()
-        return any(over > at and kinds.fits(admission_class) for admission_class, over in until.items())
-
 
 _ALL: Final = 1_000_000
 
@@ -134,15 +65,43 @@ class Dispatcher:
         #: How often each head was refused for its present reason. The trail gets the count when the reason
         #: changes: a write with each refusal would be one per head and tick.
         self.refusals: dict[JobId, int] = {}
-        self.reserved = ReservationCache()
+        #: When the last reservation of a class ends. Replaced and never changed, so readers need no lock.
+        self._reserved_until: dict[AdmissionClass, Moment] = {}
+        self._alone, self._lock = False, Lock()
         self.idle_worker: IdleWorker | None = None
         #: The classes with ready jobs in the last round that no worker claimed in; None: there was none yet.
         self._ready: list[AdmissionClass] | None = None
 
     def begin(self) -> None:
-        """This process alone dispatches on this host from now on."""
+        """
+        This process alone dispatches on this host from now on, so it makes all reservations of the host. It
+        remembers their classes, so that a claim need not read them: a read beside every claim would nearly
+        always find none. Jobs must therefore be claimed where they are dispatched: a claim in another process
+        may reserve jobs that stand before its own, and this process would miss them.
+        """
         reserved = self._store.live(phases=[DispatchPhase.RESERVED], limit=_ALL)
-        self.reserved.begin([d for d in reserved if d.host == self._rules.host], self._store.now())
+        here = [(d.admission_class, d.expires_at) for d in reserved if d.host == self._rules.host]
+        self._remember_reserved(here, self._store.now())
+        self._alone = True
+
+    def end(self) -> None:
+        """Another process may dispatch on this host: claims read its reservations."""
+        self._alone = False
+
+    def _remember_reserved(self, reserved: Iterable[tuple[AdmissionClass, Moment]], now: Moment) -> None:
+        with self._lock:
+            until = {each: over for each, over in self._reserved_until.items() if over > now}
+            for each, over in reserved:
+                until[each] = max(over, until.get(each, 0))
+            self._reserved_until = until
+
+    def may_have_reserved(self, kinds: WorkerKinds) -> bool:
+        """Whether jobs of these kinds may be reserved."""
+        until = self._reserved_until
+        if not self._alone or not until:
+            return not self._alone
+        now = self._store.now()
+        return any(over > now and kinds.fits(admission_class) for admission_class, over in until.items())
 
     def step(self, now: Moment) -> Moment:
         while len(self._round(now)) >= MOST_PICKS:
@@ -204,22 +163,23 @@ class Dispatcher:
         self, now: Moment, here: WorkerKinds | None = None, limit: int | None = None
     ) -> Callable[[AdmissionView], RoundResult]:
         offer = self._offer(now, here)
-        ready: list[AdmissionClass] = []
-
-        def noting(admission_class: AdmissionClass) -> Placement:
-            ready.append(admission_class)
-            return offer(admission_class)
 
         def decide(view: AdmissionView) -> RoundResult:
-            ready.clear()  # a store may decide twice
-            inputs = self.inputs(view, noting if here is None else offer)
-            round_result = run_round(*inputs, most_leases=limit)
+            ready: list[AdmissionClass] = []
+
+            def noting(admission_class: AdmissionClass) -> Placement:
+                ready.append(admission_class)
+                return offer(admission_class)
+
+            round_result = run_round(self.inputs(view, noting if here is None else offer), most_leases=limit)
             reserved = {p.admission_class for p in round_result.picks if p.offer is Placement.RESERVE}
             if reserved:
-                self.reserved.add(dict.fromkeys(reserved, view.now + self._rules.reserve_for), view.now)
+                # Before they are written: if that fails, claims read in vain for a while, and none misses one.
+                until = view.now + self._rules.reserve_for
+                self._remember_reserved([(each, until) for each in reserved], view.now)
             if here is not None:
                 return round_result
-            self._ready = list(ready)
+            self._ready = ready
             return self._counted(round_result)
 
         return decide

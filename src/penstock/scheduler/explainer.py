@@ -31,32 +31,24 @@ class Explainer:
         now, rules = self._store.now(), self._rules
         last = self._store.dispatch(dispatch_id_of(job.job_id, job.fence)) if job.fence else None
         if job.state is not JobState.QUEUED:
-            return explain(job, now, dispatch=last)
+            return explain(job, now, last)
 
         admission_class = admission_class_of(job.intent)
         seen = self._store.look(
             rules.host,
             lambda view: outlook(self._dispatcher.inputs(view), job_id, admission_class, job.ready_at),
         )
-        reason = seen.reason
-        if isinstance(reason, LabelMissing):
-            reason = replace(reason, hosts=self._hosts_with(admission_class, now))
-        if reason is None and (came := self._dispatcher.last_fetched_at(admission_class, now)) is not None:
-            reason = AwaitsWorker(came)
-        return explain(
-            job,
-            now,
-            dispatch=last,
-            reason=reason,
-            recorded=seen.head and reason is not None and reason.code == job.denied,
-            ahead=seen.ahead,
-            line_ahead=seen.line_ahead,
-            viewer=viewer,
-            likely_start_at=None if isinstance(reason, AwaitsWorker) else seen.likely_start_at,
-            next_when_ends=self._who_ends_at(seen.likely_start_at)
-            if isinstance(reason, NotEnoughUnits)
-            else None,
-        )
+        match seen.reason:
+            case LabelMissing() as missing:
+                missing = replace(missing, hosts=self._hosts_with(admission_class, now))
+                seen = replace(seen, reason=missing)
+            case NotEnoughUnits():
+                seen = replace(seen, next_when_ends=self._run_that_ends_at(seen.likely_start_at))
+            case None if (came := self._dispatcher.last_fetched_at(admission_class, now)) is not None:
+                seen = replace(seen, reason=AwaitsWorker(came), likely_start_at=None)
+            case _:
+                pass
+        return explain(job, now, last, seen, viewer)
 
     def _hosts_with(self, admission_class: AdmissionClass, now: Moment) -> tuple[str, ...]:
         return tuple(
@@ -65,12 +57,12 @@ class Explainer:
             if h.until > now and set(admission_class.labels) <= set(h.labels)
         )
 
-    def _who_ends_at(self, moment: Moment | None) -> JobId | None:
+    def _run_that_ends_at(self, moment: Moment | None) -> JobId | None:
         if moment is None:
             return None
         return next((d.job_id for d in self._store.live() if d.ends_at == moment), None)
 
-    def foretold(self, intents: Sequence[Intent], receipts: list[Receipt]) -> list[Receipt]:
+    def with_forecasts(self, intents: Sequence[Intent], receipts: list[Receipt]) -> list[Receipt]:
         """The receipts with a forecast for each deadline (SPEC OR-4). Jobs without one cost nothing here."""
         intents_of = {
             receipt.job_id: intent

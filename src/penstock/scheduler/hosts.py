@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.admission import Conditions
-from penstock.core.jobs.load import TOLD, Host, Quiet, Reading, busy, is_fresh, observe
+from penstock.core.jobs.load import REPORTED, Host, Quiet, Reading, busy, is_fresh, observe
 from penstock.core.jobs.types import HOUR, SECOND, AddonId, Moment, Span
 from penstock.scheduler.driver import comes_later
 from penstock.scheduler.rules import SchedulerRules
@@ -97,12 +97,15 @@ class HostLoad:
 
 def _problems(values: Mapping[str, float]) -> Iterator[dict[str, str]]:
     for name, value in values.items():
-        if name not in TOLD:
-            yield {"field": name, "message": f"is not a signal that applications report: {', '.join(TOLD)}"}
+        if name not in REPORTED:
+            yield {
+                "field": name,
+                "message": f"is not a signal that applications report: {', '.join(REPORTED)}",
+            }
         elif not (math.isfinite(value) and value >= 0):
             yield {"field": name, "message": "must be a number of 0 or more"}
     if not values:
-        yield {"field": "values", "message": f"must name at least one of {', '.join(TOLD)}"}
+        yield {"field": "values", "message": f"must name at least one of {', '.join(REPORTED)}"}
 
 
 def _ttl_problems(ttl: Span | None) -> Iterator[dict[str, str]]:

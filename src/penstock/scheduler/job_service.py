@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -21,16 +21,16 @@ from penstock.core.jobs import changes
 from penstock.core.jobs.admission import EVERYTHING
 from penstock.core.jobs.changes import Change, Renewal
 from penstock.core.jobs.explain import Explanation, Viewer
-from penstock.core.jobs.intent import AdmissionClass, Intent, check, check_all
+from penstock.core.jobs.intent import MAX_PAYLOAD, AdmissionClass, Intent, all_but_payload, check
 from penstock.core.jobs.job import Dispatch, Event, Job
-from penstock.core.jobs.ordering import AdmissionView, RoundResult, decide_standalone_lease
 from penstock.core.jobs.reasons import Reason
+from penstock.core.jobs.round import AdmissionView, RoundResult, decide_standalone_lease
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Money
 from penstock.core.text import error_text, storable, storable_json, type_name
-from penstock.scheduler.budgets import BudgetEnforcer
 from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds
 from penstock.scheduler.explainer import Explainer
+from penstock.scheduler.maintenance import BudgetEnforcer, with_jobs
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist, then
 from penstock.stores.api import (
@@ -100,17 +100,6 @@ class GrantedJob(NamedTuple):
     checkpoint: str | None
 
 
-class ExchangeAnswer(Protocol):
-    """
-    Waits for an exchange. It passes granted jobs to `ready`, perhaps before they are on disk, so that the
-    caller can prepare them meanwhile; they may begin when the call returns them.
-    """
-
-    def __call__(
-        self, ready: Callable[[list[GrantedJob]], list[T]], /
-    ) -> tuple[list[JobState | Refused | None], list[T]]: ...
-
-
 class EndReport(NamedTuple):
     """A worker's report that a run is over, and how it ended."""
 
@@ -118,6 +107,17 @@ class EndReport(NamedTuple):
     how: EndReason = EndReason.COMPLETED
     result: str | None = None
     error: str | None = None
+
+
+class PendingExchange(NamedTuple):
+    """An exchange on its way to the store. `admitted`: None if reserved jobs were enough for the claim."""
+
+    reports: Sequence[EndReport]
+    taken_up: list[Dispatch]
+    ending: Future[list[bool]]
+    admitted: Future[list[Grant]] | None
+    #: What the store previews, then None when the claim has its answer.
+    previews: SimpleQueue[list[Grant] | None]
 
 
 class Answer(NamedTuple):
@@ -147,8 +147,8 @@ class JobService:
             BudgetEnforcer(store, rules),
         )
         self._yields, self._explainer = yields or YieldRequests(), Explainer(store, rules, dispatcher)
-        #: What the last submit had in common with the next. A thread may see an older value: it then checks
-        #: again.
+        self._most_units = rules.capacity.most
+        #: The fields of the last intent that was checked. A thread may see an older value: it checks again.
         self._passed: object = None
 
     # submitters and people
@@ -184,11 +184,20 @@ class JobService:
         answer = self._waitlist.submit_soon(intents, wait_sec, wait=wait)
         if all(intent.deadline_at is None for intent in intents):
             return answer
-        return then(answer, lambda receipts: self._explainer.foretold(intents, receipts))
+        return then(answer, lambda receipts: self._explainer.with_forecasts(intents, receipts))
 
     def _check(self, intents: Sequence[Intent]) -> None:
-        most = self._rules.capacity.most
-        self._passed = check_all(intents, self._store.now(), most_units=most, passed=self._passed)
+        """
+        BadIntent names every problem. Intents that differ only by their payload are checked once: fields that
+        were valid a moment ago still are, except a deadline.
+        """
+        now, passed = self._store.now(), self._passed
+        for intent in intents:
+            fields = all_but_payload(intent)
+            if fields != passed or len(intent.payload) > MAX_PAYLOAD:
+                check(intent, now, most_units=self._most_units)
+                passed = fields
+                self._passed = fields if intent.deadline_at is None else None
 
     def cancel(self, job_id: JobId, by: str = "") -> Job:
         def decide(job: Job) -> Change | None:
@@ -209,7 +218,7 @@ class JobService:
         def decide(job: Job) -> Change:
             now, intent = self._store.now(), replace(job.intent, **fields)
             change = changes.edit(job, intent, now, self._rules.ordering, by)
-            check(intent, now, most_units=self._rules.capacity.most)
+            check(intent, now, most_units=self._most_units)
             return change
 
         return self._settle(job_id, decide)
@@ -276,7 +285,7 @@ class JobService:
         start now.
         """
         taken_up = self._take_up(kinds, limit, worker)
-        claimed = self._with_jobs(taken_up)
+        claimed = self.granted(with_jobs(self._store, taken_up))
         if len(claimed) < limit:
             admit = self._dispatcher.claim(kinds, limit - len(claimed), worker)
             claimed += self.granted(committed(self._store, admit))
@@ -285,7 +294,7 @@ class JobService:
     def _take_up(self, kinds: WorkerKinds, limit: int, worker: str) -> list[Dispatch]:
         """Leases of jobs that are reserved on this host: the units of another host are of no use here."""
         leases: list[Dispatch] = []
-        if not self._dispatcher.reserved.may_have(kinds, self._store.now):
+        if not self._dispatcher.may_have_reserved(kinds):
             return leases
         for dispatch in self.dispatchable(kinds.addon_id):
             if len(leases) == limit:
@@ -298,11 +307,7 @@ class JobService:
                     continue
         return leases
 
-    def _with_jobs(self, leases: Sequence[Dispatch]) -> list[GrantedJob]:
-        jobs = self._store.jobs([d.job_id for d in leases if d.job_id is not None]) if leases else []
-        return self.granted(map(Grant, leases, jobs))
-
-    def granted(self, grants: Iterable[Grant]) -> list[GrantedJob]:
+    def granted(self, grants: Iterable[tuple[Dispatch, Job | None]]) -> list[GrantedJob]:
         """The leased jobs with all that their workers need."""
         return [
             GrantedJob(job, d, self._store.checkpoint(job.job_id) if d.fence > 1 else None)
@@ -399,46 +404,47 @@ class JobService:
         `end_many` and `claim`, in one commit where possible: the ended runs give their units to the claimed
         jobs.
         """
-        return self.exchange_soon(reports, kinds, limit, worker, wait=True)(list)
+        return self.finish_exchange(self.exchange_soon(reports, kinds, limit, worker, wait=True), list)
 
     def exchange_soon(
         self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int, worker: str, *, wait: bool = False
-    ) -> ExchangeAnswer:
-        """`exchange` for a caller that does something else meanwhile; `wait`: it does not."""
+    ) -> PendingExchange:
+        """Begin an `exchange`; `finish_exchange` ends it. `wait`: the caller does nothing else meanwhile."""
         reports = [_storable(report) for report in reports]
         complete = Complete(_done(reports))
         taken_up = self._take_up(kinds, limit, worker)
+        previews: SimpleQueue[list[Grant] | None] = SimpleQueue()
         if len(taken_up) == limit:
             [ending] = self._store.commit(complete, wait=wait)
-            return lambda ready: (
-                self._ended(reports, self._completed(reports, ending)),
-                ready(self._with_jobs(taken_up)),
-            )
-        previews: SimpleQueue[list[Grant] | None] = SimpleQueue()
+            previews.put(None)
+            return PendingExchange(reports, taken_up, ending, None, previews)
         admit = self._dispatcher.claim(kinds, limit - len(taken_up), worker, previews.put)
         ending, admitted = self._store.commit(complete, admit, wait=wait)
         admitted.add_done_callback(lambda _: previews.put(None))
+        return PendingExchange(reports, taken_up, ending, admitted, previews)
 
-        def answer(
-            ready: Callable[[list[GrantedJob]], list[T]],
-        ) -> tuple[list[JobState | Refused | None], list[T]]:
-            preview = previews.get()
-            made: list[T] | None = None
-            if preview is not None and not taken_up and all(grant.dispatch.fence == 1 for grant in preview):
-                made = ready(self.granted(preview))  # nothing of it need be read
-            done = self._completed(reports, ending)
-            try:
-                grants = admitted.result()
-            except Unavailable:
-                raise
-            except Exception:
-                log.exception("a claim failed; the reported ends are written, and nothing is claimed")
-                grants = []
-            if made is None or grants is not preview:
-                made = ready(self._with_jobs(taken_up) + self.granted(grants))
-            return self._ended(reports, done), made
-
-        return answer
+    def finish_exchange(
+        self, pending: PendingExchange, prepare: Callable[[list[GrantedJob]], list[T]]
+    ) -> tuple[list[JobState | Refused | None], list[T]]:
+        """
+        Wait for the answers. `prepare` gets the granted jobs, perhaps before they are on disk, so that the
+        caller can make them ready meanwhile; they may begin when this call returns what `prepare` made.
+        """
+        reports, taken_up, ending, admitted, previews = pending
+        preview, prepared = previews.get(), None
+        if preview is not None and not taken_up and all(grant.dispatch.fence == 1 for grant in preview):
+            prepared = prepare(self.granted(preview))  # nothing of it need be read
+        done = self._completed(reports, ending)
+        try:
+            grants = [] if admitted is None else admitted.result()
+        except Unavailable:
+            raise
+        except Exception:
+            log.exception("a claim failed; the reported ends are written, and nothing is claimed")
+            grants = []
+        if prepared is None or grants is not preview:
+            prepared = prepare(self.granted([*with_jobs(self._store, taken_up), *grants]))
+        return self._ended(reports, done), prepared
 
     def _completed(
         self, reports: Sequence[EndReport], ending: Future[list[bool]] | None = None

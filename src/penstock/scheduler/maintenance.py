@@ -5,6 +5,11 @@ Maintenance ends what has expired, stops what runs too long, fails what is too l
 Every write is a compare-and-set, so any number of processes may run it, and a row that cannot be handled
 harms itself alone.
 
+The budget enforcer stops the runs of an addon whose budget is spent (SPEC TR-8). The alert about a mark is
+written in the transaction of the heartbeat that crosses it, so each mark gets one alert. Stopping does not
+depend on the crossing but on being over the limit: a scheduler that dies between the two stops the runs when
+it is back.
+
 Recovery deals with the dispatches that the last scheduler left in flight (SPEC TR-11). The two kinds of
 attempts came through the pause differently:
 
@@ -24,16 +29,17 @@ Giving time is always safe: until an extended lease is over, no other worker is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from penstock.core.errors import Refused
 from penstock.core.jobs import changes
-from penstock.core.jobs.changes import Change, Note
+from penstock.core.jobs.changes import Change, Note, alert_note
 from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.ordering import Aging
+from penstock.core.jobs.spending import Standing, over, spending_alerts
 from penstock.core.jobs.states import DispatchPhase
-from penstock.core.jobs.types import DispatchId, EndReason, JobId, Moment, Span
+from penstock.core.jobs.types import HOUR, AddonId, DispatchId, EndReason, Moment, Money
 from penstock.scheduler.driver import TOLERANCE, SteadyClock, comes_later
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Apply, Due, Overdue, Prune, Reorder, Shift, Store, committed
@@ -42,7 +48,7 @@ log = logging.getLogger("penstock.maintenance")
 
 
 class Maintenance:
-    """`shifts` is called when the clock is about to be set, with the span."""
+    """`on_shift` is called when the clock was set, and every lease and reservation has moved with it."""
 
     def __init__(
         self,
@@ -50,11 +56,11 @@ class Maintenance:
         rules: SchedulerRules,
         clock: SteadyClock | None = None,
         *,
-        shifts: Callable[[Span], None] | None = None,
+        on_shift: Callable[[], None] = lambda: None,
         batch: int = 200,
     ) -> None:
         self._store, self._rules, self._clock, self._batch = store, rules, clock, batch
-        self._shifts = shifts
+        self._on_shift = on_shift
         self._prune_at: Moment = 0
 
     def step(self, now: Moment) -> Moment:
@@ -77,10 +83,9 @@ class Maintenance:
             log.warning(
                 "the wall clock was set by %+.1f s; leases and delays of retries move with it", by / 1e6
             )
-            if self._shifts is not None:
-                self._shifts(by)
             self._clock.accept(by)
             committed(self._store, Shift(by))
+            self._on_shift()
         return by
 
     def _decide(self, item: Overdue, now: Moment) -> Change | None:
@@ -102,6 +107,74 @@ class Maintenance:
             return changes.release(dispatch, now, how)
         schedules, ordering = self._rules.schedules, self._rules.ordering
         return changes.end(job, dispatch, how, now, schedules=schedules, ordering=ordering)
+
+
+def with_jobs(store: Store, dispatches: Sequence[Dispatch]) -> list[tuple[Dispatch, Job | None]]:
+    """Each dispatch with its job; None for a lease without one."""
+    if not dispatches:
+        return []
+    jobs = {job.job_id: job for job in store.jobs([d.job_id for d in dispatches if d.job_id is not None])}
+    return [(d, None if d.job_id is None else jobs.get(d.job_id)) for d in dispatches]
+
+
+class BudgetEnforcer:
+    """Upkeep, once a tick; and the judge of each heartbeat's spending."""
+
+    def __init__(self, store: Store, rules: SchedulerRules) -> None:
+        self._store, self._rules = store, rules
+
+    def notes(self, standing: Standing) -> Sequence[Note]:
+        """The alerts that this heartbeat gives occasion to."""
+        if standing.spent == standing.spent_before:
+            return ()
+        budget = self._rules.limits.budgets.get(standing.addon_id)
+        return [alert_note(alert) for alert in spending_alerts(standing, budget, self._store.now())]
+
+    def allows(self, standing: Standing) -> bool:
+        """Whether this run may go on. If its addon's budget is spent, this stops all runs of the addon."""
+        spent = self._over_budget(standing.addon_id, standing.addon_spent, self._store.now())
+        if spent is not None:
+            self._close(standing.addon_id, spent)
+        return spent is None and not over(standing.spent, standing.cost_limit)
+
+    def step(self, now: Moment) -> Moment:
+        budgets = self._rules.limits.budgets
+        if not budgets:
+            return now + HOUR
+        spent = self._store.ledger(self._rules.host).spent
+        for addon_id in budgets:
+            window = self._over_budget(addon_id, spent.get(addon_id, {}), now)
+            if window is not None:
+                self._close(addon_id, window)
+        return now + self._rules.tick
+
+    def _over_budget(self, addon_id: AddonId, spent: Mapping[str, Money], now: Moment) -> str | None:
+        """The window whose limit is reached."""
+        budget = self._rules.limits.budgets.get(addon_id)
+        limits = () if budget is None else budget.limits(now)
+        return next((window.kind for window, limit in limits if over(spent.get(window.kind, 0), limit)), None)
+
+    def _close(self, addon_id: AddonId, window: str) -> None:
+        live = self._store.live(addon_id=addon_id, phases=[DispatchPhase.RESERVED, DispatchPhase.LEASED])
+        committed(self._store, Apply(list(self._endings(live, window))))
+
+    def _endings(self, live: Sequence[Dispatch], window: str) -> Iterator[Change]:
+        now, rules, reason = self._store.now(), self._rules, EndReason.COST_LIMIT_REACHED
+        for dispatch, job in with_jobs(self._store, live):
+            try:
+                if dispatch.phase is DispatchPhase.LEASED:
+                    because = {"budget": window}
+                    change = changes.stop(dispatch, job, reason, now, grace=rules.grace, because=because)
+                elif job is not None:
+                    change = changes.end(
+                        job, dispatch, reason, now, schedules=rules.schedules, ordering=rules.ordering
+                    )
+                else:
+                    continue
+            except Refused:  # it ended or changed since it was read; the next step reads again
+                continue
+            if change is not None:
+                yield change
 
 
 #: Gets every live dispatch of this host, ends the processes of those that its runner ran, and answers with
@@ -182,8 +255,7 @@ def _settle(
     done: Recovered,
 ) -> Recovered:
     now = store.now()
-    jobs = {job.job_id: job for job in store.jobs([d.job_id for d in batch if d.job_id is not None])}
-    ended = [_put_back(d, jobs, rules, now) for d in batch if d.dispatch_id in gone]
+    ended = [_put_back(d, job, rules, now) for d, job in with_jobs(store, batch) if d.dispatch_id in gone]
     waiting = [d for d in batch if d.dispatch_id not in gone and d.phase is not DispatchPhase.ENDING]
     given_time = [
         changes.prolong(
@@ -197,13 +269,10 @@ def _settle(
     return Recovered(done.put_back + sum(settled), done.given_time + sum(prolonged))
 
 
-def _put_back(
-    dispatch: Dispatch, jobs: dict[JobId, Job], rules: SchedulerRules, now: Moment
-) -> Change | None:
+def _put_back(dispatch: Dispatch, job: Job | None, rules: SchedulerRules, now: Moment) -> Change | None:
     how = EndReason.SCHEDULER_RESTARTED
     if dispatch.job_id is None:
         return changes.release(dispatch, now, how)
-    job = jobs.get(dispatch.job_id)
     if job is None or job.dispatch_id != dispatch.dispatch_id:
         return None  # it has been settled since we looked
     return changes.end(job, dispatch, how, now, schedules=rules.schedules, ordering=rules.ordering)

@@ -11,13 +11,14 @@ from typing import Final
 from penstock.core.errors import Refused
 from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Note
-from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.ordering import AdmissionView
-from penstock.core.jobs.preemption import Act, Cycle, InFlight, Want, advance, begin, choose, wanted
+from penstock.core.jobs.job import Dispatch, EventKind
+from penstock.core.jobs.preemption import Act, Cycle, Want, advance, begin, choose, wanted
+from penstock.core.jobs.round import AdmissionView
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import EndReason, Moment
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.job_service import JobService, YieldRequests
+from penstock.scheduler.maintenance import with_jobs
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Apply, Store, committed
 
@@ -56,34 +57,23 @@ class Preempter:
         pair = self._store.look(self._rules.host, self._first_pair)
         if pair is not None:
             want, victim = pair
-            log.info("%s should yield to %s", victim.job_id, want.job_id)
-            self.cycle = begin(victim.dispatch_id, want.job_id, now, self._preemption)
+            log.info("%s should yield to %s", victim.job_id, want.waiting.job_id)
+            self.cycle = begin(victim.dispatch_id, want.waiting.job_id, now, self._preemption)
             self.request(self.cycle, now)
 
-    def _first_pair(self, view: AdmissionView) -> tuple[Want, InFlight] | None:
+    def _first_pair(self, view: AdmissionView) -> tuple[Want, Dispatch] | None:
         wants = wanted(self._dispatcher.inputs(view))
         running = self._running() if wants else []
         pairs = ((want, choose(want, running, self._preemption)) for want in wants)
         return next(((want, victim) for want, victim in pairs if victim is not None), None)
 
-    def _running(self) -> list[InFlight]:
+    def _running(self) -> list[tuple[int, Dispatch]]:
+        """The runs on this host, each with the priority of its job."""
         store, host = self._store, self._rules.host
         # Without reservations: there may be a hundred that no worker takes up.
         begun = store.live(phases=_BEGUN)
-        live = [d for d in begun if d.host == host and d.job_id is not None and d.started_at is not None]
-        jobs = {job.job_id: job for job in store.jobs([d.job_id for d in live if d.job_id is not None])}
-        return [
-            InFlight(
-                d.dispatch_id,
-                d.job_id,
-                jobs[d.job_id].intent.priority,
-                d.started_at or d.admitted_at,
-                d.admission_class,
-                d.phase is DispatchPhase.ENDING,
-            )
-            for d in live
-            if d.job_id is not None and d.job_id in jobs
-        ]
+        here = [d for d in begun if d.host == host and d.job_id is not None]
+        return [(job.intent.priority, d) for d, job in with_jobs(store, here) if job is not None]
 
     def _go_on(self, cycle: Cycle, now: Moment) -> None:
         victim, wanted_by = self._store.dispatch(cycle.victim), self._store.job(cycle.wanted_by)

@@ -17,13 +17,12 @@ from typing import Final, Self
 
 from penstock.core.errors import Unavailable
 from penstock.core.jobs.types import MILLISECOND, SECOND, Span
-from penstock.scheduler.budgets import BudgetEnforcer
 from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.driver import Driver, Part, SteadyClock, TimedPart
 from penstock.scheduler.hosts import HostLoad, HostRegistration, Introduction
 from penstock.scheduler.job_service import JobService, YieldRequests
 from penstock.scheduler.load_sampler import LoadProbe, LoadSampler, Pids
-from penstock.scheduler.maintenance import Maintenance, Survivors, put_in_order, recover
+from penstock.scheduler.maintenance import BudgetEnforcer, Maintenance, Survivors, put_in_order, recover
 from penstock.scheduler.preemption import Preempter
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist
@@ -75,7 +74,7 @@ class SchedulerService:
         )
         self.yields = YieldRequests()
         self.job_service = JobService(store, rules, self.dispatcher, self.waitlist, yields=self.yields)
-        self.maintenance = Maintenance(store, rules, clock, shifts=self.dispatcher.reserved.shift)
+        self.maintenance = Maintenance(store, rules, clock, on_shift=self.dispatcher.begin)
         self.registration = HostRegistration(store, rules, self.machine, introduction)
         self.preempter = Preempter(store, rules, self.dispatcher, self.job_service, self.yields)
         parts: list[Part] = [*more, self.waitlist]
@@ -122,7 +121,7 @@ class SchedulerService:
         if self._started:
             self._started = False
             self.driver.stop()
-            self.dispatcher.reserved.end()
+            self.dispatcher.end()
             self._leave()
         self.waitlist.close()
         with self._lock:

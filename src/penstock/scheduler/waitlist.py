@@ -14,25 +14,23 @@ on waiting, in its place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from itertools import count
 from threading import Lock
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from penstock.core.errors import QueueFull, Unavailable
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import HOUR, SECOND, AddonId, Moment, seconds
-from penstock.stores.api import Depth, Receipt, Store, Submit
+from penstock.core.jobs.types import HOUR, SECOND, AddonId, Moment
+from penstock.stores.api import RETRY_AFTER_SEC, Depth, DepthReached, Receipt, Store, Submit
 
 T = TypeVar("T")
 
 #: Behind the wake-ups: a change by a process that sends none is seen this late.
 _POLL: Final = 1 * SECOND
-#: A hint for a submitter that was refused: about as long as it takes some jobs to start.
-_RETRY_AFTER_SEC: Final = 5
 _NOTHING_IS_NEW: Final = Depth(total=0)
 
 
@@ -48,27 +46,6 @@ class _Waiter:
         self.answer: Future[list[Receipt]] = Future()
 
 
-class _Full(NamedTuple):
-    """A limit that is reached; without an addon the total limit."""
-
-    addon_id: AddonId | None
-    limit: int
-    queued: int
-
-    def stops(self, addons: Container[AddonId]) -> bool:
-        return self.addon_id is None or self.addon_id in addons
-
-    def refusal(self, waited: Moment = 0) -> QueueFull:
-        where = "in all" if self.addon_id is None else f"for addon {self.addon_id}"
-        return QueueFull(
-            f"{self.queued} jobs are queued {where}, the limit is {self.limit}"
-            + (f"; no room in {seconds(waited):g} s" if waited else ""),
-            limit=self.limit,
-            queued=self.queued,
-            retry_after_sec=_RETRY_AFTER_SEC,
-        )
-
-
 class SubmitWaitlist:
     """A part of the scheduler. `wake`: a submit waits now; call `step` soon, and after every change."""
 
@@ -77,7 +54,7 @@ class SubmitWaitlist:
     ) -> None:
         self._store, self._commit, self._depth, self._wake = store, commit, depth, wake
         self._waiting: list[_Waiter] = []
-        self._full: tuple[_Full, ...] = ()  # the limits for which submits waited at the last step
+        self._full: tuple[DepthReached, ...] = ()  # the limits for which submits waited at the last step
         self._numbers = count(1)
         self._lock, self._passing = Lock(), Lock()
 
@@ -117,15 +94,14 @@ class SubmitWaitlist:
             self._waiting.append(waiter)
             self._waiting.sort(key=lambda w: w.number)
             # Until the next step knows which limit it was, no submit passes.
-            self._full = (*self._full, _Full(None, refused.limit, refused.queued))
+            self._full = (*self._full, DepthReached(None, refused.limit, refused.queued))
         self._wake()
 
-    def _before(self, intents: Sequence[Intent]) -> _Full | None:
+    def _before(self, intents: Sequence[Intent]) -> DepthReached | None:
         """The limit behind which these would have to wait, if other submits wait for it."""
         if not self._waiting:
             return None
-        addons = {intent.addon_id for intent in intents}
-        return next((full for full in self._full if full.stops(addons)), None)
+        return _first_that_stops(self._full, {intent.addon_id for intent in intents})
 
     def _could_ever(self, intents: Sequence[Intent]) -> bool:
         """A bulk submit above the limit would wait in vain, and all others behind it."""
@@ -147,39 +123,29 @@ class SubmitWaitlist:
             return min([now + _POLL, *(max(now, waiter.until) for waiter in self._waiting)])
 
     def _serve(self, now: Moment) -> None:
-        queued = self._queued()
-        full: list[_Full] = []
+        queued = Counter({a.addon_id: a.jobs.get(JobState.QUEUED, 0) for a in self._store.addons()})
+        full: list[DepthReached] = []
+
+        def queued_of(addon_id: AddonId | None) -> int:
+            return queued.total() if addon_id is None else queued[addon_id]
+
         for waiter in list(self._waiting):
             if waiter.answer.cancelled():
                 self._leave(waiter)
                 continue
             addons = [intent.addon_id for intent in waiter.intents]
-            lack = next((f for f in full if f.stops(addons)), None) or self._lack(addons, queued)
-            if lack is None:
-                lack = self._enter(waiter)
-            if lack is None:
+            limit = _first_that_stops(full, addons) or self._depth.reached(addons, queued_of)
+            limit = limit or self._enter(waiter)
+            if limit is None:
                 queued.update(addons)
             elif waiter.until <= now:
                 self._leave(waiter)
-                _settle(waiter, lack.refusal(now - waiter.since))
-            elif lack not in full:
-                full.append(lack)
+                _settle(waiter, limit.refusal(now - waiter.since))
+            elif limit not in full:
+                full.append(limit)
         self._full = tuple(full)
 
-    def _queued(self) -> Counter[AddonId]:
-        return Counter({a.addon_id: a.jobs.get(JobState.QUEUED, 0) for a in self._store.addons()})
-
-    def _lack(self, addons: Sequence[AddonId], queued: Counter[AddonId]) -> _Full | None:
-        total, each = self._depth.total, self._depth.per_addon
-        if total is not None and queued.total() + len(addons) > total:
-            return _Full(None, total, queued.total())
-        if each is not None:
-            for addon_id, more in Counter(addons).items():
-                if queued[addon_id] + more > each:
-                    return _Full(addon_id, each, queued[addon_id])
-        return None
-
-    def _enter(self, waiter: _Waiter) -> _Full | None:
+    def _enter(self, waiter: _Waiter) -> DepthReached | None:
         """None: the submit waits no longer, because it was written, failed or was given up."""
         if not waiter.answer.running() and not waiter.answer.set_running_or_notify_cancel():
             self._leave(waiter)
@@ -189,7 +155,7 @@ class SubmitWaitlist:
             [committed] = self._commit([Submit(waiter.intents, self._depth)], wait=True)
             outcome = committed.result()
         except QueueFull as refused:  # another submit was quicker
-            return _Full(None, refused.limit, refused.queued)
+            return DepthReached(None, refused.limit, refused.queued)
         except Exception as error:  # noqa: BLE001 - the waiting caller gets it
             outcome = error
         self._leave(waiter)
@@ -205,13 +171,12 @@ class SubmitWaitlist:
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for waiter in waiting:
-            _settle(
-                waiter,
-                Unavailable(
-                    "the scheduler stopped while this submit waited for room",
-                    retry_after_sec=_RETRY_AFTER_SEC,
-                ),
-            )
+            text = "the scheduler stopped while this submit waited for room"
+            _settle(waiter, Unavailable(text, retry_after_sec=RETRY_AFTER_SEC))
+
+
+def _first_that_stops(limits: Iterable[DepthReached], addons: Container[AddonId]) -> DepthReached | None:
+    return next((full for full in limits if full.addon_id is None or full.addon_id in addons), None)
 
 
 def _settle(waiter: _Waiter, outcome: list[Receipt] | BaseException) -> None:

@@ -16,11 +16,10 @@ from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
-from penstock.core.jobs.admission import AdmissionLimits, Caps, FairShare
+from penstock.core.jobs.admission import AdmissionLimits, Budget, Caps, FairShare
 from penstock.core.jobs.load import SCALES, Capacity, Senses, Thresholds
 from penstock.core.jobs.ordering import Aging, Ordering
 from penstock.core.jobs.preemption import Preemption
-from penstock.core.jobs.spending import Budget
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, AddonId, HostId, Span

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from penstock.core.errors import Refused
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
-from penstock.core.jobs.ordering import MOST_PICKS
+from penstock.core.jobs.round import MOST_PICKS
 from penstock.core.jobs.types import (
     HOUR,
     SECOND,

@@ -47,7 +47,8 @@ from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.load import Host
-from penstock.core.jobs.ordering import AdmissionView, Aging, RoundResult
+from penstock.core.jobs.ordering import Aging
+from penstock.core.jobs.round import AdmissionView, RoundResult
 from penstock.core.jobs.spending import Standing
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import (
@@ -71,29 +72,52 @@ LOST_FOR: Final[Span] = 24 * HOUR
 # what operations carry, and what they are answered with
 
 
+class DepthReached(NamedTuple):
+    """A depth limit that new jobs would exceed; without an addon the total limit."""
+
+    addon_id: AddonId | None
+    limit: int
+    queued: int
+
+    def refusal(self, waited: Span = 0) -> QueueFull:
+        """`waited`: how long the submit has waited for room."""
+        where = "in all" if self.addon_id is None else f"for addon {self.addon_id}"
+        text = f"{self.queued} jobs are queued {where}, the limit is {self.limit}"
+        if waited:
+            text += f"; no room in {waited / SECOND:g} s"
+        return QueueFull(text, limit=self.limit, queued=self.queued, retry_after_sec=RETRY_AFTER_SEC)
+
+
+#: A hint for a submitter that was refused: about as long as it takes some jobs to start.
+RETRY_AFTER_SEC: Final = 5
+
+
 class Depth(Struct, frozen=True):
     """How many jobs may be queued. Requeues are never refused, so they may exceed it."""
 
     total: int | None = None
     per_addon: int | None = None
 
-    def check(self, fresh: Sequence[Intent], queued: Callable[[AddonId | None], int]) -> None:
-        """QueueFull if these jobs would exceed it. `queued`: how many are queued of an addon, or in all (None)."""
-        if self.total is not None and fresh:
-            _refuse_beyond(self.total, queued(None), len(fresh), "in all")
+    def reached(
+        self, addons: Sequence[AddonId], queued: Callable[[AddonId | None], int]
+    ) -> DepthReached | None:
+        """
+        The limit that new jobs, one for each of `addons`, would exceed. `queued`: how many are queued of an addon, or in
+        all (None).
+        """
+        if self.total is not None and addons and (before := queued(None)) + len(addons) > self.total:
+            return DepthReached(None, self.total, before)
         if self.per_addon is not None:
-            for addon_id, more in Counter(intent.addon_id for intent in fresh).items():
-                _refuse_beyond(self.per_addon, queued(addon_id), more, f"for addon {addon_id}")
+            for addon_id, more in Counter(addons).items():
+                if (before := queued(addon_id)) + more > self.per_addon:
+                    return DepthReached(addon_id, self.per_addon, before)
+        return None
 
-
-def _refuse_beyond(limit: int, queued: int, more: int, where: str) -> None:
-    if queued + more > limit:
-        raise QueueFull(
-            f"{queued} jobs are queued {where}, the limit is {limit}",
-            limit=limit,
-            queued=queued,
-            retry_after_sec=5,
-        )
+    def check(self, fresh: Sequence[Intent], queued: Callable[[AddonId | None], int]) -> None:
+        """QueueFull if these jobs would exceed it."""
+        full = self.reached([intent.addon_id for intent in fresh], queued)
+        if full is not None:
+            raise full.refusal()
 
 
 NO_LIMIT: Final = Depth()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeAlias
 from msgspec import Meta, Struct, field
 
 from penstock.core.jobs.intent import LABEL, LABEL_WORDS, MAX_SPAN_SEC
-from penstock.core.jobs.load import TOLD
+from penstock.core.jobs.load import REPORTED
 from penstock.core.jobs.states import JobState
 
 PREFIX: Final = "/api/system/scheduler"
@@ -52,7 +52,7 @@ Words: TypeAlias = Annotated[str, Meta(max_length=20_000, pattern=r"^[^\u0000]*$
 Label: TypeAlias = Annotated[str, Meta(pattern=f"^{LABEL.pattern}$(?!\\n)", description=LABEL_WORDS)]
 Tag: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\u0000]*$")]
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000]*$")]
-SignalName: TypeAlias = Annotated[str, Meta(pattern="^({})$(?!\\n)".format("|".join(TOLD)))]
+SignalName: TypeAlias = Annotated[str, Meta(pattern="^({})$(?!\\n)".format("|".join(REPORTED)))]
 Pid: TypeAlias = Annotated[
     int, Meta(ge=1, le=2**31 - 1, description="Of the process that runs the job, on its own machine.")
 ]

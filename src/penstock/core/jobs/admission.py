@@ -1,6 +1,6 @@
 """
 Admission: may a job of this class start now? And the ledger on which that is decided. Lease requests, the
-dispatcher, explain and simulation all call `decide`.
+dispatcher, explain and simulation all ask the same `Gates`.
 
 The gates have this order, and the first that refuses is the reason: paused or draining, not yet ready, the
 quiet state, caps, budget, units. Units come last on purpose: "not enough units" then means that nothing else
@@ -20,7 +20,9 @@ high band would wipe out the differences below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -40,8 +42,19 @@ from penstock.core.jobs.reasons import (
     Reason,
     UnitsKept,
 )
-from penstock.core.jobs.spending import Budget
-from penstock.core.jobs.types import MINUTE, SECOND, AddonId, JobId, Moment, RunWhen, Span, seconds
+from penstock.core.jobs.types import (
+    HOUR,
+    MINUTE,
+    SECOND,
+    AddonId,
+    JobId,
+    Moment,
+    Money,
+    RunWhen,
+    Span,
+    moment_of,
+    seconds,
+)
 
 UNMEASURED = Busy(0.0, "fixed capacity")
 
@@ -86,6 +99,43 @@ class Caps(Struct, frozen=True):
                 return self.constraints.get(name)
 
 
+class Window(Struct, frozen=True):
+    """A day or a month (UTC) in which spending is summed up."""
+
+    kind: str  # day or month
+    name: str  # 2026-11-16, 2026-11
+    ends_at: Moment
+
+
+def windows(now: Moment) -> tuple[Window, Window]:
+    """The day and the month of this moment."""
+    return _windows_of_day(now // (24 * HOUR))
+
+
+@lru_cache(maxsize=8)
+def _windows_of_day(day: int) -> tuple[Window, Window]:
+    """Cached: every round asks, and the answer changes at midnight."""
+    midnight = datetime.fromtimestamp(day * 86_400, UTC)
+    next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return (
+        Window("day", f"{midnight:%Y-%m-%d}", moment_of(midnight + timedelta(days=1))),
+        Window("month", f"{midnight:%Y-%m}", moment_of(next_month)),
+    )
+
+
+class Budget(Struct, frozen=True):
+    """How much an addon may spend in a day and in a month."""
+
+    day: Money | None = None
+    month: Money | None = None
+
+    def limits(self, now: Moment) -> Iterator[tuple[Window, Money]]:
+        """The windows that have a limit."""
+        for window, limit in zip(windows(now), (self.day, self.month), strict=True):
+            if limit is not None:
+                yield window, limit
+
+
 class AdmissionLimits(Struct, frozen=True):
     caps: Caps = Caps()
     budgets: Mapping[AddonId, Budget] = field(default_factory=dict)
@@ -106,30 +156,10 @@ class Kept(Struct):
         return ends_at is not None and self.starts_at is not None and ends_at <= self.starts_at
 
 
-def decide(
-    admission_class: AdmissionClass,
-    ledger: Ledger,
-    conditions: Conditions,
-    limits: AdmissionLimits,
-    now: Moment,
-    *,
-    ready_at: Moment = 0,
-    urgent: bool = False,
-    kept: Kept | None = None,
-    ends_at: Moment | None = None,
-) -> Reason | None:
-    """
-    Why a job of this class may not start now; None: it may. `urgent`: time-sensitive and near its deadline.
-    `ends_at`: when it is expected to end if it starts now.
-    """
-    gates = Gates(admission_class, ledger, conditions, limits, now, ready_at=ready_at, urgent=urgent)
-    return gates.refusal(kept, ends_at)
-
-
 class Gates:
     """
     The gates before one admission class. Gates that cannot change during a round are evaluated once, the
-    others for every job.
+    others for every job. `urgent`: the jobs are time-sensitive and near their deadlines.
     """
 
     __slots__ = ("_budget", "_capacity", "_caps", "_concurrent", "_cost", "_ledger", "_shut", "keys")
@@ -155,7 +185,7 @@ class Gates:
         self._budget = _budget(admission_class, ledger, limits, now)
 
     def refusal(self, kept: Kept | None = None, ends_at: Moment | None = None) -> Reason | None:
-        """Why the next job may not start; None: it may."""
+        """Why the next job may not start; None: it may. `ends_at`: when it is expected to end if it starts now."""
         return self._shut or self._cap() or self._budget or self._room(kept, ends_at)
 
     def room_for(self) -> int:
@@ -229,9 +259,9 @@ def _budget(
     if budget is None:
         return None
     spent = ledger.spent.get(admission_class.addon_id, {})
-    for window, limit, until in budget.windows(now):
-        if spent.get(window, 0) >= limit:
-            return BudgetSpent(window, spent.get(window, 0), limit, until)
+    for window, limit in budget.limits(now):
+        if (amount := spent.get(window.kind, 0)) >= limit:
+            return BudgetSpent(window.kind, amount, limit, window.ends_at)
     return None
 
 

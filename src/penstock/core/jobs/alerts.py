@@ -53,17 +53,17 @@ class Repeats:
 
     MOST: Final = 10_000
 
-    def __init__(self, window: Span, told: Mapping[str, SentAlert] = MappingProxyType({})) -> None:
-        self._window, self.told = window, dict(told)
+    def __init__(self, window: Span, sent: Mapping[str, SentAlert] = MappingProxyType({})) -> None:
+        self._window, self.sent = window, dict(sent)
 
-    def hear(self, key: str, now: Moment) -> int | None:
-        """None: hold this alert back. Else send it, with the number of those held back before."""
-        last = self.told.get(key)
+    def record(self, key: str, now: Moment) -> int | None:
+        """Record an alert. None: hold it back. Else send it, with the number of those held back before."""
+        last = self.sent.get(key)
         if last is not None and last.at <= now < last.at + self._window:
-            self.told[key] = last._replace(held=last.held + 1)
+            self.sent[key] = last._replace(held=last.held + 1)
             return None
-        self.told.pop(key, None)  # so that the dict stays in the order of time
-        self.told[key] = SentAlert(now)
+        self.sent.pop(key, None)  # so that the dict stays in the order of time
+        self.sent[key] = SentAlert(now)
         return 0 if last is None else last.held
 
     def forget(self, now: Moment) -> None:
@@ -71,9 +71,9 @@ class Repeats:
         Forget keys whose window is over, and the oldest when there are too many: jobs make up keys without
         end.
         """
-        self.told = {k: t for k, t in self.told.items() if t.held or t.at <= now < t.at + self._window}
-        for key in list(self.told)[: max(0, len(self.told) - self.MOST)]:
-            del self.told[key]
+        self.sent = {k: t for k, t in self.sent.items() if t.held or t.at <= now < t.at + self._window}
+        for key in list(self.sent)[: max(0, len(self.sent) - self.MOST)]:
+            del self.sent[key]
 
 
 #: Mail, shell and name servers use ports below 1024; a webhook must not send them words of a job.

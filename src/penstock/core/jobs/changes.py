@@ -18,21 +18,12 @@ from msgspec.structs import replace
 from penstock.core.errors import IllegalMove, StaleDispatch
 from penstock.core.jobs.alerts import Alert
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import (
-    DEADLINE_PASSED,
-    Dispatch,
-    DispatchStep,
-    EventKind,
-    Job,
-    JobStep,
-    Place,
-    place,
-)
-from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, DispatchStep, EventKind, Job, JobStep
+from penstock.core.jobs.ordering import Ordering, place
+from penstock.core.jobs.round import running_data, stop_moment
 from penstock.core.jobs.states import (
     IN_FLIGHT,
     NONE_YET,
-    Counters,
     DispatchPhase,
     EndResult,
     JobState,
@@ -42,17 +33,7 @@ from penstock.core.jobs.states import (
     resolve_end,
     step,
 )
-from penstock.core.jobs.types import (
-    SECOND,
-    AddonId,
-    DispatchId,
-    EndReason,
-    HostId,
-    JobId,
-    Moment,
-    Money,
-    Span,
-)
+from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment, Money, Span
 
 
 class Note(Struct, frozen=True, gc=False):
@@ -114,15 +95,14 @@ class Renewal(Struct, frozen=True, kw_only=True, gc=False):
     pid: int | None = None
 
 
-_KINDS = {
-    Move.START: EventKind.RUNNING,
-    Move.COMPLETE: EventKind.DONE,
-    Move.FAIL: EventKind.FAILED,
-    Move.CANCEL: EventKind.CANCELED,
-    Move.BLOCK: EventKind.BLOCKED,
-    Move.REQUEUE: EventKind.REQUEUED,
-    Move.RETRY: EventKind.RETRIED,
-}
+def _job_step(job: Job, move: Move | None, **more: Any) -> JobStep:
+    """A step from the state that the decider saw. Without a move the job stays in it."""
+    target = job.state if move is None else step(job.state, move)
+    return JobStep(job.job_id, job.state, job.fence, target, **more)
+
+
+def _dispatch_step(dispatch: Dispatch, target: DispatchPhase, **more: Any) -> DispatchStep:
+    return DispatchStep(dispatch.dispatch_id, dispatch.phase, target, dispatch.reason, **more)
 
 
 def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str = "") -> Change:
@@ -134,11 +114,10 @@ def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str =
     return Change(
         at=now,
         notes=(running(worker, now - job.ready_at),),
-        job=_step(job, Move.START, counters=replace(job.counters, start=0)),
-        dispatch=DispatchStep(
-            dispatch_id=dispatch.dispatch_id,
-            source=DispatchPhase.RESERVED,
-            target=DispatchPhase.LEASED,
+        job=_job_step(job, Move.START, counters=replace(job.counters, start=0)),
+        dispatch=_dispatch_step(
+            dispatch,
+            DispatchPhase.LEASED,
             while_valid=True,
             expires_at=now + ttl,
             stop_at=stop_at,
@@ -150,30 +129,6 @@ def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str =
 
 def running(worker: str, waited: Span) -> Note:
     return Note(EventKind.RUNNING, data=running_data(worker, waited))
-
-
-def running_data(worker: str, waited: Span) -> dict[str, Any]:
-    """
-    How long the job had been ready is part of the event, so that a reader of the trail need not look up the
-    job.
-    """
-    return {"waited": max(0, waited), "worker": worker} if worker else {"waited": max(0, waited)}
-
-
-def stop_moment(
-    max_runtime_sec: int | None, max_active_sec: int | None, active: Span, now: Moment
-) -> tuple[Moment | None, EndReason | None]:
-    """
-    When and why an attempt that starts now must stop: the runtime limit or the hard cap, whichever is first.
-    """
-    if max_runtime_sec is None and max_active_sec is None:
-        return None, None
-    limits: list[tuple[Moment, EndReason]] = []
-    if max_active_sec is not None:
-        limits.append((now + max(0, max_active_sec * SECOND - active), EndReason.HARD_CAP_EXCEEDED))
-    if max_runtime_sec is not None:
-        limits.append((now + max_runtime_sec * SECOND, EndReason.MAX_RUNTIME_EXCEEDED))
-    return min(limits, key=lambda limit: limit[0], default=(None, None))
 
 
 def end(
@@ -200,22 +155,17 @@ def end(
         schedules=schedules,
         own_delays_sec=job.intent.retry_delays_sec,
     )
+    delay, move = end_result.delay, end_result.move
+    # Without a delay the job keeps its age: an interruption that is not its fault must not cost it its place.
+    since, not_before = (now + delay, now + delay) if delay else (job.ready_at, job.not_before)
+    requeued = place(job.intent, since, not_before, ordering) if move is Move.REQUEUE else None
     return Change(
         at=now,
         notes=_end_notes(end_result, job, now, error),
-        job=_step(
-            job,
-            end_result.move,
-            counters=end_result.counters,
-            place=_requeued(job, end_result.delay, now, ordering)
-            if end_result.move is Move.REQUEUE
-            else None,
-        ),
-        dispatch=DispatchStep(
-            dispatch_id=dispatch.dispatch_id,
-            source=dispatch.phase,
-            target=DispatchPhase.ENDED,
-            source_reason=dispatch.reason,
+        job=_job_step(job, move, counters=end_result.counters, place=requeued),
+        dispatch=_dispatch_step(
+            dispatch,
+            DispatchPhase.ENDED,
             while_valid=reported,
             end=end_result.end,
             result=result,
@@ -232,17 +182,16 @@ def completed(dispatch_id: DispatchId, now: Moment, result: str | None = None) -
     `end` as COMPLETED of the job that runs under this lease, from the lease's id alone. The decider reads
     nothing, because the store applies the change only if such a job runs under this lease.
     """
-    job_id, _, fence = dispatch_id.rpartition(".")
+    job_id, _, number = dispatch_id.rpartition(".")
+    fence = int(number) if number.isdecimal() else 0
     return Change(
         at=now,
         notes=_COMPLETED,
-        job=JobStep(
-            JobId(job_id), JobState.RUNNING, int(fence) if fence.isdecimal() else 0, JobState.DONE, NONE_YET
-        ),
+        job=JobStep(JobId(job_id), JobState.RUNNING, fence, JobState.DONE, NONE_YET),
         dispatch=DispatchStep(
-            dispatch_id=dispatch_id,
-            source=DispatchPhase.LEASED,
-            target=DispatchPhase.ENDED,
+            dispatch_id,
+            DispatchPhase.LEASED,
+            DispatchPhase.ENDED,
             while_valid=True,
             end=EndReason.COMPLETED,
             result=result,
@@ -258,34 +207,19 @@ def _end_notes(end_result: EndResult, job: Job, now: Moment, error: str | None) 
         data["error"] = error[:1_000]
     if end_result.end is EndReason.COST_LIMIT_REACHED:
         spent, limit = job.spent - job.spent_before, job.intent.cost_limit
-        data |= {"spent": spent} | (
-            {} if limit is None else {"limit": limit, "overshoot": max(0, spent - limit)}
-        )
-    notes = [Note(_KINDS[end_result.move], str(end_result.end), data)]
+        data["spent"] = spent
+        if limit is not None:
+            data |= {"limit": limit, "overshoot": max(0, spent - limit)}
+    how = str(end_result.end)
+    kind = EventKind.REQUEUED if end_result.target is JobState.QUEUED else EventKind(end_result.target)
+    notes = [Note(kind, how, data)]
     if end_result.mark is not None:
-        notes.insert(0, Note(EventKind(end_result.mark), str(end_result.end)))
+        notes.insert(0, Note(EventKind(end_result.mark), how))
     if end_result.alert:
-        notes.append(alert_note(_end_alert(end_result, job)))
+        key, text = f"{how}/{job.job_id}/{job.fence}", f"job {job.job_id[-8:]} is {end_result.target}: {how}"
+        alert = Alert(kind=how, addon_id=job.intent.addon_id, job_id=job.job_id, key=key, text=text)
+        notes.append(alert_note(alert))
     return tuple(notes)
-
-
-def _end_alert(end_result: EndResult, job: Job) -> Alert:
-    return Alert(
-        kind=str(end_result.end),
-        addon_id=job.intent.addon_id,
-        job_id=job.job_id,
-        key=f"{end_result.end}/{job.job_id}/{job.fence}",
-        text=f"job {job.job_id[-8:]} is {end_result.target}: {end_result.end}",
-    )
-
-
-def _requeued(job: Job, delay: Span, now: Moment, ordering: Ordering) -> Place:
-    """
-    Without a delay the job keeps its age: an interruption that is not its fault must not cost it its place.
-    """
-    if delay:
-        return place(job.intent, now + delay, now + delay, ordering)
-    return place(job.intent, job.ready_at, job.not_before, ordering)
 
 
 def stop(
@@ -314,12 +248,10 @@ def stop(
     return Change(
         at=now,
         notes=(Note(EventKind.STOP_REQUESTED, str(reason), because),),
-        job=None if job is None else _same(job),
-        dispatch=DispatchStep(
-            dispatch_id=dispatch.dispatch_id,
-            source=dispatch.phase,
-            target=DispatchPhase.ENDING,
-            source_reason=first,
+        job=None if job is None else _job_step(job, None),
+        dispatch=_dispatch_step(
+            dispatch,
+            DispatchPhase.ENDING,
             reason=reason,
             expires_at=max(dispatch.expires_at, now + grace) if first is None else None,
         ),
@@ -331,17 +263,8 @@ def prolong(dispatch: Dispatch, until: Moment, now: Moment) -> Change:
     Prolong a lease whose worker could not ask for it. Like a heartbeat this is no event: nothing happened to
     the job.
     """
-    return Change(
-        at=now,
-        notes=(),
-        dispatch=DispatchStep(
-            dispatch_id=dispatch.dispatch_id,
-            source=dispatch.phase,
-            target=dispatch.phase,
-            source_reason=dispatch.reason,
-            expires_at=max(dispatch.expires_at, until),
-        ),
-    )
+    until = max(dispatch.expires_at, until)
+    return Change(at=now, notes=(), dispatch=_dispatch_step(dispatch, dispatch.phase, expires_at=until))
 
 
 def cancel(
@@ -374,54 +297,38 @@ def cancel(
             return replace(ended, notes=(replace(first, data={**first.data, **because}), *rest))
         stopping = stop(dispatch, job, EndReason.CANCELED, now, grace=grace, because=because)
         if stopping is None and dispatch.reason is not EndReason.CANCELED:
-            late = Note(
-                EventKind.STOP_REQUESTED,
-                str(EndReason.CANCELED),
-                {**because, "too_late_for": str(dispatch.reason)},
-            )
-            return remark(job, late, now)
+            late = {**because, "too_late_for": str(dispatch.reason)}
+            return remark(job, Note(EventKind.STOP_REQUESTED, str(EndReason.CANCELED), late), now)
         return stopping
     note = Note(EventKind.CANCELED, "canceled", because)
-    return Change(at=now, notes=(note,), job=_step(job, Move.CANCEL))
+    return Change(at=now, notes=(note,), job=_job_step(job, Move.CANCEL))
 
 
 def release(dispatch: Dispatch, now: Moment, how: EndReason) -> Change:
     """End a lease without a job."""
-    return Change(
-        at=now,
-        notes=(Note(EventKind.RELEASED, str(how)),),
-        dispatch=DispatchStep(
-            dispatch_id=dispatch.dispatch_id,
-            source=dispatch.phase,
-            target=DispatchPhase.ENDED,
-            source_reason=dispatch.reason,
-            end=how,
-        ),
-    )
+    ended = _dispatch_step(dispatch, DispatchPhase.ENDED, end=how)
+    return Change(at=now, notes=(Note(EventKind.RELEASED, str(how)),), dispatch=ended)
 
 
 def retry(job: Job, now: Moment, ordering: Ordering, by: str = "") -> Change:
     """
     Retry at a person's request, which grants the hard cap and the spending limit once more. The total spent
-    stays on record.
+    stays on record. A deadline that has passed goes: it would fail the job again at once.
     """
-    fresh = replace(job.intent, deadline_at=_still_ahead(job.intent.deadline_at, now))
+    intent = job.intent
+    if intent.deadline_at is not None and intent.deadline_at <= now:
+        intent = replace(intent, deadline_at=None)
+    requeued = place(intent, now, None, ordering)
     return Change(
         at=now,
         notes=(Note(EventKind.RETRIED, data=principal_data(by)),),
-        job=_step(job, Move.RETRY, counters=NONE_YET, place=place(fresh, now, None, ordering), fresh=True),
+        job=_job_step(job, Move.RETRY, counters=NONE_YET, place=requeued, fresh=True),
     )
 
 
-def _still_ahead(deadline: Moment | None, now: Moment) -> Moment | None:
-    """
-    None for a deadline that has passed: it would fail the job again at once, which a retry does not ask for.
-    """
-    return deadline if deadline is not None and deadline > now else None
-
-
 def miss_deadline(job: Job, now: Moment) -> Change:
-    return Change(at=now, notes=(Note(EventKind.FAILED, DEADLINE_PASSED),), job=_step(job, Move.FAIL))
+    note = Note(EventKind.FAILED, DEADLINE_PASSED)
+    return Change(at=now, notes=(note,), job=_job_step(job, Move.FAIL))
 
 
 def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering, by: str = "") -> Change:
@@ -442,35 +349,13 @@ def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering, by: str = ""
     return Change(
         at=now,
         notes=(Note(EventKind.EDITED, data={"priority": intent.priority, **times, **principal_data(by)}),),
-        job=JobStep(
-            job_id=job.job_id,
-            source=job.state,
-            fence=job.fence,
-            target=job.state,
-            place=place(intent, since, job.not_before, ordering),
-        ),
-    )
-
-
-def _step(
-    job: Job, move: Move, counters: Counters | None = None, place: Place | None = None, *, fresh: bool = False
-) -> JobStep:
-    return JobStep(
-        job_id=job.job_id,
-        source=job.state,
-        fence=job.fence,
-        target=step(job.state, move),
-        counters=counters,
-        place=place,
-        fresh=fresh,
+        job=_job_step(job, None, place=place(intent, since, job.not_before, ordering)),
     )
 
 
 def remark(job: Job, note: Note, now: Moment) -> Change:
-    """Add an event that moves nothing. The store drops it if the job has gone on to another run since."""
-    return Change(at=now, notes=(note,), job=_same(job))
-
-
-def _same(job: Job) -> JobStep:
-    """A step that moves nothing, so that the event becomes part of the job's trail."""
-    return JobStep(job_id=job.job_id, source=job.state, fence=job.fence, target=job.state)
+    """
+    Add an event to the job's trail that moves nothing. The store drops it if the job has gone on to another
+    run since.
+    """
+    return Change(at=now, notes=(note,), job=_job_step(job, None))

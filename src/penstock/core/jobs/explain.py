@@ -13,13 +13,13 @@ here and no others. `core/jobs/reasons.py` is closed, and the type checker prove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, assert_never
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from penstock.core.jobs.forecast import Ahead
+from penstock.core.jobs.forecast import NOTHING_HOLDS, Ahead, Outlook
 from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, Event, EventKind, Job, outcome_of
 from penstock.core.jobs.reasons import (
     REASONS,
@@ -72,56 +72,38 @@ class Explanation(Struct, frozen=True, kw_only=True):
 def explain(
     job: Job,
     now: Moment,
-    *,
-    dispatch: Dispatch | None = None,
-    reason: Reason | None = None,
-    recorded: bool = True,
-    ahead: Sequence[Ahead] = (),
-    line_ahead: int = 0,
-    likely_start_at: Moment | None = None,
-    next_when_ends: JobId | None = None,
+    last: Dispatch | None = None,
+    outlook: Outlook = NOTHING_HOLDS,
     viewer: Viewer | None = None,
 ) -> Explanation:
     """
-    `dispatch`: the last one. `reason`: what holds a queued job; None: nothing, and the next round starts it.
-    `viewer`: an addon that must not learn the names of other addons' jobs; they are removed before any words
-    are made.
+    `last`: its last dispatch. `outlook`: how a queued job stands. `viewer`: an addon that must not learn the
+    names of other addons' jobs; they are removed before any words are made.
     """
     ways = tuple(str(move) for move in allowed(job.state))
     if job.state in SETTLED:
-        return _settled(job, dispatch, now, ways)
+        return _settled(job, last, now, ways)
     if job.state is not JobState.QUEUED:
-        text = _beyond_the_queue(job, dispatch, now)
+        text = _beyond_the_queue(job, last, now)
         return Explanation(job_id=job.job_id, state=job.state, text=text, allowed=ways)
-    waiting = max(0, now - job.ready_at)
-    some_end = next_when_ends is not None
-    if viewer is not None:
-        reason = None if reason is None else viewer.reason(reason)
-        ahead = [head if viewer.job(head.job_id) else Ahead(None, None, head.why) for head in ahead]
-        next_when_ends = viewer.job(next_when_ends)
-    sentences = list[str]()
-    if isinstance(reason, NotReady) and dispatch is not None and dispatch.end is not None:
-        sentences.append(_retry_words(job, dispatch, reason.until, now))
-    elif reason is not None:
-        sentences.append(words(reason, now))
-    sentences += _line_words(ahead, line_ahead)
-    if likely_start_at is not None and likely_start_at > now and not isinstance(reason, NotReady):
-        when = f", when {named(next_when_ends)} ends" if some_end else ""
-        sentences.append(f"Likely start {due_in(likely_start_at, now)}{when}.")
-    lead = [f"Waiting for {spelled(waiting)}."] if job.ready_at <= now else []
+    shown = outlook if viewer is None else viewer.outlook(outlook)
+    when = "" if outlook.next_when_ends is None else f", when {named(shown.next_when_ends)} ends"
+    reason = shown.reason
+    sentences = list(_waiting_words(job, last, shown, when, now))
+    lead = [f"Waiting for {spelled(now - job.ready_at)}."] if job.ready_at <= now else []
     return Explanation(
         job_id=job.job_id,
         state=job.state,
         text=" ".join([*lead, *(sentences or ["Nothing is in its way: it starts with the next round."])]),
-        waiting_sec=seconds(waiting),
+        waiting_sec=seconds(max(0, now - job.ready_at)),
         reason="" if reason is None else reason.code,
         reason_data=None if reason is None else as_json(reason),
         retry_after_sec=None if reason is None else retry_after_sec(reason, now),
-        recorded=recorded,
-        ahead=tuple(ahead),
-        line_ahead=line_ahead,
-        likely_start_at=likely_start_at,
-        next_when_ends=next_when_ends,
+        recorded=shown.head and reason is not None and reason.code == job.denied,
+        ahead=shown.ahead,
+        line_ahead=shown.line_ahead,
+        likely_start_at=shown.likely_start_at,
+        next_when_ends=shown.next_when_ends,
         allowed=ways,
     )
 
@@ -143,19 +125,25 @@ _WHY = {
 }
 
 
-def _line_words(ahead: Sequence[Ahead], line_ahead: int) -> list[str]:
-    sentences = []
-    if line_ahead:
-        sentences.append(
-            f"{line_ahead} {'job' if line_ahead == 1 else 'jobs'} of the same kind "
-            f"{'is' if line_ahead == 1 else 'are'} before it."
-        )
-    if ahead:
-        first = ahead[0]
-        more = f"; then {len(ahead) - 1} more" if len(ahead) > 1 else ""
+def _waiting_words(
+    job: Job, last: Dispatch | None, outlook: Outlook, when: str, now: Moment
+) -> Iterator[str]:
+    reason, likely = outlook.reason, outlook.likely_start_at
+    if isinstance(reason, NotReady) and last is not None and last.end is not None:
+        yield _retry_words(job, last, reason.until, now)
+    elif reason is not None:
+        yield words(reason, now)
+    if outlook.line_ahead == 1:
+        yield "1 job of the same kind is before it."
+    elif outlook.line_ahead:
+        yield f"{outlook.line_ahead} jobs of the same kind are before it."
+    if outlook.ahead:
+        first, *others = outlook.ahead
+        more = f"; then {len(others)} more" if others else ""
         addon = "" if first.addon_id is None else f" of {first.addon_id}"
-        sentences.append(f"{named(first.job_id).capitalize()}{addon} goes first ({_WHY[first.why]}){more}.")
-    return sentences
+        yield f"{named(first.job_id).capitalize()}{addon} goes first ({_WHY[first.why]}){more}."
+    if likely is not None and likely > now and not isinstance(reason, NotReady):
+        yield f"Likely start {due_in(likely, now)}{when}."
 
 
 def _settled(job: Job, last: Dispatch | None, now: Moment, ways: tuple[str, ...]) -> Explanation:
@@ -222,6 +210,15 @@ class Viewer(Struct, frozen=True):
         """The name of a signal, `p95_ms of shop`, as `core/jobs/load.py` makes it."""
         name, of, source = by.partition(" of ")
         return f"{name} of another addon" if of and source != self.addon_id else by
+
+    def outlook(self, outlook: Outlook) -> Outlook:
+        heads = (head if self.job(head.job_id) else Ahead(None, None, head.why) for head in outlook.ahead)
+        return replace(
+            outlook,
+            reason=None if outlook.reason is None else self.reason(outlook.reason),
+            ahead=tuple(heads),
+            next_when_ends=self.job(outlook.next_when_ends),
+        )
 
     def reason(self, reason: Reason) -> Reason:
         match reason:

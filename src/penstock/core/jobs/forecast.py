@@ -1,7 +1,7 @@
 """
 Forecast: how a queued job stands, which jobs go first, and when it will likely start.
 
-`outlook` uses the same `decide` and the same order as a round, on the same view of the store, and changes
+`outlook` uses the same gates and the same order as a round, on the same view of the store, and changes
 nothing. The round itself may hold a job back: others go first and take the units, or the round keeps units
 for one of them. So where no gate refuses, `outlook` tries a round out.
 
@@ -16,31 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.core.jobs.admission import (
-    Account,
-    AdmissionLimits,
-    Conditions,
-    Ledger,
-)
+from penstock.core.jobs.admission import AdmissionLimits, Conditions, Ledger
 from penstock.core.jobs.intent import AdmissionClass, Intent
-from penstock.core.jobs.ordering import (
-    AdmissionView,
-    Ordering,
-    Pick,
-    Placement,
-    QueuedJob,
-    ReadyQueue,
-    RoundInputs,
-    RoundResult,
-    RunningJob,
-    head_key,
-    run_round,
-)
+from penstock.core.jobs.ordering import Ordering, QueuedJob, head_key
 from penstock.core.jobs.reasons import (
     BudgetSpent,
     NotEnoughUnits,
@@ -49,6 +32,16 @@ from penstock.core.jobs.reasons import (
     QueuedAhead,
     Reason,
     UnitsKept,
+)
+from penstock.core.jobs.round import (
+    AdmissionView,
+    Pick,
+    Placement,
+    ReadyQueue,
+    RoundInputs,
+    RoundResult,
+    RunningJob,
+    run_round,
 )
 from penstock.core.jobs.types import SECOND, AddonId, JobId, Moment
 
@@ -68,22 +61,26 @@ class Ahead(Struct, frozen=True):
 
 class Outlook(Struct, frozen=True):
     """
-    How a queued job stands. `head`: it is the first of its ready queue, so rounds decide about it and record
-    denials.
+    How a queued job stands. `reason`: what holds it; None: nothing, and the next round starts it. `head`: it
+    is the first of its ready queue, so rounds decide about it and record denials.
     """
 
-    reason: Reason | None
-    ahead: tuple[Ahead, ...]
-    line_ahead: int
-    likely_start_at: Moment | None
-    head: bool
+    reason: Reason | None = None
+    ahead: tuple[Ahead, ...] = ()
+    line_ahead: int = 0  # jobs before it in its own ready queue
+    likely_start_at: Moment | None = None
+    head: bool = False
+    next_when_ends: JobId | None = None  # the running job whose end is expected to free the units
+
+
+NOTHING_HOLDS: Final = Outlook()
 
 
 def outlook(inputs: RoundInputs, job_id: JobId, admission_class: AdmissionClass, ready_at: Moment) -> Outlook:
     """How this job stands now. For a job that is not ready yet, `ready_at` alone decides."""
-    view, conditions = inputs.admission_view, inputs.conditions
+    view, conditions = inputs.view, inputs.conditions
     waiting, urgent, before = _find(view, job_id, admission_class)
-    reason = inputs.decide(admission_class, ready_at=ready_at, urgent=urgent)
+    reason = inputs.gates(admission_class, ready_at=ready_at, urgent=urgent).refusal()
     if reason is None and waiting is not None and inputs.offer(admission_class) is not Placement.LEAVE:
         reason = _held_by_others(inputs, waiting, admission_class, urgent=urgent)
     if isinstance(reason, NotEnoughUnits):
@@ -105,10 +102,12 @@ def likely_starts(
     The likely starts of many jobs, each given as id, class and the moment it is ready. The order is computed
     once for all.
     """
-    view = inputs.admission_view
+    view = inputs.view
     starts = forecast(view, inputs.conditions, inputs.ordering)
     return {
-        job_id: _likely(inputs.decide(admission_class, ready_at=ready_at), view.now, starts.get(job_id))
+        job_id: _likely(
+            inputs.gates(admission_class, ready_at=ready_at).refusal(), view.now, starts.get(job_id)
+        )
         for job_id, admission_class, ready_at in jobs
     }
 
@@ -144,10 +143,8 @@ def _held_by_others(
     round_result, ledger = try_round(inputs)
     if any(pick.waiting.job_id == waiting.job_id for pick in round_result.picks):
         return None
-    ends_at = waiting.ends_at(inputs.admission_view.now)
-    after = inputs.decide(
-        admission_class, ledger=ledger, urgent=urgent, kept=round_result.kept, ends_at=ends_at
-    )
+    gates = inputs.gates(admission_class, ledger=ledger, urgent=urgent)
+    after = gates.refusal(round_result.kept, waiting.ends_at(inputs.view.now))
     if isinstance(after, UnitsKept):
         return after
     first = next(iter(round_result.picks), None)
@@ -157,7 +154,7 @@ def _held_by_others(
 def _ahead(
     inputs: RoundInputs, waiting: QueuedJob, admission_class: AdmissionClass, *, urgent: bool
 ) -> tuple[Ahead, ...]:
-    view, ordering = inputs.admission_view, inputs.ordering
+    view, ordering = inputs.view, inputs.ordering
 
     def key(waiting: QueuedJob, addon_id: AddonId, urgent: bool) -> tuple[float, ...]:
         share = view.ledger.share(addon_id, view.now, ordering.sharing)
@@ -213,8 +210,8 @@ def _likely(reason: Reason | None, now: Moment, in_order: Moment | None) -> Mome
 
 def try_round(inputs: RoundInputs) -> tuple[RoundResult, Ledger]:
     """What a round would do now, and the ledger after it. The store stays as it is."""
-    trial = Trial(inputs.admission_view)
-    round_result = run_round(*inputs._replace(admission_view=trial), most_picks=MOST_COUNTED)
+    trial = Trial(inputs.view)
+    round_result = run_round(inputs._replace(view=trial), most_picks=MOST_COUNTED)
     return round_result, trial.ledger
 
 
@@ -225,15 +222,12 @@ def forecast(
     The likely starts of the first thousand jobs in order, whatever kind of worker runs them. None: unknown.
     """
     endless = replace(conditions, capacity=_ENDLESS)
-    order = run_round(
-        Trial(admission_view), endless, AdmissionLimits(), ordering, _reserve, most_picks=MOST_COUNTED
-    ).picks
+    inputs = RoundInputs(
+        Trial(admission_view), endless, AdmissionLimits(), ordering, lambda _: Placement.RESERVE
+    )
+    order = run_round(inputs, most_picks=MOST_COUNTED).picks
     free = conditions.capacity - admission_view.ledger.units
     return dict(_starts(order, free, admission_view.running(), admission_view.now))
-
-
-def _reserve(_: AdmissionClass) -> Placement:
-    return Placement.RESERVE
 
 
 def _starts(
@@ -263,31 +257,11 @@ class Trial:
     def __init__(self, admission_view: AdmissionView) -> None:
         self._admission_view, self.now = admission_view, admission_view.now
         ledger = admission_view.ledger
-        self.ledger = replace(ledger, counts=dict(ledger.counts), accounts=_Borrowed(ledger.accounts))
+        accounts = {addon_id: replace(account) for addon_id, account in ledger.accounts.items()}
+        self.ledger = replace(ledger, counts=dict(ledger.counts), accounts=accounts)
 
     def lines(self) -> Iterable[ReadyQueue]:
         return self._admission_view.lines()
 
     def running(self) -> Sequence[RunningJob]:
         return self._admission_view.running()
-
-
-class _Borrowed(dict[AddonId, Account]):
-    """Accounts, each copied at its first use: there may be many addons, and a round meets few of them."""
-
-    def __init__(self, lender: dict[AddonId, Account]) -> None:
-        super().__init__()
-        self._lender = lender
-
-    def get(self, addon_id: AddonId, default: Any = None) -> Any:
-        if addon_id not in self:
-            account = self._lender.get(addon_id)
-            if account is None:
-                return default
-            self[addon_id] = replace(account)
-        return self[addon_id]
-
-    def setdefault(self, addon_id: AddonId, default: Any = None) -> Any:
-        if self.get(addon_id) is None:
-            self[addon_id] = default
-        return self[addon_id]

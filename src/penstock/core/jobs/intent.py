@@ -14,7 +14,7 @@ of each ready queue and at nothing behind it, and whatever admission comes to de
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Final
 
@@ -60,20 +60,6 @@ class Intent(Struct, frozen=True, gc=False):
 
 #: The fields that most jobs of one batch share: they are calls of one function.
 all_but_payload: Final = attrgetter(*(name for name in Intent.__struct_fields__ if name != "payload"))
-
-
-def check_all(intents: Iterable[Intent], now: Moment, *, most_units: int, passed: object = None) -> object:
-    """
-    `check` each intent; intents that differ only by their payload are checked once. The caller hands the
-    result to the next call as `passed`: fields that were valid a moment ago still are, except a deadline.
-    """
-    seen, lasting = passed, passed
-    for intent in intents:
-        rest = all_but_payload(intent)
-        if rest != seen or len(intent.payload) > MAX_PAYLOAD:
-            check(intent, now, most_units=most_units)
-            seen, lasting = rest, rest if intent.deadline_at is None else None
-    return lasting
 
 
 def check(intent: Intent, now: Moment, *, most_units: int) -> None:

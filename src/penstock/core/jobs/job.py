@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
-from penstock.core.jobs.ordering import Ordering, order_key, urgent_from
+from penstock.core.jobs.intent import AdmissionClass, Intent
+from penstock.core.jobs.ordering import Place
 from penstock.core.jobs.states import IN_FLIGHT, NONE_YET, SETTLED, Counters, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment, Money, Span
 
@@ -54,67 +54,6 @@ class EventKind(StrEnum):
     RESTORED = "RESTORED"  # a backup has taken the place of the database
     LOGIN = "LOGIN"  # a login link was made, or opened; the reason says which
     LOSS_ACCEPTED = "LOSS_ACCEPTED"  # started on a file that had lost events, because the operator said so
-
-
-class Place(Struct, frozen=True, gc=False):
-    """Where a queued job stands: all that the index of the queue is made of."""
-
-    priority: int
-    earliest_start_at: Moment | None
-    not_before: Moment | None
-    deadline_at: Moment | None
-    ready_at: Moment
-    urgent_at: Moment | None
-    turn: Moment
-    admission_class: AdmissionClass
-
-    def line(self, now: Moment) -> int:
-        """0: its time has not come; 1: in the ready queue; 2: in the urgent one."""
-        if self.ready_at > now:
-            return 0
-        return 2 if self.urgent_at is not None and self.urgent_at <= now else 1
-
-
-def place(
-    intent: Intent,
-    since: Moment,
-    not_before: Moment | None,
-    ordering: Ordering,
-    admission_class: AdmissionClass | None = None,
-) -> Place:
-    """
-    `since`: the moment from which the job counts as waiting. A requeue that is not its fault keeps the old
-    moment, so it keeps its age. `admission_class`: the intent's, if the caller has it.
-    """
-    ready_at = max(since, not_before or 0, intent.earliest_start_at or 0)
-    return Place(
-        priority=intent.priority,
-        earliest_start_at=intent.earliest_start_at,
-        not_before=not_before,
-        deadline_at=intent.deadline_at,
-        ready_at=ready_at,
-        urgent_at=urgent_from(
-            intent.deadline_at, intent.expected_duration_sec, intent.time_sensitive, ordering
-        ),
-        turn=order_key(intent.priority, ready_at, ordering.aging),
-        admission_class=admission_class or admission_class_of(intent),
-    )
-
-
-def shift_place(place: Place, by: Span, *, in_line: bool) -> Place:
-    """
-    The place after the wall clock was set by `by`. Spans that Penstock measures move with the clock: how long
-    the job has waited, and the delay of a retry (`not_before`). Moments that a user gave
-    (`earliest_start_at`, `deadline_at`) refer to the wall clock, and stay.
-    """
-    earliest = place.earliest_start_at or 0
-    not_before = None if place.not_before is None else place.not_before + by
-    if not in_line and place.ready_at == place.earliest_start_at:
-        ready_at = max(earliest, not_before or 0)
-    else:
-        ready_at = max(place.ready_at + by, earliest)
-    turn = place.turn + ready_at - place.ready_at
-    return replace(place, not_before=not_before, ready_at=ready_at, turn=turn)
 
 
 def dispatch_id_of(job_id: JobId, fence: int) -> DispatchId:

@@ -58,7 +58,7 @@ class Busy(Struct, frozen=True):
 
 
 #: What applications may report about themselves.
-TOLD: Final = ("error_rate", "p95_ms", "in_flight")
+REPORTED: Final = ("error_rate", "p95_ms", "in_flight")
 
 SCALES: Final[dict[str, Points]] = {
     "cpu": ((0.0, 0), (0.20, 2), (0.50, 5), (0.70, 7), (0.90, 10)),
@@ -98,7 +98,7 @@ def busy(readings: Iterable[Reading], now: Moment, senses: Senses, most_bound: f
         for r in fresh
     ]
     # The host measures itself; applications report their own figures, and a report of any of them will do.
-    measured = {r.name for r in fresh if bool(r.source) is (r.name in TOLD)}
+    measured = {r.name for r in fresh if bool(r.source) is (r.name in REPORTED)}
     scores += [Busy(BLIND, f"no fresh {name}") for name in sorted(senses.needed - measured)]
     return max(scores, default=Busy(BLIND, "no fresh signal"), key=lambda s: s.score)
 

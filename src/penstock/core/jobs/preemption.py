@@ -9,14 +9,17 @@ jobs cannot take turns at evicting each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.ordering import QueuedJob, ReadyQueue, RoundInputs
+from penstock.core.jobs.job import Dispatch
+from penstock.core.jobs.ordering import QueuedJob
+from penstock.core.jobs.round import RoundInputs
+from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND, DispatchId, JobId, Moment, Span
 
 
@@ -27,66 +30,53 @@ class Preemption(Struct, frozen=True):
     patience: Span = 60 * SECOND
 
 
-class InFlight(Struct, frozen=True):
-    dispatch_id: DispatchId
-    job_id: JobId
-    priority: int
-    started_at: Moment
-    admission_class: AdmissionClass
-    ending: bool  # its room comes back by itself
-
-
 class Want(Struct, frozen=True):
     """
     A queued job that cannot start now. Why does not matter here: `choose` looks only for a victim whose end
     lets it start.
     """
 
-    job_id: JobId
-    priority: int
+    inputs: RoundInputs
+    waiting: QueuedJob
     admission_class: AdmissionClass
-    #: Whether it would be admitted if these had ended.
-    fits_without: Callable[[Sequence[AdmissionClass]], bool]
+    urgent: bool
+
+    def fits_without(self, ended: Iterable[AdmissionClass]) -> bool:
+        """Whether it would be admitted if these had ended."""
+        ledger = self.inputs.view.ledger.without(ended)
+        return self.inputs.gates(self.admission_class, ledger=ledger, urgent=self.urgent).refusal() is None
 
 
 def wanted(inputs: RoundInputs) -> list[Want]:
     """
     Heads of ready queues, highest priority first: the priority itself and not its age, because a long wait is
-    no reason to evict.
+    no reason to evict. Without those that start by themselves.
     """
-    heads = [
-        (waiting, line)
-        for line in inputs.admission_view.lines()
+    wants = [
+        Want(inputs, waiting, line.admission_class, line.urgent)
+        for line in inputs.view.lines()
         if (waiting := next(line.jobs, None)) is not None
     ]
-    heads.sort(key=lambda head: (-head[0].priority, head[0].turn, head[0].no))
-    return [want for waiting, line in heads if (want := _want(inputs, waiting, line)) is not None]
+    wants.sort(key=lambda want: (-want.waiting.priority, want.waiting.turn, want.waiting.no))
+    return [want for want in wants if not want.fits_without(())]
 
 
-def _want(inputs: RoundInputs, waiting: QueuedJob, line: ReadyQueue) -> Want | None:
-    ledger, admission_class = inputs.admission_view.ledger, line.admission_class
-
-    def fits(ended: Sequence[AdmissionClass]) -> bool:
-        left = ledger.without(ended)
-        return inputs.decide(admission_class, ledger=left, urgent=line.urgent) is None
-
-    if fits(()):
-        return None  # it starts by itself
-    return Want(waiting.job_id, waiting.priority, admission_class, fits)
-
-
-def choose(want: Want, running: Sequence[InFlight], preemption: Preemption) -> InFlight | None:
-    """The victim; None if there is none, or if units come free without one."""
-    ending = [flight.admission_class for flight in running if flight.ending]
+def choose(want: Want, running: Sequence[tuple[int, Dispatch]], preemption: Preemption) -> Dispatch | None:
+    """
+    The victim among the runs, each given with its priority; None if there is none, or if units come free
+    without one.
+    """
+    ending = [d.admission_class for _, d in running if d.phase is DispatchPhase.ENDING]
     if preemption.threshold is None or (ending and want.fits_without(ending)):
         return None
+    most = want.waiting.priority - preemption.threshold
     lower = [
-        flight
-        for flight in running
-        if not flight.ending and want.priority - flight.priority >= preemption.threshold
+        (priority, -(dispatch.started_at or 0), dispatch)
+        for priority, dispatch in running
+        if dispatch.phase is not DispatchPhase.ENDING and priority <= most
     ]
-    lower.sort(key=lambda flight: (flight.priority, -flight.started_at))
-    return next((flight for flight in lower if want.fits_without([*ending, flight.admission_class])), None)
+    lower.sort(key=lambda run: run[:2])
+    return next((d for _, _, d in lower if want.fits_without([*ending, d.admission_class])), None)
 
 
 class Act(Enum):

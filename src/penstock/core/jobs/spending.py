@@ -7,18 +7,17 @@ starts until the window ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
 from enum import StrEnum
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
 from msgspec import Struct
 
+from penstock.core.jobs.admission import Budget, Window, windows
 from penstock.core.jobs.alerts import Alert
 from penstock.core.jobs.states import DispatchPhase
-from penstock.core.jobs.types import HOUR, SECOND, AddonId, DispatchId, EndReason, JobId, Moment, Money
+from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Moment, Money
 
 WARN_AT: Final = 0.80
 
@@ -45,43 +44,6 @@ def judge(before: Money, added: Money, limit: Money | None) -> SpendMark | None:
 def over(spent: Money, limit: Money | None) -> bool:
     """Whether the limit is reached, by whichever amount: for a caller that missed the moment."""
     return limit is not None and spent >= limit
-
-
-class Window(Struct, frozen=True):
-    kind: str  # day or month
-    name: str  # 2026-11-16, 2026-11
-    ends_at: Moment
-
-
-def windows(now: Moment) -> tuple[Window, Window]:
-    return _windows_of_day(now // (24 * HOUR))
-
-
-@lru_cache(maxsize=8)
-def _windows_of_day(day: int) -> tuple[Window, Window]:
-    """Cached: every round asks, and the answer changes at midnight."""
-    at = midnight = datetime.fromtimestamp(day * 86_400, UTC)
-    next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
-    return (
-        Window("day", f"{at:%Y-%m-%d}", _moment(midnight + timedelta(days=1))),
-        Window("month", f"{at:%Y-%m}", _moment(next_month)),
-    )
-
-
-class Budget(Struct, frozen=True):
-    day: Money | None = None
-    month: Money | None = None
-
-    def named(self, now: Moment) -> Iterator[tuple[str, Money, str]]:
-        """Kind, limit and name of each window that has a limit."""
-        for window, limit in zip(windows(now), (self.day, self.month), strict=True):
-            if limit is not None:
-                yield window.kind, limit, window.name
-
-    def windows(self, now: Moment) -> Iterator[tuple[str, Money, Moment]]:
-        for window, limit in zip(windows(now), (self.day, self.month), strict=True):
-            if limit is not None:
-                yield window.kind, limit, window.ends_at
 
 
 class Use(Struct, frozen=True):
@@ -142,11 +104,11 @@ def spending_alerts(standing: Standing, budget: Budget | None, now: Moment) -> l
         # By the run, not by the moment: a run crosses a mark once, and two runs may do so at one moment.
         key = f"{_COST[mark]}/{standing.dispatch_id}"
         alerts.append(Alert(kind=_COST[mark], addon_id=addon_id, job_id=job_id, key=key, **message))
-    for window, most, name in () if budget is None else budget.named(now):
-        after = standing.addon_spent.get(window, 0)
+    for window, most in () if budget is None else budget.limits(now):
+        after = standing.addon_spent.get(window.kind, 0)
         if mark := judge(after - added, added, most):
-            message = _message(f"addon {addon_id} in this {window}", mark, after, most)
-            key = f"{_BUDGET[mark]}/{addon_id}/{name}"
+            message = _message(f"addon {addon_id} in this {window.kind}", mark, after, most)
+            key = f"{_BUDGET[mark]}/{addon_id}/{window.name}"
             alerts.append(Alert(kind=_BUDGET[mark], addon_id=addon_id, key=key, **message))
     return alerts
 
@@ -161,7 +123,3 @@ def _message(whose: str, mark: SpendMark, spent: Money, limit: Money) -> dict[st
         "text": f"{whose} has spent {spent / 1e6:.2f} of {limit / 1e6:.2f}{stopped}",
         "data": {"spent": spent, "limit": limit, "overshoot": max(0, spent - limit)},
     }
-
-
-def _moment(at: datetime) -> Moment:
-    return int(at.timestamp()) * SECOND

@@ -79,10 +79,13 @@ def step(state: JobState, move: Move) -> JobState:
     try:
         return MOVES[state, move]
     except KeyError:
-        ways = [str(way) for way in allowed(state)]
-        hint = f"it can be {', '.join(_DONE_TO_IT[way] for way in ways)}" if ways else "that state is final"
+        ways = allowed(state)
+        by_users = [_DONE_TO_IT[way] for way in ways if way in (Move.CANCEL, Move.RETRY)]
+        hint = f"it can be {' or '.join(by_users)}" if by_users else "that state is final"
         text = f"a {state} job cannot be {_DONE_TO_IT[move]}; {hint}"
-        raise IllegalMove(text, state=str(state), move=str(move), allowed=ways) from None
+        raise IllegalMove(
+            text, state=str(state), move=str(move), allowed=[str(way) for way in ways]
+        ) from None
 
 
 _DONE_TO_IT: Final = {

@@ -25,9 +25,10 @@ import uuid_utils
 
 from penstock.core.jobs.admission import keys_of
 from penstock.core.jobs.intent import AdmissionClass, Intent
-from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, Place, dispatch_id_of
+from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
 from penstock.core.jobs.load import Host, QuietState
-from penstock.core.jobs.ordering import Placement, QueuedJob
+from penstock.core.jobs.ordering import Place, QueuedJob
+from penstock.core.jobs.round import Placement
 from penstock.core.jobs.states import IN_FLIGHT, NONE_YET, Counters, DispatchPhase, JobState
 from penstock.core.jobs.types import (
     AddonId,

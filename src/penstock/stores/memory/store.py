@@ -16,22 +16,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.jobs.admission import Account
-from penstock.core.jobs.changes import (
-    Change,
-    Note,
-    Renewal,
-    addon_note,
-    completed,
-    drain_note,
-    running,
-    stop_moment,
-)
+from penstock.core.jobs.admission import Account, windows
+from penstock.core.jobs.changes import Change, Note, Renewal, addon_note, completed, drain_note, running
 from penstock.core.jobs.intent import AdmissionClass, Intent
-from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep, dispatch_id_of, place
+from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep, dispatch_id_of
 from penstock.core.jobs.load import Host
-from penstock.core.jobs.ordering import Aging, Pick, Placement, RoundResult, order_key
-from penstock.core.jobs.spending import NOTHING_SPENT, Standing, windows
+from penstock.core.jobs.ordering import Aging, order_key, place
+from penstock.core.jobs.round import Pick, Placement, RoundResult, stop_moment
+from penstock.core.jobs.spending import NOTHING_SPENT, Standing
 from penstock.core.jobs.states import PRUNABLE, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.api import (

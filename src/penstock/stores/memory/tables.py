@@ -14,13 +14,13 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from penstock.core.errors import DispatcherHeld
-from penstock.core.jobs.admission import Account, Ledger, keys_of
+from penstock.core.jobs.admission import Account, Ledger, keys_of, windows
 from penstock.core.jobs.changes import Note
 from penstock.core.jobs.intent import AdmissionClass, Intent
-from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, Place, shift_place
+from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.load import Host
-from penstock.core.jobs.ordering import AdmissionView, Ordering, QueuedJob, ReadyQueue, RunningJob
-from penstock.core.jobs.spending import windows
+from penstock.core.jobs.ordering import Ordering, Place, QueuedJob, shift_place
+from penstock.core.jobs.round import AdmissionView, ReadyQueue, RunningJob
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 from penstock.stores.api import Addon, Clock, Due, Overdue, Query, Relay

@@ -21,7 +21,8 @@ from typing import Any, Final, TypeAlias, cast
 from penstock.core.jobs.admission import Account, Ledger, keys_of
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, Job
-from penstock.core.jobs.ordering import QueuedJob, ReadyQueue, RoundResult, RunningJob
+from penstock.core.jobs.ordering import QueuedJob
+from penstock.core.jobs.round import ReadyQueue, RoundResult, RunningJob
 from penstock.core.jobs.types import AddonId, HostId, Moment
 from penstock.stores.common.rows import (
     ADMISSION_CLASS,

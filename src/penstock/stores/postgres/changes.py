@@ -21,7 +21,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from penstock.core.jobs.admission import Account, keys_of
 from penstock.core.jobs.changes import Change, Note
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep, Place
+from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep
+from penstock.core.jobs.ordering import Place
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment
 from penstock.stores.api import Complete, CompletedDispatch

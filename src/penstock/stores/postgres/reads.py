@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from penstock.core.jobs.admission import Ledger
+from penstock.core.jobs.admission import Ledger, windows
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.load import Host
-from penstock.core.jobs.ordering import AdmissionView
-from penstock.core.jobs.spending import windows
+from penstock.core.jobs.round import AdmissionView
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Addon, Due, Overdue, Query

@@ -13,9 +13,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from penstock.core.jobs.admission import windows
 from penstock.core.jobs.changes import Note, Renewal
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.spending import Standing, windows
+from penstock.core.jobs.spending import Standing
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Moment, Money
 from penstock.stores.api import NotesFor, Renew

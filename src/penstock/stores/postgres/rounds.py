@@ -31,12 +31,12 @@ from typing import Any, Final, NamedTuple, cast
 
 import psycopg
 
-from penstock.core.jobs.admission import EVERYTHING, Account, Ledger, keys_of
-from penstock.core.jobs.changes import Change, Note, completed, running_data, stop_moment
+from penstock.core.jobs.admission import EVERYTHING, Account, Ledger, keys_of, windows
+from penstock.core.jobs.changes import Change, Note, completed
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of
-from penstock.core.jobs.ordering import Denial, Ordering, Pick, Placement, RoundResult, ready_at
-from penstock.core.jobs.spending import windows
+from penstock.core.jobs.ordering import Ordering, ready_at
+from penstock.core.jobs.round import Denial, Pick, Placement, RoundResult, running_data, stop_moment
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment
 from penstock.stores.api import Admit, Apply, Complete, Grant, Operation

@@ -25,8 +25,8 @@ from psycopg.rows import tuple_row
 
 from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of, all_but_payload
-from penstock.core.jobs.job import EventKind, Place, place
-from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.ordering import Ordering, Place, place
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId, Moment
 from penstock.stores.api import Depth, Operation, Receipt, Submit, key_conflict

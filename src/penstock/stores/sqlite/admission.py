@@ -15,20 +15,20 @@ from typing import Any, Final, cast
 
 import apsw
 
-from penstock.core.jobs.admission import Ledger
-from penstock.core.jobs.changes import Note, running_data, stop_moment
+from penstock.core.jobs.admission import Ledger, windows
+from penstock.core.jobs.changes import Note
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, EventKind, Job
-from penstock.core.jobs.ordering import (
+from penstock.core.jobs.ordering import QueuedJob, ready_at
+from penstock.core.jobs.round import (
     Pick,
     Placement,
-    QueuedJob,
     ReadyQueue,
     RoundResult,
     RunningJob,
-    ready_at,
+    running_data,
+    stop_moment,
 )
-from penstock.core.jobs.spending import windows
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import DispatchId, HostId, Moment
 from penstock.stores.api import Admit, Grant, Terms

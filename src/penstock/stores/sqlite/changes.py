@@ -15,10 +15,12 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from penstock.core.jobs.admission import windows
 from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.intent import Intent, all_but_payload
-from penstock.core.jobs.job import DispatchStep, EventKind, JobStep, place
-from penstock.core.jobs.spending import NOTHING_SPENT, Standing, windows
+from penstock.core.jobs.job import DispatchStep, EventKind, JobStep
+from penstock.core.jobs.ordering import place
+from penstock.core.jobs.spending import NOTHING_SPENT, Standing
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, EndReason, HostId, JobId, Money, Span
 from penstock.stores.api import CompletedDispatch, Depth, NotesFor, Receipt, key_conflict

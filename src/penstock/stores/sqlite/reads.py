@@ -21,7 +21,7 @@ from penstock.core.errors import StoreFailed
 from penstock.core.jobs.admission import Ledger
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.load import Host
-from penstock.core.jobs.ordering import AdmissionView
+from penstock.core.jobs.round import AdmissionView
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Addon, Clock, Due, Overdue, Query
