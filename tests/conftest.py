@@ -74,7 +74,7 @@ SCHEMAS = count(1)
 @pytest.fixture(scope="session")
 def postgres_server():
     pytest.importorskip("psycopg")
-    from penstock.testing.postgres import PostgresServer, find_binaries
+    from tests.postgres_server import PostgresServer, find_binaries
 
     if find_binaries() is None:
         pytest.skip("no PostgreSQL here")

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 from tests.postgres.conftest import JOB, tick
+from tests.postgres_server import PostgresServer
 from tests.waiting import LONG
 
 from penstock.core.jobs import changes
@@ -21,7 +22,6 @@ from penstock.core.jobs.types import SECOND
 from penstock.stores.api import Apply, Complete, CompletedDispatch, Depth, Query, Renew, Submit, committed
 from penstock.stores.postgres.database import DatabaseSession
 from penstock.stores.postgres.store import PostgresStore
-from penstock.testing.postgres import PostgresServer
 
 KEYED = replace(JOB, idempotency_key="once")
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import pytest
 from tests.postgres.daemon import CAP, CAPACITY, LEASE_SEC
 from tests.postgres.namespaces import SERVER, Hub, Refused, isolated
+from tests.postgres_server import PostgresServer
 from tests.waiting import until
 
 from penstock.core.errors import StoreFailed
@@ -26,7 +27,6 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
 from penstock.stores.api import Depth, Submit, committed
 from penstock.stores.postgres.store import PostgresStore
-from penstock.testing.postgres import PostgresServer
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 DAEMON = Path(__file__).with_name("daemon.py")

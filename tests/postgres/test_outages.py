@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 from tests.postgres.conftest import JOB, tick, until_there_is
+from tests.postgres_server import PostgresServer
 from tests.waiting import until
 
 from penstock.core.errors import OutcomeUnknown, StoreFailed
@@ -24,7 +25,6 @@ from penstock.stores.postgres import database
 from penstock.stores.postgres.database import ConnectionOptions, DatabaseSession
 from penstock.stores.postgres.pipeline import PipelineConnection
 from penstock.stores.postgres.store import PostgresStore
-from penstock.testing.postgres import PostgresServer
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.postgres_server import PostgresServer
 from tests.waiting import until
 
 from penstock.core.errors import StoreFailed
 from penstock.core.jobs.states import JobState
 from penstock.stores.postgres.store import PostgresStore
-from penstock.testing.postgres import PostgresServer
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 HOST = Path(__file__).with_name("crash_host.py")

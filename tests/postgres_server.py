@@ -8,7 +8,6 @@ kernel ends the server when its parent dies, however it dies (`pdeathsig`), and 
 another user, since PostgreSQL refuses to be root.
 """
 
-# ruff: noqa: S603  # the commands are PostgreSQL's own
 from __future__ import annotations
 
 import os
