@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "scheduler": {"core", "stores", "scheduler"},
     "work": {"core", "work", "pools"},
     "runner": {"core", "stores", "scheduler", "work", "runner"},
-    "alerts": {"core", "stores", "scheduler", "alerts"},
+    "alerts": {"core", "stores", "scheduler", "settings", "alerts"},
     "wire": {"core", "wire"},
     "server": {"core", "stores", "scheduler", "runner", "wire", "server"},
     "client": {"core", "work", "client", "wire", *IN_PROCESS},

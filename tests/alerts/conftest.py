@@ -11,9 +11,11 @@ from threading import Thread
 import pytest
 from tests.waiting import until
 
-from penstock.alerts import Alerting, AlertTargets
+from penstock.alerts import Alerting
 from penstock.core.jobs.alerts import Alert
 from penstock.core.jobs.changes import Change, alert_note
+from penstock.settings import Settings
+from penstock.settings.settings import AddonSettings, AlertSettings, LeaseSettings
 from penstock.stores.api import Apply, committed
 from penstock.stores.memory.store import MemoryStore
 
@@ -98,9 +100,14 @@ class AlertingKit:
     def secret_file(self):
         return self.folder / "webhook.secret"
 
-    def start(self, **options):
-        targets = AlertTargets(**{"secret_file": self.secret_file, "allow_private": True} | options)
-        self.running = Alerting(self.store, self.folder / "alerts", targets).start()
+    def start(self, *, addons=None, leases=None, **options):
+        settings = Settings(
+            data_dir=self.folder,
+            alerts=AlertSettings(**{"allow_private": True} | options),
+            addons={name: AddonSettings(**addon) for name, addon in (addons or {}).items()},
+            leases=leases or LeaseSettings(),
+        )
+        self.running = Alerting(self.store, settings).start()
         return self
 
     def stop(self):

@@ -16,6 +16,7 @@ from penstock.core.jobs.alerts import Repeats, pause
 from penstock.core.jobs.changes import Change, Note
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.types import HOUR, MINUTE, SECOND
+from penstock.settings.settings import LeaseSettings
 from penstock.stores.api import Apply, committed
 
 T0 = 1_900_000_000 * SECOND
@@ -60,7 +61,7 @@ def test_the_log_can_be_left_out(alerting, receiver, caplog):
 
 def test_an_addon_has_a_receiver_of_its_own_besides_that_of_all(alerting, receivers):
     everything, photos = receivers(), receivers()
-    alerting.start(webhook=everything.url, of_addon={"photos": photos.url})
+    alerting.start(webhook=everything.url, addons={"photos": {"alert_webhook": photos.url}})
 
     alerting.alert("mine")
     alerting.alert("other", addon_id="mail")
@@ -87,7 +88,7 @@ def test_an_alert_that_names_nothing_but_its_reason_is_told_in_words(alerting, r
 def test_who_waits_for_jobs_is_told_that_one_waits_for_its_worker(alerting, receivers, scheduler):
     photos, alerts = receivers(), receivers()
     alerting.store = scheduler.store
-    alerting.start(webhook=alerts.url, dispatchable={"photos": photos.url})
+    alerting.start(webhook=alerts.url, addons={"photos": {"webhook": photos.url}})
 
     ids = {addon: scheduler.submit(addon_id=addon, job_type="index")[0] for addon in ("photos", "mail")}
     scheduler.step()
@@ -270,7 +271,7 @@ def test_messages_to_a_receiver_that_is_no_more_are_removed(alerting, caplog):
 def test_a_receiver_that_hangs_delays_neither_the_others_nor_the_scheduler_nor_the_stop(alerting, receivers):
     slow, quick, hold, held = receivers(), receivers(), threading.Event(), []
     slow.script.append(lambda handler: held.append(hold.wait(LONG)))
-    alerting.start(webhook=slow.url, of_addon={"photos": quick.url})
+    alerting.start(webhook=slow.url, addons={"photos": {"alert_webhook": quick.url}})
     try:
         alerting.alert("first")
         until(lambda: slow.seen)
@@ -519,11 +520,11 @@ def test_what_could_not_be_delivered_is_in_the_trail_and_makes_no_further_messag
 @pytest.mark.parametrize(("lives", "sent"), [(0, False), (HOUR, True)])
 def test_a_stale_notice_of_a_waiting_job_is_not_sent(alerting, receiver, scheduler, caplog, lives, sent):
     alerting.store = scheduler.store
-    alerting.start(dispatchable={"photos": receiver.url}).stop()
+    alerting.start(addons={"photos": {"webhook": receiver.url}}).stop()
     scheduler.submit(addon_id="photos")
     scheduler.step()
     alerting.alert()
-    alerting.start(dispatchable={"photos": receiver.url}, dispatchable_for=lives)
+    alerting.start(addons={"photos": {"webhook": receiver.url}}, leases=LeaseSettings(start_timeout=lives))
     until(lambda: "alert: about k" in caplog.text)
     alerting.stop()
 

@@ -69,7 +69,7 @@ MUTANTS = [
         "alerts: stale notices are sent",
         "penstock/alerts/alerting.py",
         "TrailReader._dispatchable",
-        " or event.at + self._targets.dispatchable_for <= now:",
+        " or until <= now:",
         ":",
         ("tests/alerts/test_alerting.py::test_a_stale_notice_of_a_waiting_job_is_not_sent",),
     ),

@@ -9,6 +9,6 @@ receiver.
 
 from __future__ import annotations
 
-from penstock.alerts.alerting import Alerting, AlertTargets
+from penstock.alerts.alerting import Alerting
 
-__all__ = ["AlertTargets", "Alerting"]
+__all__ = ["Alerting"]

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -28,6 +28,7 @@ from penstock.core.jobs.job import Event, EventKind, Job
 from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, AddonId, JobId, Moment, Span
 from penstock.scheduler.driver import Driver
 from penstock.scheduler.permissions import private_directory, replace_file
+from penstock.settings import Settings
 from penstock.stores.api import Apply, Store, committed
 
 log = logging.getLogger("penstock.alerts")
@@ -44,44 +45,32 @@ _PAUSE: Final[Span] = 200 * MILLISECOND
 _NOTE_EVERY: Final[Span] = MINUTE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlertTargets:
-    """
-    Where alerts go. `dispatchable`: by addon, the address that is notified while a job waits for its worker.
-    """
-
-    log: bool = True
-    command: tuple[str, ...] = ()
-    webhook: str | None = None
-    of_addon: Mapping[str, str] = field(default_factory=dict)
-    dispatchable: Mapping[str, str] = field(default_factory=dict)
-    dispatchable_for: Span = 30 * SECOND
-    secret_file: Path
-    allow_private: bool = False
-    window: Span = HOUR
-    retry_for: Span = 24 * HOUR
-
-
 class Alerting:
     """
     Only for the process that dispatches: two readers of one folder would send everything twice. Raises Unsafe
     when there is no secret to sign with; later errors go to the log only.
     """
 
-    def __init__(self, store: Store, folder: Path, targets: AlertTargets) -> None:
-        self._store, self._folder, self._targets = store, private_directory(folder), targets
-        if targets.webhook or targets.of_addon or targets.dispatchable:
-            secrets_in(targets.secret_file)
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store, self._settings = store, settings
+        self._folder = private_directory(settings.data_dir / "alerts")
+        if any(settings.webhooks()):
+            secrets_in(settings.webhook_secret_file)
         self._messengers: list[Messenger] = []
+        addons = settings.addons.items()
         receivers = Receivers(
             alerts=self._for_all_addons(),
-            of_addon={name: self._for_addon("addon", name, url) for name, url in targets.of_addon.items()},
+            of_addon={
+                name: self._for_addon("addon", name, addon.alert_webhook)
+                for name, addon in addons
+                if addon.alert_webhook
+            },
             dispatchable={
-                name: self._for_addon("job", name, url) for name, url in targets.dispatchable.items()
+                name: self._for_addon("job", name, addon.webhook) for name, addon in addons if addon.webhook
             },
         )
         self._remove_stale()
-        self._reader = TrailReader(store, self._folder / "reader.json", receivers, targets, self._notify)
+        self._reader = TrailReader(store, self._folder / "reader.json", receivers, settings, self._notify)
         self._rounds = [
             Driver(store.now, [messenger], name=f"penstock-messenger-{n}")
             for n, messenger in enumerate(self._messengers)
@@ -104,11 +93,12 @@ class Alerting:
         self._reader.note(self._store.now())
 
     def _for_all_addons(self) -> list[Spool]:
-        targets = self._targets
-        spools = [self._messenger(CommandReceiver(targets.command), "command")] if targets.command else []
-        return spools + (
-            [self._messenger(self._webhook(targets.webhook), "webhook")] if targets.webhook else []
-        )
+        alerts, spools = self._settings.alerts, []
+        if alerts.command:
+            spools.append(self._messenger(CommandReceiver(alerts.command), "command"))
+        if alerts.webhook:
+            spools.append(self._messenger(self._webhook(alerts.webhook), "webhook"))
+        return spools
 
     def _for_addon(self, role: str, addon: str, url: str) -> Spool:
         # By role and not by address: after the owner corrects an address, it gets the messages that failed
@@ -118,7 +108,8 @@ class Alerting:
         )
 
     def _webhook(self, url: str) -> Webhook:
-        return Webhook(url, self._targets.secret_file, private=self._targets.allow_private)
+        settings = self._settings
+        return Webhook(url, settings.webhook_secret_file, private=settings.alerts.allow_private)
 
     def _messenger(self, target: Target, name: str) -> Spool:
         self._messengers.append(Messenger(target, Spool(self._folder / name), self._gave_up))
@@ -158,10 +149,10 @@ class Alerting:
 class Receivers:
     """Spools by their receivers. `alerts` get the alerts of every addon."""
 
-    alerts: Sequence[Spool] = ()
-    of_addon: Mapping[str, Spool] = field(default_factory=dict)
+    alerts: Sequence[Spool]
+    of_addon: Mapping[str, Spool]
     #: By addon: the receiver of notices that a job waits for its worker.
-    dispatchable: Mapping[str, Spool] = field(default_factory=dict)
+    dispatchable: Mapping[str, Spool]
 
 
 class TrailReader:
@@ -172,18 +163,18 @@ class TrailReader:
         store: Store,
         file: Path,
         receivers: Receivers,
-        targets: AlertTargets,
+        settings: Settings,
         posted: Callable[[], None],
     ) -> None:
         self._store, self._file, self._receivers, self._posted = store, file, receivers, posted
-        self._targets = targets
+        self._alerts, self._dispatchable_for = settings.alerts, settings.leases.start_timeout
         self._kinds = (
             {EventKind.ALERT, EventKind.DISPATCHING} if receivers.dispatchable else {EventKind.ALERT}
         )
         self._host = socket.gethostname()
         self._due: Moment = 0
         self._noted: Moment = 0
-        self._origin, self._cursor, self._repeats = self._begin(targets.window)
+        self._origin, self._cursor, self._repeats = self._begin(self._alerts.window)
         self.note(store.now())  # after a kill before the first alert it must not begin at the end again
 
     def step(self, now: Moment) -> Moment:
@@ -220,7 +211,8 @@ class TrailReader:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            log.error("%s is damaged (%s): only alerts from now on are sent", self._file, error)  # noqa: TRY400  # a line for a person
+            # A line for a person, without a traceback.
+            log.error("%s is damaged (%s): only alerts from now on are sent", self._file, error)  # noqa: TRY400
         return secrets.token_hex(4), end, Repeats(window)
 
     def _take(self, batch: Sequence[Event], now: Moment) -> None:
@@ -241,21 +233,20 @@ class TrailReader:
         if repeated is None:
             return
         content["repeated"] = repeated
-        if self._targets.log:
+        if self._alerts.log:
             more = f" ({repeated} more of this kind since the last)" if repeated else ""
             log.warning("alert: %s%s", content["text"], more, extra={"alert": content})
         if content["kind"] == UNDELIVERED:
             return
         addon = self._receivers.of_addon.get(content["addon_id"])
         for spool in [*self._receivers.alerts, *([] if addon is None else [addon])]:
-            spool.put(
-                Message(number=event.seq, content=content, due=now, until=now + self._targets.retry_for)
-            )
+            spool.put(Message(number=event.seq, content=content, due=now, until=now + self._alerts.retry_for))
 
     def _dispatchable(self, event: Event, jobs: Mapping[JobId, Job], now: Moment) -> None:
         job = None if event.job_id is None else jobs.get(event.job_id)
         spool = None if job is None else self._receivers.dispatchable.get(job.intent.addon_id)
-        if job is None or spool is None or event.at + self._targets.dispatchable_for <= now:
+        until = event.at + self._dispatchable_for
+        if job is None or spool is None or until <= now:
             return
         content = self._head(event, "dispatchable") | {
             "addon_id": job.intent.addon_id,
@@ -263,7 +254,6 @@ class TrailReader:
             "job_type": job.intent.job_type,
             "dispatch_id": event.dispatch_id,
         }
-        until = event.at + self._targets.dispatchable_for
         spool.put(Message(number=event.seq, content=content, due=now, until=until))
 
     def _content(self, event: Event, jobs: Mapping[JobId, Job]) -> dict[str, Any]:

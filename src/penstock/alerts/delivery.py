@@ -98,7 +98,7 @@ class Spool:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
-            log.error("%s is damaged (%s) and is put aside", path, error)  # noqa: TRY400  # a line for a person
+            log.error("%s is damaged (%s) and is put aside", path, error)  # noqa: TRY400  # for a person
             path.rename(path.with_suffix(".damaged"))
             return None
 

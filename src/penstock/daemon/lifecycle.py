@@ -25,7 +25,7 @@ import structlog
 
 import penstock
 from penstock import web
-from penstock.alerts import Alerting, AlertTargets
+from penstock.alerts import Alerting
 from penstock.client.signals import handled_signals
 from penstock.core.errors import DispatcherHeld, PenstockError, Unavailable
 from penstock.core.jobs.tracker import Graces
@@ -146,7 +146,7 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     )
     service.start(_holder(settings))
     down.callback(service.stop)
-    down.callback(Alerting(store, settings.data_dir / "alerts", _alert_targets(settings)).start().stop)
+    down.callback(Alerting(store, settings).start().stop)
     for name, addon in settings.addons.items():
         if (
             addon.webhook is not None
@@ -217,22 +217,6 @@ def _socket(settings: Settings) -> Path | None:
         "no Unix socket: the path %s is too long for the kernel; clients need PENSTOCK_URL", settings.socket
     )
     return None
-
-
-def _alert_targets(settings: Settings) -> AlertTargets:
-    alerts, addons = settings.alerts, settings.addons
-    return AlertTargets(
-        log=alerts.log,
-        command=alerts.command,
-        webhook=alerts.webhook,
-        of_addon={name: one.alert_webhook for name, one in addons.items() if one.alert_webhook is not None},
-        dispatchable={name: one.webhook for name, one in addons.items() if one.webhook is not None},
-        dispatchable_for=settings.leases.start_timeout,
-        secret_file=settings.webhook_secret_file,
-        allow_private=alerts.allow_private,
-        window=alerts.window,
-        retry_for=alerts.retry_for,
-    )
 
 
 def _functions(settings: Settings) -> Functions:
