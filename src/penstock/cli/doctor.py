@@ -13,6 +13,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,6 +31,9 @@ class Finding(NamedTuple):
     level: str
     what: str
     fix: str = ""
+
+
+_ok, _note, _bad = (partial(Finding, level) for level in ("ok", "note", "bad"))
 
 
 @click.command()
@@ -50,19 +54,21 @@ def doctor(session: CliSession) -> None:
 
 
 def look(session: CliSession) -> Iterator[Finding]:
+    import apsw
+
+    import penstock
     from penstock.settings import BadSettings, describe, load
 
-    yield from _versions()
+    python, sqlite = sys.version.split()[0], apsw.sqlite_lib_version()
+    yield _ok(f"penstock {penstock.__version__}, Python {python}, SQLite {sqlite}")
     try:
         settings = load()
     except BadSettings as bad:
         for problem in bad.problems:
-            yield Finding("bad", f"setting {problem.key} ({problem.source}): {problem.message}", problem.fix)
+            yield _bad(f"setting {problem.key} ({problem.source}): {problem.message}", problem.fix)
         return
-    yield Finding(
-        "ok",
-        f"settings: {sum(one.source != 'default' for one in describe(settings))} changed from the default",
-    )
+    changed = sum(one.source != "default" for one in describe(settings))
+    yield _ok(f"settings: {changed} changed from the default")
     yield from _directory(settings)
     yield from _database(settings)
     yield from _clock()
@@ -70,50 +76,32 @@ def look(session: CliSession) -> Iterator[Finding]:
     yield from _daemon(session, settings)
 
 
-def _versions() -> Iterator[Finding]:
-    import apsw
-
-    import penstock
-
-    yield Finding(
-        "ok",
-        f"penstock {penstock.__version__}, Python {sys.version.split()[0]}, SQLite {apsw.sqlite_lib_version()}",
-    )
-
-
 def _directory(settings: Settings) -> Iterator[Finding]:
     where = settings.data_dir
     if not where.exists():
-        yield Finding("note", f"{where} does not exist yet", "`penstock up` makes it")
+        yield _note(f"{where} does not exist yet", "`penstock up` makes it")
         return
-    mode = stat.S_IMODE(where.stat().st_mode)
-    if mode & 0o077:
-        yield Finding(
-            "bad", f"others on this machine can enter {where} (mode {mode:o})", f"chmod 700 {where}"
-        )
+    if mode := _mode_of_others(where):
+        yield _bad(f"others on this machine can enter {where} (mode {mode:o})", f"chmod 700 {where}")
     if not os.access(where, os.W_OK):
-        yield Finding(
-            "bad",
-            f"{where} cannot be written to",
-            "choose another directory with data_dir, or correct its owner",
-        )
+        fix = "choose another directory with data_dir, or correct its owner"
+        yield _bad(f"{where} cannot be written to", fix)
     room = shutil.disk_usage(where)
     if room.free < 200 * 2**20:
-        yield Finding(
-            "bad",
-            f"only {room.free // 2**20} MB are free at {where}",
-            "free some space: a full disk stops every submit",
-        )
+        fix = "free some space: a full disk stops every submit"
+        yield _bad(f"only {room.free // 2**20} MB are free at {where}", fix)
     else:
-        yield Finding("ok", f"data in {where}, {room.free // 2**30} GB free")
-    for name in ("token", "tokens.json"):
-        file = where / name
-        if file.exists() and stat.S_IMODE(file.stat().st_mode) & 0o077:
-            yield Finding(
-                "bad",
-                f"others can read {file}",
-                f"chmod 600 {file}, and make a new token: another user may have read this one",
-            )
+        yield _ok(f"data in {where}, {room.free // 2**30} GB free")
+    for file in (where / "token", where / "tokens.json"):
+        if file.exists() and _mode_of_others(file):
+            fix = f"chmod 600 {file}, and make a new token: another user may have read this one"
+            yield _bad(f"others can read {file}", fix)
+
+
+def _mode_of_others(path: Path) -> int:
+    """The mode of a path that is open to group or others; else 0."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    return mode if mode & 0o077 else 0
 
 
 def _database(settings: Settings) -> Iterator[Finding]:
@@ -131,23 +119,17 @@ def _database(settings: Settings) -> Iterator[Finding]:
             return
         problems = integrity(file, quick=True)
     except PenstockError as error:
-        yield Finding("bad", str(error), "restore a backup: `penstock db backup` makes them")
+        yield _bad(str(error), "restore a backup: `penstock db backup` makes them")
         return
     if problems:
-        yield Finding(
-            "bad",
-            f"{file} is damaged: {problems[0]}",
-            "stop the scheduler and restore a backup; `penstock db check` says more",
-        )
+        fix = "stop the scheduler and restore a backup; `penstock db check` says more"
+        yield _bad(f"{file} is damaged: {problems[0]}", fix)
     else:
-        yield Finding("ok", f"{file}: {file.stat().st_size / 2**20:.1f} MB, intact")
+        yield _ok(f"{file}: {file.stat().st_size / 2**20:.1f} MB, intact")
     wal = Path(f"{file}-wal")
-    if wal.exists() and wal.stat().st_size > 256 * 2**20:
-        yield Finding(
-            "note",
-            f"its write-ahead log has {wal.stat().st_size // 2**20} MB",
-            "a program keeps the database open for long: end it",
-        )
+    if wal.exists() and (size := wal.stat().st_size) > 256 * 2**20:
+        fix = "a program keeps the database open for long: end it"
+        yield _note(f"its write-ahead log has {size // 2**20} MB", fix)
 
 
 def _server(settings: Settings) -> Iterator[Finding]:
@@ -158,86 +140,64 @@ def _server(settings: Settings) -> Iterator[Finding]:
     try:
         ahead = server_time(settings.jobs_at, settings.sharing) - time.time_ns() // 1_000
     except PenstockError as error:
-        yield Finding("bad", f"{name}: {error}", "check the setting `database`, and whether the server runs")
-        return
-    yield Finding(
-        "ok", f"{name} answers; its clock, which all hosts use, is {ahead / 1e6:+.1f} s from this machine's"
-    )
+        yield _bad(f"{name}: {error}", "check the setting `database`, and whether the server runs")
+    else:
+        clock = f"its clock, which all hosts use, is {ahead / 1e6:+.1f} s from this machine's"
+        yield _ok(f"{name} answers; {clock}")
 
 
 def _clock() -> Iterator[Finding]:
-    drift = abs((time.time() - time.monotonic()) - (time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)))
+    up = time.monotonic()
+    slept = time.clock_gettime(time.CLOCK_BOOTTIME) - up
     if time.time() < 1_700_000_000:
-        yield Finding("bad", "this machine's clock is years behind", "set it: the times of jobs depend on it")
+        yield _bad("this machine's clock is years behind", "set it: the times of jobs depend on it")
     else:
-        slept = f", of which it slept {drift:.0f} s" if drift > 60 else ""
-        yield Finding(
-            "ok", f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}; up {time.monotonic() / 3600:.0f} h{slept}"
-        )
+        asleep = f", and asleep for {slept:.0f} s" if slept > 60 else ""
+        yield _ok(f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}; up {up / 3600:.0f} h{asleep}")
 
 
 def _exposure(settings: Settings) -> Iterator[Finding]:
     address = settings.server.listen
     if address is None:
-        yield Finding("ok", "settings: only the Unix socket is served")
-    elif not address.local:
-        yield Finding(
-            "note",
-            f"settings: other machines can reach the scheduler on {address}",
-            "the settings require TLS or a proxy, tokens and allowed hosts",
-        )
+        yield _ok("settings: only the Unix socket is served")
+    elif address.local:
+        yield _ok(f"settings: served on {address} and a Unix socket, to this machine alone")
     else:
-        yield Finding("ok", f"settings: served on {address} and a Unix socket, to this machine alone")
+        fix = "the settings require TLS or a proxy, tokens and allowed hosts"
+        yield _note(f"settings: other machines can reach the scheduler on {address}", fix)
     users = settings.runner.users
     if os.geteuid() == 0 and "*" not in users:
-        yield Finding(
-            "note",
-            "you are root, so jobs would run as root too",
-            "run the scheduler as another user, or set runner.users",
-        )
+        fix = "run the scheduler as another user, or set runner.users"
+        yield _note("you are root, so jobs would run as root too", fix)
     for addon, user in users.items():
         group = "all other addons" if addon == "*" else f"addon {addon}"
-        yield Finding("ok", f"commands and functions of {group} run as the user {user}")
+        yield _ok(f"commands and functions of {group} run as the user {user}")
 
 
 def _daemon(session: CliSession, settings: Settings) -> Iterator[Finding]:
+    import penstock
     from penstock.core.errors import AccessDenied, Unreachable
 
     try:
-        host = session.client.health()
+        host, hosts = session.client.health(), session.client.hosts()
     except Unreachable:
-        yield Finding("note", "no scheduler is running", "`penstock up` starts one")
+        yield _note("no scheduler is running", "`penstock up` starts one")
         yield from _port(settings)
         return
     except AccessDenied as denied:
-        yield Finding(
-            "bad",
-            f"the scheduler refuses the token: {denied}",
-            "PENSTOCK_TOKEN or PENSTOCK_TOKEN_FILE names the token to use",
-        )
+        fix = "PENSTOCK_TOKEN or PENSTOCK_TOKEN_FILE names the token to use"
+        yield _bad(f"the scheduler refuses the token: {denied}", fix)
         return
     for problem in host.problems:
-        yield Finding("bad", f"the scheduler reports: {problem}")
-    import penstock
-
+        yield _bad(f"the scheduler reports: {problem}")
     if host.version != penstock.__version__:
-        yield Finding(
-            "note",
-            f"the scheduler is version {host.version}, this command {penstock.__version__}",
-            "restart it: `penstock stop`, `penstock up`",
-        )
-    yield Finding(
-        "ok",
-        f"the scheduler at {session.client.url} answers, up since {host.started_at.astimezone():%Y-%m-%d %H:%M}; "
-        f"it listens {_listening(session)}",
-    )
-
-
-def _listening(session: CliSession) -> str:
-    """Where the scheduler listens: an option of `penstock up` may override the settings."""
-    answer = session.client.hosts()
-    url = next((one.url for one in answer.hosts if one.host == answer.here), None)
-    return "on its Unix socket alone" if url is None else f"on {url}"
+        versions = f"the scheduler is version {host.version}, this command {penstock.__version__}"
+        yield _note(versions, "restart it: `penstock stop`, `penstock up`")
+    # As it says itself: an option of `penstock up` may override the settings.
+    url = next((one.url for one in hosts.hosts if one.host == hosts.here), None)
+    listens = "it listens on its Unix socket alone" if url is None else f"it listens on {url}"
+    since = f"up since {host.started_at.astimezone():%Y-%m-%d %H:%M}"
+    yield _ok(f"the scheduler at {session.client.url} answers, {since}; {listens}")
 
 
 def _port(settings: Settings) -> Iterator[Finding]:
@@ -249,10 +209,8 @@ def _port(settings: Settings) -> Iterator[Finding]:
     try:
         socket.create_server((address.host, address.port), family=family).close()
     except OSError as error:
-        yield Finding(
-            "bad",
-            f"`penstock up` cannot listen on {address}: {error.strerror}",
-            "end the program that listens there, or choose another port: `penstock up --port 0`, or the setting server.listen",
-        )
+        other = "choose another port: `penstock up --port 0`, or the setting server.listen"
+        fix = f"end the program that listens there, or {other}"
+        yield _bad(f"`penstock up` cannot listen on {address}: {error.strerror}", fix)
     else:
-        yield Finding("ok", f"{address} is free")
+        yield _ok(f"{address} is free")

@@ -64,17 +64,16 @@ class TopView(NamedTuple):
         return cls(stats, [*running, *(job for job in others if job.job_id not in seen)][:_SHOWN])
 
 
-class TopMessage(ModalScreen[None]):
-    """A few sentences above the rest, until a key is pressed."""
+class TopDialog(ModalScreen[bool]):
+    """A text above the rest, until a key closes it. Only `y` means yes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        ("escape", "app.pop_screen", "close"),
-        ("enter", "app.pop_screen", "close"),
-        ("e", "app.pop_screen", "close"),
+        ("y", "dismiss(True)", "yes"),
+        ("n,e,enter,escape", "dismiss(False)", "close"),
     ]
     CSS = """
-    TopMessage { align: center middle; }
-    #message { width: 80%; max-width: 100; padding: 1 2; border: round $accent; background: $surface; }
+    TopDialog { align: center middle; }
+    #text { width: auto; max-width: 80%; padding: 1 2; border: round $accent; background: $surface; }
     """
 
     def __init__(self, text: str) -> None:
@@ -82,26 +81,7 @@ class TopMessage(ModalScreen[None]):
         self._text = text
 
     def compose(self) -> ComposeResult:
-        yield Static(Text(printable(self._text)), id="message")
-
-
-class TopQuestion(ModalScreen[bool]):
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("y", "dismiss(True)", "yes"),
-        ("n", "dismiss(False)", "no"),
-        ("escape", "dismiss(False)", "no"),
-    ]
-    CSS = """
-    TopQuestion { align: center middle; }
-    #question { width: auto; padding: 1 2; border: round $error; background: $surface; }
-    """
-
-    def __init__(self, question: str) -> None:
-        super().__init__()
-        self._question = question
-
-    def compose(self) -> ComposeResult:
-        yield Static(Text(f"{self._question}  y / n"), id="question")
+        yield Static(Text(printable(self._text)), id="text")
 
 
 class Top(App[None]):
@@ -197,7 +177,7 @@ class Top(App[None]):
 
     def action_cancel(self) -> None:
         if (job_id := self._chosen()) is not None:
-            question = TopQuestion(f"Cancel {short(job_id)}?")
+            question = TopDialog(f"Cancel {short(job_id)}?  y / n")
             self.push_screen(question, lambda yes: self._act("cancel", job_id) if yes else None)
 
     def action_act(self, verb: str) -> None:
@@ -226,7 +206,7 @@ class Top(App[None]):
             self.call_from_thread(self._show_status, f"{error}")
             return
         if verb == "explain":
-            self.call_from_thread(self.push_screen, TopMessage(answer.text))
+            self.call_from_thread(self.push_screen, TopDialog(answer.text))
         else:
             self.call_from_thread(self._show_status, f"{verb}: {short(job_id) if job_id else 'everything'}")
             self.call_from_thread(self.reload)
@@ -235,6 +215,7 @@ class Top(App[None]):
 def headline(stats: wire.Stats) -> Text:
     text = Text()
     jobs = stats.jobs
+    in_flight = jobs.get("RUNNING", 0) + jobs.get("DISPATCHING", 0)
     oldest = "" if stats.oldest_queued_sec is None else f", oldest {span(stats.oldest_queued_sec)}"
     text.append(f"{stats.quiet}  ", style=LOAD_COLORS[stats.quiet])
     alive = [host for host in stats.hosts if host.state == "alive"]
@@ -245,9 +226,7 @@ def headline(stats: wire.Stats) -> Text:
         text.append(f"{stats.units_in_use}/{stats.capacity} units  ")
     if stats.paused:
         text.append("PAUSED", style="bold yellow")
-    text.append(
-        f"\n{jobs.get('RUNNING', 0) + jobs.get('DISPATCHING', 0)} in flight   {jobs.get('QUEUED', 0)} pending{oldest}\n"
-    )
+    text.append(f"\n{in_flight} in flight   {jobs.get('QUEUED', 0)} pending{oldest}\n")
     text.append(f"{jobs.get('DONE', 0)} done   ")
     trouble = jobs.get("FAILED", 0) + jobs.get("BLOCKED", 0)
     text.append(f"{trouble} failed or blocked", style="red" if trouble else "")
