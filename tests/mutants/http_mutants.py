@@ -283,7 +283,7 @@ MUTANTS = [
         "http: a handshake may take its time",
         "penstock/server/connections.py",
         "SocketListener._open",
-        '"ssl_handshake_timeout": self._limits.head_sec',
+        '"ssl_handshake_timeout": self.limits.head_sec',
         '"ssl_handshake_timeout": 600.0',
         ("tests/server/test_listening.py::test_a_handshake_that_is_not_made_is_cut_off",),
     ),

@@ -11,7 +11,6 @@ from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.server.listener import Config, serve
-from penstock.server.tokens import read_secret
 from penstock.wire import PREFIX, Scope
 
 SEED_BODY = """{
@@ -26,6 +25,10 @@ SEED_BODY = """{
   "time_sensitive": false,
   "earliest_start_at": "2025-12-28T23:00:00Z"
 }"""
+
+
+def read_secret(file):
+    return file.read_text("ascii").strip()
 
 
 class Answer:
@@ -63,7 +66,7 @@ class Client:
 
     def connect(self):
         if self.unix:
-            return Unix(self.server.socket_path)
+            return Unix(self.server.config.socket)
         return http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
 
     def send(self, verb, path, body=None, *, prefix=PREFIX, **headers):

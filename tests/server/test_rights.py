@@ -316,7 +316,7 @@ def test_a_token_cannot_outlive_the_one_that_makes_it(kit):
 
 def test_a_route_without_a_scope_cannot_exist():
     with pytest.raises(TypeError, match="scope"):
-        Route(verb="GET", path="/x", summary="", handler=len, answer=None)
+        Route(verb="GET", path="/x", summary="", handler=len)
 
 
 def test_only_health_is_open():

@@ -20,7 +20,8 @@ _CONFIG = click.option(
 )
 #: `--set KEY=VALUE`, as a dictionary.
 SET = click.option(
-    "--set", "flags", multiple=True, metavar="KEY=VALUE", callback=lambda _, __, flags: dict(map(_pair, flags)),
+    "--set", "flags", multiple=True, metavar="KEY=VALUE",
+    callback=lambda _, __, flags: dict(map(_pair, flags)),
     help="A setting by its name in `penstock settings`; may be repeated.",
 )  # fmt: skip
 
@@ -59,8 +60,10 @@ def up(
 
 def _print_link(server: Any) -> None:
     """On standard output, where no log goes: the link is as good as a password until it is used."""
-    link = server.login_url()
-    echo(f"page  {link}" if link else "no page: `python -m penstock.web.vendor` fetches its libraries")
+    if link := server.login_url():
+        echo(f"page  {link}")
+    elif server.url is not None:
+        echo("no page: `python -m penstock.web.vendor` fetches its libraries")
     echo("try   penstock run -- echo hello        penstock top        penstock --help")
 
 
@@ -110,9 +113,8 @@ def stop(session: CliSession, now: bool, timeout: float) -> None:
     finally:
         os.close(gone)
     if not ended:
-        fail(
-            f"the scheduler (process {pid}) still runs after {timeout:.0f} s; `penstock stop --now` kills its jobs"
-        )
+        late = f"the scheduler (process {pid}) still runs after {timeout:.0f} s"
+        fail(f"{late}; `penstock stop --now` kills its jobs")
     session.say({"stopped": pid}, "Stopped.")
 
 

@@ -86,10 +86,10 @@ def run(
                     on_ready(server)
                 stop.wait()
         except DispatcherHeld as error:
-            log.error("not started: %s%s", error, _where(settings))  # noqa: TRY400  # a line for a person, not a crash
+            log.error("not started: %s%s", error, _where(settings))  # noqa: TRY400  # a line for a person
             return EXIT_UNAVAILABLE
         except PenstockError as error:
-            log.error("not started: %s", error)  # noqa: TRY400  # a line for a person, not a crash
+            log.error("not started: %s", error)  # noqa: TRY400  # a line for a person
             return EXIT_UNAVAILABLE
         except Exception:  # the last place that can log it; the exit code says that it is a bug
             log.exception("the daemon failed")
@@ -148,14 +148,12 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     down.callback(service.stop)
     down.callback(Alerting(store, settings).start().stop)
     for name, addon in settings.addons.items():
-        if (
-            addon.webhook is not None
-        ):  # facts of each reservation, so it is a two-step worker that is always present
+        if addon.webhook is not None:
+            # The webhook gets each reservation, so its receiver is a two-step worker that is always present.
             service.fetchers.polled(WorkerKinds(AddonId(name)), until=FOR_EVER)
         if addon.weight is not None:
             committed(store, SetAddon(AddonId(name), weight=addon.weight, by="settings"))
-    config = _config(settings)
-    server = serve(service, config)
+    server = serve(service, _config(settings))
     down.callback(server.stop)
     if settings.runner.enabled:
         runner.append(Runner(service, runs, _runner_settings(settings, server)).start())
@@ -164,8 +162,8 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     _send_metrics(settings, server, down)
     # First of all, so that nothing more is granted.
     down.callback(setattr, service.machine, "draining", True)
-    _publish(settings, server, config.socket, down)
-    if settings.server.listen is not None:
+    _publish(settings, server, down)
+    if server.url is not None:
         service.registration.set_url(server.url)
     return server
 
@@ -181,11 +179,8 @@ def _instance(settings: Settings) -> str:
 
 
 def _holder(settings: Settings) -> str:
-    return (
-        f"the daemon {settings.host_id} in {settings.data_dir}"
-        if settings.shared
-        else f"the daemon in {settings.data_dir}"
-    )
+    name = f"{settings.host_id} " if settings.shared else ""
+    return f"the daemon {name}in {settings.data_dir}"
 
 
 def _config(settings: Settings) -> Config:
@@ -233,7 +228,7 @@ def _runner_settings(settings: Settings, server: Server) -> RunnerOptions:
         path=tuple(str(path) for path in runner.path),
         passed_on=runner.pass_on,
         users={addon: account(user) for addon, user in runner.users.items()},
-        url=server.url if settings.server.listen is not None else None,
+        url=server.url,
     )
 
 
@@ -251,15 +246,15 @@ def _send_metrics(settings: Settings, server: Server, down: ExitStack) -> None:
     down.callback(telemetry.start().stop)
 
 
-def _publish(settings: Settings, server: Server, socket: Path | None, down: ExitStack) -> None:
+def _publish(settings: Settings, server: Server, down: ExitStack) -> None:
     """
     Write the addresses to the log and to `daemon.json`, where clients read them: with port 0 only the daemon
     knows its port.
     """
-    url = server.url if settings.server.listen is not None else None
+    socket = server.config.socket
     facts = {
         "pid": os.getpid(),
-        "url": url,
+        "url": server.url,
         "socket": None if socket is None else str(socket),
         "token_file": str(server.token_file),
         "version": penstock.__version__,
@@ -267,7 +262,7 @@ def _publish(settings: Settings, server: Server, socket: Path | None, down: Exit
     }
     replace_file(_info_file(settings), f"{json.dumps(facts, indent=2)}\n".encode())
     down.callback(_info_file(settings).unlink, missing_ok=True)
-    places = [place for place in (url, facts["socket"]) if place]
+    places = [place for place in (server.url, facts["socket"]) if place]
     log.info("listening on %s; token in %s", " and ".join(map(str, places)), server.token_file)
     if settings.shared:
         log.info("host %s of %s", settings.host_id, shown(settings.jobs_at))
@@ -326,46 +321,30 @@ class _Stop:
 
 def configure_logging(form: str, level: str, stream: TextIO | None = None) -> None:
     """
-    One line per event, for a person in a terminal or as JSON; `form`: auto, console or json. Lines of the
-    standard library's loggers go the same way.
+    One line per event of the standard library's loggers, for a person in a terminal or as JSON; `form`: auto,
+    console or json.
     """
     out = sys.stderr if stream is None else stream
-    console = form == "console" or (form == "auto" and out.isatty())
-    shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    last: list[structlog.typing.Processor] = (
+    last: list[structlog.typing.Processor]
+    if form == "console" or (form == "auto" and out.isatty()):
         # The pretty traceback shows the values of variables, and one of them may be a password.
-        [
-            structlog.dev.ConsoleRenderer(
-                colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
-            )
-        ]
-        if console
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    )
+        plain = structlog.dev.plain_traceback
+        last = [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=plain)]
+    else:
+        last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+            foreign_pre_chain=[
+                structlog.stdlib.add_log_level,
+                structlog.stdlib.add_logger_name,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.stdlib.ExtraAdder(),
+            ],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.processors.StackInfoRenderer(),
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,
-    )
     # The server logs once where it listens; requests are counted in the metrics instead.
     for noisy in ("uvicorn.access", "uvicorn.error", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

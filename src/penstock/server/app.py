@@ -172,7 +172,7 @@ class Api:
             raise Stopping("the scheduler is stopping")
         with _counted(self._app_state.open_requests, principal.name, self._limits.requests):
             await self._read(request, route)
-            if route.waits or self._shortened(request.query) or self._shortened(request.body):
+            if route.streams or self._shortened(request.query) or self._shortened(request.body):
                 request.waits = True
                 with (
                     _counted(self._waiting, principal.name, self._limits.waiting),
@@ -215,7 +215,7 @@ class Api:
             content = await request.read_body()
         except TooLarge as error:
             raise _naming_payload(error, route) from None
-        if route.decode is None or route.body is None:
+        if route.body is None or route.decode is None:
             # The route has no fields; an empty object is as good as no body.
             return _NOTHING(content, request.headers) if content else None
         if not content and route.body_optional:
@@ -304,39 +304,37 @@ def _naming_payload(error: TooLarge, route: Route) -> TooLarge:
 
 
 class Router:
-    """Most paths are looked up; only those with an id in them are compared."""
+    """Most paths are looked up as they are; only in those with an id is the id replaced first."""
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
-        self._plain: dict[str, dict[str, Route]] = {}
-        self._shaped: dict[tuple[str, str], dict[str, Route]] = {}
-        self._shapes: list[tuple[str, str]] = []
+        self._verbs: dict[str, dict[str, Route]] = {}
+        #: What stands before an id.
+        self._heads: set[str] = set()
         for route in routes:
-            if route.parameter is None:
-                self._plain.setdefault(route.path, {})[route.verb] = route
-            else:
-                head, _, tail = route.path.partition(f"{{{route.parameter}}}")
-                self._shaped.setdefault((head, tail), {})[route.verb] = route
-        # The longer tail first: `{id}/cancel` is not an id.
-        self._shapes = sorted(self._shaped, key=lambda shape: -len(shape[1]))
+            head, brace, rest = route.path.partition("{")
+            _, _, tail = rest.partition("}")
+            self._verbs.setdefault(f"{head}{brace}{tail}", {})[route.verb] = route
+            if brace:
+                self._heads.add(head)
 
     def find(self, verb: str, path: str) -> tuple[Route, str]:
         """The route, and the value of its path parameter."""
-        verbs, parameter = self._at(path)
+        parameter, verbs = "", self._verbs.get(path)
+        if verbs is None:
+            parameter, verbs = self._with_id(path)
         route = verbs.get(verb)
         if route is None:
             allowed = sorted(verbs)
             raise WrongVerb(f"this path knows {' and '.join(allowed)}", allowed=allowed)
         return route, parameter
 
-    def _at(self, path: str) -> tuple[dict[str, Route], str]:
-        verbs = self._plain.get(path)
-        if verbs is not None:
-            return verbs, ""
-        for head, tail in self._shapes:
-            if path.startswith(head) and path.endswith(tail):
-                middle = path[len(head) : len(path) - len(tail)]
-                if _IDENT.fullmatch(middle):
-                    return self._shaped[head, tail], middle
+    def _with_id(self, path: str) -> tuple[str, dict[str, Route]]:
+        for head in self._heads:
+            if path.startswith(head):
+                parameter, slash, tail = path.removeprefix(head).partition("/")
+                verbs = self._verbs.get(f"{head}{{{slash}{tail}")
+                if verbs is not None and _IDENT.fullmatch(parameter):
+                    return parameter, verbs
         raise NoRoute("there is nothing at this path")
 
 

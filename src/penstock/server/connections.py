@@ -26,7 +26,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any, Final
@@ -67,15 +67,11 @@ class ConnectionLimits:
 
 
 class SocketListener:
-    """
-    `connect`: makes the protocol of a connection from its budget, its peer and whether a declared proxy sends
-    it.
-    """
-
     def __init__(
         self,
         sock: socket.socket,
-        connect: Callable[[ConnectionBudget, str, bool], HttpConnection],
+        config: Config,
+        state: ServerState,
         *,
         most: int,
         limits: ConnectionLimits,
@@ -83,10 +79,10 @@ class SocketListener:
         tls: ssl.SSLContext | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._sock, self._connect, self._limits, self._peers, self._tls = sock, connect, limits, peers, tls
-        self._loop = loop
-        self._local = sock.family == socket.AF_UNIX
-        per_peer = most if self._local else min(limits.per_peer, max(1, most * 3 // 4))
+        self._sock, self._peers, self._tls = sock, peers, tls
+        self.config, self.state, self.limits, self.loop = config, state, limits, loop
+        self.local = sock.family == socket.AF_UNIX
+        per_peer = most if self.local else min(limits.per_peer, max(1, most * 3 // 4))
         self.budget = ConnectionBudget(most, per_peer, peers.proxies)
         self._opening = set[asyncio.Task[Any]]()
         sock.setblocking(False)
@@ -103,13 +99,13 @@ class SocketListener:
 
     def _resume(self) -> None:
         self._again = None
-        self._loop.add_reader(self._sock, self._accept)
+        self.loop.add_reader(self._sock, self._accept)
 
     def _pause(self) -> None:
         if self._again is not None:
             self._again.cancel()
         elif self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock)
+            self.loop.remove_reader(self._sock)
 
     def _accept(self) -> None:
         """Accept a few at a time: the event loop serves open connections in between."""
@@ -120,7 +116,7 @@ class SocketListener:
                 if error.errno in _OUT_OF_DESCRIPTORS:
                     log.warning("no connection can be accepted now: %s", error.strerror)
                     self._pause()
-                    self._again = self._loop.call_later(_WAIT_FOR_DESCRIPTORS, self._resume)
+                    self._again = self.loop.call_later(_WAIT_FOR_DESCRIPTORS, self._resume)
                 return  # no connection waits any more, or it has gone away already
             sock.setblocking(False)
             try:
@@ -129,7 +125,7 @@ class SocketListener:
                 sock.close()
 
     def _admit(self, sock: socket.socket) -> None:
-        if self._local:
+        if self.local:
             user = peer_uid(sock)
             if user not in (os.geteuid(), 0):
                 sock.close()
@@ -138,23 +134,22 @@ class SocketListener:
             return
         address = peer_address(sock)
         if not self._peers.may_connect(address):
-            self._turn_away(
-                sock, 403, "forbidden", "plain HTTP is taken from this machine and from declared proxies only",
-                "Use HTTPS, or declare the proxy that does TLS in server.trusted_proxies.",
-            )  # fmt: skip
+            why = "plain HTTP is taken from this machine and from declared proxies only"
+            fix = "Use HTTPS, or declare the proxy that does TLS in server.trusted_proxies."
+            self._turn_away(sock, 403, "forbidden", why, fix)
             return
         self._open(sock, _counted(address), proxied=self._peers.is_proxy(address))
 
     def _open(self, sock: socket.socket, peer: str, *, proxied: bool) -> None:
-        connection = self._connect(self.budget, peer, proxied)
+        connection = HttpConnection(self, peer, proxied=proxied)
         if not self.budget.enter(connection):
             self._turn_away(sock, 503, "too_many", "too many connections are open", "Try again in a moment.")
             return
         tls: dict[str, Any] = {}
         if self._tls is not None:
-            tls = {"ssl": self._tls, "ssl_handshake_timeout": self._limits.head_sec}
-        opening = self._loop.connect_accepted_socket(lambda: connection, sock, **tls)
-        connection.opening = task = self._loop.create_task(opening)
+            tls = {"ssl": self._tls, "ssl_handshake_timeout": self.limits.head_sec}
+        opening = self.loop.connect_accepted_socket(lambda: connection, sock, **tls)
+        connection.opening = task = self.loop.create_task(opening)
         self._opening.add(task)
         task.add_done_callback(lambda task: self._opened(task, sock, connection))
 
@@ -287,21 +282,10 @@ class ConnectionBudget:
 class HttpConnection(HttpToolsProtocol):
     """`local`: it came by the Unix socket, as the owner. `proxied`: a declared proxy sends it."""
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        limits: ConnectionLimits,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        budget: ConnectionBudget,
-        peer: str,
-        local: bool,
-        proxied: bool,
-    ) -> None:
-        super().__init__(config, server_state, {}, loop)
-        self._limits, self._budget, self.peer = limits, budget, peer
-        self.local, self.proxied = local, proxied
+    def __init__(self, listener: SocketListener, peer: str, *, proxied: bool) -> None:
+        super().__init__(listener.config, listener.state, {}, listener.loop)
+        self._limits, self._budget, self.peer = listener.limits, listener.budget, peer
+        self.local, self.proxied = listener.local, proxied
         #: Until the connection is made: the TLS handshake.
         self.opening: asyncio.Task[Any] | None = None
         self._made = self._had_request = False
@@ -313,7 +297,7 @@ class HttpConnection(HttpToolsProtocol):
         self._in_head, self._in_body = True, False
         self._refusal: tuple[int, str, str] | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._made = True
         self._arm(self._limits.head_sec)
@@ -382,7 +366,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._head_size, self._headers, self._parsed = True, 0, 0, 0
-        self.scope["penstock.connection"] = self  # type: ignore[typeddict-unknown-key]  # ASGI allows more keys
+        self.scope["penstock.connection"] = self  # type: ignore[typeddict-unknown-key]
         self.server_state.default_headers = _dated()
 
     def on_url(self, url: bytes) -> None:

@@ -23,7 +23,7 @@ from penstock import wire
 from penstock.core.jobs.admission import EVERYTHING
 from penstock.core.jobs.job import Event, EventKind
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import seconds, when
+from penstock.core.jobs.types import AddonId, Moment, seconds, when
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import GrantedJob, JobService
 from penstock.scheduler.service import SchedulerService
@@ -45,7 +45,8 @@ _KEPT: Final = 5_000
 _PAGE: Final = 500
 #: After these something may be startable that was not: there is a new job, or room, or leave.
 STARTABLE: Final = frozenset(EventKind) - {
-    EventKind.DENIED, EventKind.RUNNING, EventKind.CHECKPOINT, EventKind.ADMITTED, EventKind.ALERT, EventKind.TOKEN_MADE, EventKind.TOKEN_REVOKED, EventKind.LOGIN, EventKind.RESTORED
+    EventKind.DENIED, EventKind.RUNNING, EventKind.CHECKPOINT, EventKind.ADMITTED, EventKind.ALERT,
+    EventKind.TOKEN_MADE, EventKind.TOKEN_REVOKED, EventKind.LOGIN, EventKind.RESTORED,
 }  # fmt: skip
 
 
@@ -312,18 +313,27 @@ def _names(store: Store, events: Sequence[Event]) -> dict[str, tuple[str, str]]:
     return {str(job.job_id): (str(job.intent.addon_id), job.intent.job_type) for job in jobs}
 
 
+def all_paused(store: Store) -> bool:
+    return any(addon.paused for addon in store.addons() if addon.addon_id == EVERYTHING)
+
+
+def oldest_queued_sec(store: Store, now: Moment, addon_id: AddonId | None = None) -> float | None:
+    """The age of the job that has been queued longest; None: no job is queued."""
+    oldest = store.find(Query(states=[JobState.QUEUED], addon_id=addon_id, limit=1))
+    return seconds(max(0, now - oldest[0].created_at)) if oldest else None
+
+
 def frame_view(service: SchedulerService, frame: Frame) -> wire.StatsFrame:
     store, now = service.store, frame.second.at
     conditions = service.machine.conditions(now)
-    oldest = store.find(Query(states=[JobState.QUEUED], limit=1)) if frame.second.queued else []
     return wire.StatsFrame(
         now=when(now),
         second=second_view(frame.second),
         jobs=frame.jobs,
         waiting=service.waitlist.waiting,
         quiet=conditions.quiet,
-        paused=any(addon.paused for addon in store.addons() if addon.addon_id == EVERYTHING),
-        oldest_queued_sec=seconds(max(0, now - oldest[0].created_at)) if oldest else None,
+        paused=all_paused(store),
+        oldest_queued_sec=oldest_queued_sec(store, now) if frame.second.queued else None,
         wait=_pair(frame.wait),
         run=_pair(frame.run),
         events=[event_view(event) for event in frame.events],

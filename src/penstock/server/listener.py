@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import resource
 import socket
 import ssl
@@ -32,7 +31,7 @@ from penstock.scheduler.permissions import Unsafe, private_directory, secret_key
 from penstock.scheduler.service import SchedulerService
 from penstock.server.app import LOOPBACK, Api, Exposure, RequestLimits
 from penstock.server.app_state import AppState, Runs
-from penstock.server.connections import ConnectionLimits, HttpConnection, Peers, SocketListener
+from penstock.server.connections import ConnectionLimits, Peers, SocketListener
 from penstock.server.metrics import MetricsCollector
 from penstock.server.page import WebPage
 from penstock.server.tokens import FIRST_FILE, LOCAL, Sessions, TokenFile
@@ -44,6 +43,9 @@ MAX_SOCKET_PATH = 107  # what the kernel has room for
 class Config:
     """
     `directory` holds the tokens and must be private. `bind` None: no TCP; `socket` None: no Unix socket.
+
+    The settings refuse an address beyond loopback without TLS and `allowed_hosts`. Should one get here, each
+    connection and each request from elsewhere is refused (`Peers`, `check_origin`).
     """
 
     directory: Path
@@ -80,40 +82,40 @@ def serve(service: SchedulerService, config: Config) -> Server:
 
 class Server:
     def __init__(self, service: SchedulerService, config: Config) -> None:
-        self._service, self._config = service, config
-        if config.bind is not None:
-            check_exposure(
-                config.bind,
-                tls=config.tls_cert is not None,
-                trusted_proxies=config.trusted_proxies,
-                allowed_hosts=config.allowed_hosts,
-            )
+        self.config = config
         self._peers = Peers(config.trusted_proxies, tls=config.tls_cert is not None)
         self.tokens = TokenFile(config.directory, service.store.now, first=config.token_file)
         self.token_file = config.token_file or config.directory / FIRST_FILE
         self.port = 0
         self.listeners: list[SocketListener] = []
-        #: Made when the server starts.
-        self.app_state: AppState | None = None
         self._ready, self._failed = Event(), list[BaseException]()
         self._loop = uvloop.new_event_loop()
+        self.app_state = AppState(
+            service,
+            self.tokens,
+            threads=config.threads,
+            per_owner=config.threads_per_owner,
+            loop=self._loop,
+            output=config.output,
+            functions=config.functions,
+        )
         self._stop = asyncio.Event()
         self.thread = Thread(target=self._run, name="penstock-http", daemon=True)
 
     @property
-    def url(self) -> str:
-        scheme = "https" if self._config.tls_cert is not None else "http"
-        host = self._config.bind or ""
+    def url(self) -> str | None:
+        """None: only the Unix socket is served."""
+        scheme, host = "https" if self.config.tls_cert else "http", self.config.bind
+        if host is None:
+            return None
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def set_runner(self, runs: Runs) -> None:
         """From now on a run of this runner may call the API with the token that the runner gave it."""
-        assert self.app_state is not None
         self.app_state.runs = runs
 
     def families(self) -> Iterator[Metric]:
         """The metrics of `/metrics`."""
-        assert self.app_state is not None
         return MetricsCollector(self.app_state).collect()
 
     def login_url(self) -> str | None:
@@ -121,13 +123,8 @@ class Server:
         A link that opens the page once, with all rights, for the user that started the daemon. None: there is
         no page.
         """
-        if self.app_state is None or self.app_state.sessions is None:
-            return None
-        return self.app_state.sessions.link(LOCAL, self._service.store.now()).url
-
-    @property
-    def socket_path(self) -> Path | None:
-        return self._config.socket
+        sessions = self.app_state.sessions
+        return None if sessions is None else sessions.link(LOCAL, self.app_state.store.now()).url
 
     def start(self) -> Self:
         self.thread.start()
@@ -155,17 +152,7 @@ class Server:
             self._ready.set()
 
     async def _serve(self) -> None:
-        config = self._config
-        app_state = AppState(
-            self._service,
-            self.tokens,
-            threads=config.threads,
-            per_owner=config.threads_per_owner,
-            loop=self._loop,
-            output=config.output,
-            functions=config.functions,
-        )
-        self.app_state = app_state
+        config, app_state = self.config, self.app_state
         exposure = Exposure(
             LOOPBACK | {host.lower() for host in config.allowed_hosts}, frozenset(config.allowed_origins)
         )
@@ -189,14 +176,14 @@ class Server:
             await self._drain(state)
 
     def _page(self, app_state: AppState) -> WebPage | None:
-        if self._config.page is None:
+        if self.config.page is None or self.url is None:
             return None
-        secure = self._config.tls_cert is not None or bool(self._config.trusted_proxies)
+        secure = self.config.tls_cert is not None or bool(self.config.trusted_proxies)
         app_state.sessions = Sessions(self.tokens, secure=secure, url=self.url, port=self.port)
-        return WebPage(self._config.page, app_state.sessions)
+        return WebPage(self.config.page, app_state.sessions)
 
     def _listen(self, sock: socket.socket, api: Api, state: ServerState) -> SocketListener:
-        settings = uvicorn.Config(
+        config = uvicorn.Config(
             app=api,
             lifespan="off",
             ws="none",
@@ -205,15 +192,13 @@ class Server:
             proxy_headers=False,
             timeout_keep_alive=30,
         )
-        settings.load()
-
-        limits = self._config.connection_limits
+        config.load()
+        limits = self.config.connection_limits
         unix = sock.family == socket.AF_UNIX
         return SocketListener(
             sock,
-            lambda budget, peer, proxied: HttpConnection(
-                settings, state, limits, self._loop, budget=budget, peer=peer, local=unix, proxied=proxied
-            ),
+            config,
+            state,
             most=most_connections(limits, unix=unix),
             limits=limits,
             peers=self._peers,
@@ -222,34 +207,32 @@ class Server:
         )
 
     def _tls(self) -> ssl.SSLContext | None:
-        if self._config.tls_cert is None:
+        if self.config.tls_cert is None:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(
-            self._config.tls_cert, secret_key(self._config.tls_key or self._config.tls_cert)
-        )
+        context.load_cert_chain(self.config.tls_cert, secret_key(self.config.tls_key or self.config.tls_cert))
         return context
 
     def _tcp(self, undo: contextlib.ExitStack) -> socket.socket | None:
-        bind = self._config.bind
+        bind = self.config.bind
         if bind is None:
             return None
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind((bind, self._config.port))
+            sock.bind((bind, self.config.port))
         except OSError as error:
+            port = self.config.port
+            fix = "choose another port, with the setting server.listen"
             raise Unavailable(
-                f"cannot listen on {bind}:{self._config.port} ({error.strerror}): choose another port, with the setting server.listen",
-                bind=bind,
-                port=self._config.port,
+                f"cannot listen on {bind}:{port} ({error.strerror}): {fix}", bind=bind, port=port
             ) from error
         self.port = sock.getsockname()[1]
         return sock
 
     def _unix(self, undo: contextlib.ExitStack) -> socket.socket | None:
-        path = self._config.socket
+        path = self.config.socket
         if path is None:
             return None
         private_directory(path.parent)
@@ -266,7 +249,7 @@ class Server:
         for connection in list(state.connections):
             connection.shutdown()
         if state.tasks:
-            await asyncio.wait(state.tasks, timeout=self._config.stop_sec)
+            await asyncio.wait(state.tasks, timeout=self.config.stop_sec)
         for task in state.tasks:
             task.cancel()
         for connection in list(state.connections):
@@ -284,33 +267,6 @@ def _clear_stale(path: Path) -> None:
                 f"another process listens on {path} already: is a daemon running?", path=str(path)
             )
     path.unlink()
-
-
-def check_exposure(
-    bind: str, *, tls: bool, trusted_proxies: Collection[str] = (), allowed_hosts: Collection[str] = ()
-) -> None:
-    """
-    Refuse, before anything listens, an address that others can reach without encryption and a list of names.
-    """
-    if _is_loopback(bind):
-        return
-    if not tls and not trusted_proxies:
-        raise Unsafe(
-            f"listening on {bind} would send tokens in the clear: give a certificate and its key, "
-            "or declare the proxy in front that has them",
-            bind=bind,
-        )
-    if not allowed_hosts:
-        raise Unsafe(
-            f"listening on {bind} needs a list of the host names it is reached by (allowed_hosts)", bind=bind
-        )
-
-
-def _is_loopback(bind: str) -> bool:
-    try:
-        return ipaddress.ip_address(bind.strip("[]")).is_loopback
-    except ValueError:
-        return bind == "localhost"
 
 
 def most_connections(limits: ConnectionLimits, *, unix: bool) -> int:

@@ -106,24 +106,27 @@ HINTS: Final[dict[str, tuple[str, str]]] = {
     "not_found": ("Not found", "Check the id; a list shows what this token may see."),
     "no_route": ("There is no such path", "openapi.json lists the paths."),
     "illegal_move": ("The job's state does not allow this", "`data.allowed` lists what is allowed now."),
-    "stale_dispatch": ("This lease no longer counts", "Stop the attempt. Its job has, or will have, another lease."),
-    "not_written": ("The database cannot keep this", "Send a shorter or simpler text; the log has the details."),
-    "key_conflict": ("The idempotency key is taken", "Use a new key, or send the body that the key was used with."),
-    "queue_full": ("The queue is full", "Wait `retry_after_sec` and submit again, or let `wait_sec` wait for room."),
+    "stale_dispatch": ("This lease no longer counts", "Stop the attempt: its job gets another lease."),
+    "not_written": ("The database cannot keep this", "Send a shorter text; the log has the details."),
+    "key_conflict": ("The idempotency key is taken", "Use a new key, or send the same body again."),
+    "queue_full": ("The queue is full", "Submit again after `retry_after_sec`, or give `wait_sec`."),
     "unauthorized": ("A token is needed", "Send `Authorization: Bearer <token>` with a token that is valid."),
-    "forbidden": ("This is not allowed", "Use a token with the scope that `detail` names, from an allowed host."),
-    "over_token_limit": ("More than this token may ask for", "Ask for less, or use a token with higher limits."),
+    "forbidden": ("This is not allowed", "`detail` says what the token or the host lacks."),
+    "over_token_limit": ("The token does not allow that much", "Ask for less, or use another token."),
     "method_not_allowed": ("The path does not allow this method", "Use one of the methods in `Allow`."),
     "too_slow": ("The request took too long to arrive", "Send the whole request at once."),
-    "too_large": ("The request is too large", "Send less: keep large data elsewhere, and its address in the payload."),
+    "too_large": ("The request is too large", "Keep large data elsewhere; send its address."),
     "not_json": ("Only JSON is understood", "Send `Content-Type: application/json` and a JSON body."),
     "too_many": ("Too many at once with this token", "Finish some of what is open, then try again."),
-    "store_failed": ("The database cannot be used now", "Nothing was accepted. Try again; the operator sees the cause in the log."),
-    "outcome_unknown": ("It may or may not have been written", "Ask for the jobs in `data.job_ids`, or submit again with the same idempotency key."),
+    "store_failed": ("The database is not available", "Nothing was accepted; try again. The log says why."),
+    "outcome_unknown": (
+        "It may or may not have been written",
+        "Ask for the jobs in `data.job_ids`, or submit again with the same idempotency key.",
+    ),
     "schema_newer": ("The database is newer than this program", "The operator must start the newer version."),
     "dispatcher_held": ("Another process dispatches", "Send the request to that process."),
     "stopping": ("The scheduler is stopping", "Try again when it is back."),
-}  # fmt: skip
+}
 _OURS: Final = ("Something went wrong in Penstock", "The log of the daemon has the details.")
 
 

@@ -383,7 +383,7 @@ def _wrong(
 ) -> Iterator[Problem]:
     fields = {one.encode_name: one for one in msgspec.structs.fields(kind)}
     for name in (name for name in values if name not in fields):
-        yield name[:100], f"is not known here; {kind.__name__} has {', '.join(fields) or 'no fields'}"
+        yield name[:100], f"is not a field of {kind.__name__}, which has {', '.join(fields) or 'no fields'}"
     for name, one in fields.items():
         if name in values:
             try:

@@ -3,7 +3,8 @@ The API as one table, and its OpenAPI 3.1 description. Routing, rights, validati
 `docs/http.md` are made from the table.
 
 A route cannot be made without the scope that it needs: the scope is a field without a default. A route that
-needs no token is OPEN, and a test holds the list of those.
+needs no token is OPEN, and a test holds the list of those. Query, body and answer of a route are the types
+that its handler declares: `def edit(call: Request[None, wire.Edit]) -> wire.JobInfo`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from functools import cache, partial
-from typing import Any, Final
+from functools import cache
+from types import NoneType
+from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
+from msgspec.structs import fields
 
 from penstock import wire
 from penstock.scheduler.hosts import VERSION
@@ -35,50 +38,38 @@ class OpenRoute(Enum):
 OPEN: Final = OpenRoute.OPEN
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Route:
     verb: str
     path: str
     scope: Scope | OpenRoute
-    summary: str
     handler: Callable[..., Any]
-    answer: type[msgspec.Struct]
-    body: type[msgspec.Struct] | None = None
-    query: type[msgspec.Struct] | None = None
-    #: The body may be left out: none of its fields is required.
-    body_optional: bool = False
-    #: The answer goes on for as long as the client reads.
-    streams: bool = False
+    summary: str
+    #: The answer is server-sent events with data of this type, for as long as the client reads.
+    streams: type[msgspec.Struct] | None = None
     #: The answer is bytes of this type instead of JSON.
     plain: bytes = b""
-    #: It may keep a client waiting, so it counts against the token's long polls.
-    waits: bool = False
-    #: Made once, here, because they cost more to make than to use.
-    decode: Decoder | None = field(init=False)
-    in_pool: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "decode", None if self.body is None else Decoder(self.body))
-        object.__setattr__(self, "in_pool", not inspect.iscoroutinefunction(self.handler))
-
-    @property
-    def parameter(self) -> str | None:
-        match = re.search(r"\{(\w+)\}", self.path)
-        return match[1] if match else None
-
-
-def _route(path: str, scope: Scope, handler: Any, answer: Any, summary: str, **more: Any) -> Route:
-    return Route(
-        path=f"{PREFIX}/{path}",
-        scope=scope,
-        handler=handler,
-        answer=answer,
-        summary=summary,
-        **more,
-    )
+        request, answer = get_type_hints(self.handler).values()
+        query, body = get_args(request)
+        self.query: type[msgspec.Struct] | None = None if query is NoneType else query
+        self.body: type[msgspec.Struct] | None = None if body is NoneType else body
+        self.answer: type[msgspec.Struct] | None = None if self.plain else self.streams or answer
+        self.decode = None if self.body is None else Decoder(self.body)
+        #: The body may be left out: none of its fields is required.
+        self.body_optional = self.body is None or not any(one.required for one in fields(self.body))
+        self.in_pool = not inspect.iscoroutinefunction(self.handler)
+        parameter = re.search(r"\{(\w+)\}", self.path)
+        self.parameter = parameter[1] if parameter else None
 
 
-_get, _post = partial(_route, verb="GET"), partial(_route, verb="POST")
+def _get(path: str, *rest: Any, **more: Any) -> Route:
+    return Route("GET", f"{PREFIX}/{path}", *rest, **more)
+
+
+def _post(path: str, *rest: Any) -> Route:
+    return Route("POST", f"{PREFIX}/{path}", *rest)
 
 
 _READ, _SUBMIT, _CANCEL = Scope.JOBS_READ, Scope.JOBS_SUBMIT, Scope.JOBS_CANCEL
@@ -86,78 +77,78 @@ _LEASE, _CONFIG, _TOKENS = Scope.WORKER_LEASE, Scope.ADMIN_CONFIG, Scope.ADMIN_T
 
 ROUTES: Final[tuple[Route, ...]] = (
     # submitters and people
-    _post("queue/jobs/submit", _SUBMIT, jobs.submit, wire.Submitted, "Submit a job; the answer means that it is on disk", body=wire.SubmitBody),
-    _post("queue/jobs/submit/bulk", _SUBMIT, jobs.submit_bulk, wire.BulkSubmitted, "Submit many jobs, all or none", body=wire.SubmitMany),
-    _get("queue/jobs", _READ, jobs.listing, wire.Jobs, "List jobs", query=wire.JobsQuery),
-    _get("queue/find", _READ, jobs.find, wire.Found, "Find jobs by a part of their id", query=wire.FindQuery),
-    _get("queue/jobs/{job_id}", _READ, jobs.get, wire.JobInfo, "Get a job, at once or when it is settled", query=wire.WaitQuery),
-    _get("queue/jobs/{job_id}/explain", _READ, jobs.explain, wire.Explained, "Explain why the job is in its state"),
-    _get("queue/jobs/{job_id}/logs", _READ, live.logs, wire.Logs, "Read the output of a command or function", query=wire.LogsQuery),
-    _post("queue/jobs/{job_id}/cancel", _CANCEL, jobs.cancel, wire.JobInfo, "Cancel a job; a running job is asked to stop", body=wire.Cancel, body_optional=True),
-    _post("queue/jobs/{job_id}/retry", _SUBMIT, jobs.retry, wire.JobInfo, "Queue a FAILED or BLOCKED job again"),
-    _post("queue/jobs/{job_id}/edit", _SUBMIT, jobs.edit, wire.JobInfo, "Change priority or times of a QUEUED job", body=wire.Edit),
+    _post("queue/jobs/submit", _SUBMIT, jobs.submit, "Submit a job; the answer means that it is on disk"),
+    _post("queue/jobs/submit/bulk", _SUBMIT, jobs.submit_bulk, "Submit many jobs, all or none"),
+    _get("queue/jobs", _READ, jobs.listing, "List jobs"),
+    _get("queue/find", _READ, jobs.find, "Find jobs by a part of their id"),
+    _get("queue/jobs/{job_id}", _READ, jobs.get, "Get a job, at once or when it is settled"),
+    _get("queue/jobs/{job_id}/explain", _READ, jobs.explain, "Explain why the job is in its state"),
+    _get("queue/jobs/{job_id}/logs", _READ, live.logs, "Read the output of a command or function"),
+    _post("queue/jobs/{job_id}/cancel", _CANCEL, jobs.cancel, "Cancel a job; a running job is asked to stop"),
+    _post("queue/jobs/{job_id}/retry", _SUBMIT, jobs.retry, "Queue a FAILED or BLOCKED job again"),
+    _post("queue/jobs/{job_id}/edit", _SUBMIT, jobs.edit, "Change priority or times of a QUEUED job"),
     # workers
-    _get("queue/dispatchable", _LEASE, workers.dispatchable, wire.Dispatchable, "List jobs that wait for a worker to request their lease", query=wire.DispatchableQuery),
-    _post("queue/claim", _LEASE, workers.claim, wire.ClaimAnswer, "Dispatch and lease in one step", body=wire.ClaimRequest, body_optional=True),
-    _post("queue/jobs/{job_id}/ack", _LEASE, workers.ack, wire.HeartbeatAnswer, "Report that the worker has started", body=wire.Ack),
-    _post("queue/jobs/{job_id}/complete", _LEASE, workers.complete, wire.Completed, "Report the outcome of a job: DONE or FAILED", body=wire.OutcomeReport),
-    _post("queue/complete/bulk", _LEASE, workers.complete_bulk, wire.SettledJob, "Report the outcomes of many jobs, each settled or refused on its own", body=wire.Outcomes),
-    _post("queue/exchange", _LEASE, workers.exchange, wire.ExchangeAnswerBody, "Report outcomes and claim jobs in one commit", body=wire.ExchangeRequest),
-    _post("lease/request", _LEASE, workers.lease_request, wire.LeaseGranted, "Request a lease for a job, or for work without a job", body=wire.LeaseRequest),
-    _post("lease/heartbeat", _LEASE, workers.heartbeat, wire.HeartbeatAnswer, "Renew a lease; the answer says whether to stop", body=wire.Heartbeat),
-    _post("lease/report", _LEASE, workers.report, wire.LoadReported, "Report progress, spending and perhaps the outcome, in one call", body=wire.LoadReport),
-    _post("lease/release", _LEASE, workers.release, wire.Completed, "Release a lease; its job returns to the queue", body=wire.Release),
-    _post("run/say", Scope.RUN_SELF, workers.say, wire.Said, "Report or ask something as a running job, with that attempt's own token", body=wire.Say),
+    _get("queue/dispatchable", _LEASE, workers.dispatchable, "List jobs that wait for their worker"),
+    _post("queue/claim", _LEASE, workers.claim, "Dispatch and lease in one step"),
+    _post("queue/jobs/{job_id}/ack", _LEASE, workers.ack, "Report that the worker has started"),
+    _post("queue/jobs/{job_id}/complete", _LEASE, workers.complete, "Report the outcome: DONE or FAILED"),
+    _post("queue/complete/bulk", _LEASE, workers.complete_bulk, "Report outcomes, each judged on its own"),
+    _post("queue/exchange", _LEASE, workers.exchange, "Report outcomes and claim jobs in one commit"),
+    _post("lease/request", _LEASE, workers.lease_request, "Request a lease, for a job or for other work"),
+    _post("lease/heartbeat", _LEASE, workers.heartbeat, "Renew a lease; the answer says whether to stop"),
+    _post("lease/report", _LEASE, workers.report, "Report progress, spending and perhaps the outcome"),
+    _post("lease/release", _LEASE, workers.release, "Release a lease; its job returns to the queue"),
+    _post("run/say", Scope.RUN_SELF, workers.say, "Report or ask as a running job, with its own token"),
     # looking
-    _get("events", _READ, live.events, wire.Events, "Read the trail, page by page", query=wire.EventsQuery),
-    _get("events/stream", _READ, live.stream, wire.EventInfo, "Follow the trail as server-sent events", query=wire.StreamQuery, streams=True, waits=True),
-    _get("stats", _READ, admin.stats, wire.Stats, "Count jobs by state and addon"),
-    _get("leases", _READ, admin.leases, wire.LeaseList, "List the leases that hold units now", query=wire.LeasesQuery),
-    _get("capacity", _READ, admin.capacity, wire.CapacityInfo, "Show the usable units, and what limits them"),
-    _get("addons", _READ, admin.addons, wire.Addons, "List addons: weight, paused, share, jobs"),
-    _get("hosts", _READ, admin.hosts, wire.Hosts, "List hosts: alive or lost, capacity, units, labels"),
-    _get("pulse", _READ, live.pulse, wire.StatsFrame, "Follow the live stats of the page as server-sent events, one frame a second", streams=True, waits=True),
-    _get("pulse/history", _READ, live.history, wire.History, "Get the live stats of the last quarter of an hour, one value a second"),
-    _get("programs", _READ, live.programs, wire.ProgramList, "List the pools and graphs of attached programs"),
-    _get("health", _READ, admin.health, wire.HostInfo, "Show the health of this host, and what is wrong"),
+    _get("events", _READ, live.events, "Read the trail, page by page"),
+    _get("events/stream", _READ, live.stream, "Follow the trail, event by event", streams=wire.EventInfo),
+    _get("stats", _READ, admin.stats, "Count jobs by state and addon"),
+    _get("leases", _READ, admin.leases, "List the leases that hold units now"),
+    _get("capacity", _READ, admin.capacity, "Show the usable units, and what limits them"),
+    _get("addons", _READ, admin.addons, "List addons: weight, paused, share, jobs"),
+    _get("hosts", _READ, admin.hosts, "List hosts: alive or lost, capacity, units, labels"),
+    _get("pulse", _READ, live.pulse, "Follow the live stats, second by second", streams=wire.StatsFrame),
+    _get("pulse/history", _READ, live.history, "Get the live stats of the last quarter of an hour"),
+    _get("programs", _READ, live.programs, "List the pools and graphs of attached programs"),
+    _get("health", _READ, admin.health, "Show the health of this host, and what is wrong"),
     # running it
-    _post("signals", Scope.SIGNALS_REPORT, admin.signals, wire.Ok, "Report an application's own load signals", body=wire.LoadSignals),
-    _post("programs/attach", Scope.SIGNALS_REPORT, live.attach, wire.Ok, "Show a program's pools and graphs here", body=wire.Attach),
-    _post("login", _TOKENS, admin.login, wire.Login, "Make a link that opens the page once"),
-    _post("addons/edit", _CONFIG, admin.addon_edit, wire.AddonInfo, "Set an addon's weight, pause or resume it", body=wire.AddonEdit),
-    _post("pause", _CONFIG, admin.pause, wire.Ok, "Pause an addon, or everything: no further job starts", body=wire.Scoped, body_optional=True),
-    _post("resume", _CONFIG, admin.resume, wire.Ok, "Resume an addon, or everything", body=wire.Scoped, body_optional=True),
-    _post("hosts/drain", _CONFIG, admin.drain, wire.Ok, "Drain a host: no further job starts there, running jobs continue", body=wire.HostNamed),
-    _post("hosts/undrain", _CONFIG, admin.undrain, wire.Ok, "Undrain a host: jobs start there again", body=wire.HostNamed),
-    _post("kick", _CONFIG, admin.kick, wire.Ok, "Run a round now instead of at the next tick"),
-    _get("tokens", _TOKENS, admin.token_list, wire.Tokens, "List the tokens, without their secrets"),
-    _post("tokens/create", _TOKENS, admin.token_make, wire.TokenMade, "Make a token; only this answer shows its secret", body=wire.NewToken),
-    _post("tokens/{token_id}/revoke", _TOKENS, admin.token_revoke, wire.Ok, "Revoke a token at once"),
-)  # fmt: skip
+    _post("signals", Scope.SIGNALS_REPORT, admin.signals, "Report an application's own load signals"),
+    _post("programs/attach", Scope.SIGNALS_REPORT, live.attach, "Show a program's pools and graphs here"),
+    _post("login", _TOKENS, admin.login, "Make a link that opens the page once"),
+    _post("addons/edit", _CONFIG, admin.addon_edit, "Set an addon's weight, pause or resume it"),
+    _post("pause", _CONFIG, admin.pause, "Pause an addon, or everything: no further job starts"),
+    _post("resume", _CONFIG, admin.resume, "Resume an addon, or everything"),
+    _post("hosts/drain", _CONFIG, admin.drain, "Drain a host: no further job starts there"),
+    _post("hosts/undrain", _CONFIG, admin.undrain, "Undrain a host: jobs start there again"),
+    _post("kick", _CONFIG, admin.kick, "Run a round now instead of at the next tick"),
+    _get("tokens", _TOKENS, admin.token_list, "List the tokens, without their secrets"),
+    _post("tokens/create", _TOKENS, admin.token_make, "Make a token; only this answer shows its secret"),
+    _post("tokens/{token_id}/revoke", _TOKENS, admin.token_revoke, "Revoke a token at once"),
+)
 
 
 async def healthz(request: Request[None, None]) -> wire.Health:
     return wire.Health("ok" if await request.app_state.is_healthy() else "degraded")
 
 
-def openapi(_: Request[None, None]) -> msgspec.Raw:
+def openapi(_: Request[None, None]) -> wire.Description:
     """Not a coroutine: the first description is made beside the loop, which has others to serve."""
-    return msgspec.Raw(_description())
+    return _description()
 
 
 @cache
-def _description() -> bytes:
+def _description() -> wire.Description:
     """Made at the first request: making it takes longer than all the rest of a start."""
-    return msgspec.json.encode(describe(ALL_ROUTES))
+    return wire.Description(**describe(ALL_ROUTES))
 
 
 #: With those that are for monitors and tools.
 ALL_ROUTES: Final[tuple[Route, ...]] = (
     *ROUTES,
-    Route(verb="GET", path="/healthz", scope=OPEN, summary="ok or degraded, and no more", handler=healthz, answer=wire.Health),
-    Route(verb="GET", path="/metrics", scope=Scope.METRICS_READ, summary="For Prometheus", handler=metrics, answer=wire.Exposition, plain=CONTENT_TYPE),
-    _get("openapi.json", _READ, openapi, wire.Description, "This description"),
-)  # fmt: skip
+    Route("GET", "/healthz", OPEN, healthz, "ok or degraded, and no more"),
+    Route("GET", "/metrics", Scope.METRICS_READ, metrics, "For Prometheus", plain=CONTENT_TYPE),
+    _get("openapi.json", _READ, openapi, "This description"),
+)
 
 
 _REF: Final = "#/components/schemas/{name}"
@@ -177,22 +168,17 @@ _REFUSALS: Final = {
 
 
 def describe(routes: Sequence[Route]) -> dict[str, Any]:
-    kinds = {kind for route in routes for kind in (route.body, route.answer) if kind is not None} | {
-        ProblemDetails
-    }
+    kinds = {kind for route in routes for kind in (route.body, route.answer) if kind} | {ProblemDetails}
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     refs, schemas = msgspec.json.schema_components(ordered, ref_template=_REF)
-    ref = dict(zip(ordered, refs, strict=True))
+    ref: dict[type | None, dict[str, Any]] = dict(zip(ordered, refs, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.verb.lower()] = _operation(route, ref)
+    about = "Admits, queues and dispatches work. Moments are RFC 3339, spans are seconds."
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "Penstock",
-            "version": VERSION,
-            "description": "Admits, queues and dispatches work. Moments are RFC 3339, spans are seconds.",
-        },
+        "info": {"title": "Penstock", "version": VERSION, "description": about},
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": schemas,
@@ -201,27 +187,20 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
-    scope = (
-        "open to every client" if isinstance(route.scope, OpenRoute) else f"needs the scope `{route.scope}`"
-    )
-    media, shown = _shown(route, ref)
+def _operation(route: Route, ref: dict[type | None, dict[str, Any]]) -> dict[str, Any]:
+    is_open, content = isinstance(route.scope, OpenRoute), _content(route, ref)
+    problem = {"application/problem+json": {"schema": ref[ProblemDetails]}}
+    refusals = {str(status): {"description": why, "content": problem} for status, why in _REFUSALS.items()}
     operation: dict[str, Any] = {
         "operationId": route.handler.__name__.strip("_"),
         "summary": route.summary,
-        "description": scope,
+        "description": "open to every client" if is_open else f"needs the scope `{route.scope}`",
         "parameters": [*_path_parameter(route), *_query_parameters(route)],
-        "responses": {
-            "200": {"description": "done", "content": {media: {"schema": shown}}},
-            **{str(status): _refusal(words, ref) for status, words in _REFUSALS.items()},
-        },
-        "security": [] if isinstance(route.scope, OpenRoute) else [{"token": []}],
+        "responses": {"200": {"description": "done", "content": content}, **refusals},
+        "security": [] if is_open else [{"token": []}],
     }
-    if isinstance(route.scope, OpenRoute):
-        operation["responses"]["503"] = {
-            "description": "degraded",
-            "content": {"application/json": {"schema": shown}, "application/problem+json": _problem(ref)},
-        }
+    if is_open:
+        operation["responses"]["503"] = {"description": "degraded", "content": content | problem}
     if route.body is not None:
         operation["requestBody"] = {
             "required": not route.body_optional,
@@ -230,20 +209,12 @@ def _operation(route: Route, ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
     return operation
 
 
-def _shown(route: Route, ref: dict[type, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+def _content(route: Route, ref: dict[type | None, dict[str, Any]]) -> dict[str, Any]:
     if route.streams:
-        return "text/event-stream", {"type": "string"}
+        return {"text/event-stream": {"schema": {"type": "string"}}}
     if route.plain:
-        return route.plain.decode().partition(";")[0], {"type": "string"}
-    return "application/json", ref[route.answer]
-
-
-def _refusal(words: str, ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
-    return {"description": words, "content": {"application/problem+json": _problem(ref)}}
-
-
-def _problem(ref: dict[type, dict[str, Any]]) -> dict[str, Any]:
-    return {"schema": ref[ProblemDetails]}
+        return {route.plain.decode().partition(";")[0]: {"schema": {"type": "string"}}}
+    return {"application/json": {"schema": ref[route.answer]}}
 
 
 def _path_parameter(route: Route) -> Iterable[dict[str, Any]]:
@@ -257,6 +228,6 @@ def _query_parameters(route: Route) -> Iterable[dict[str, Any]]:
         return
     (_,), schemas = msgspec.json.schema_components([route.query], ref_template=_REF)
     properties = schemas[route.query.__name__]["properties"]
-    for one in msgspec.structs.fields(route.query):
+    for one in fields(route.query):
         name = one.encode_name
         yield {"name": name, "in": "query", "required": one.required, "schema": properties[name]}

@@ -156,15 +156,11 @@ class TokenFile:
 
     def _new(self, token_id: str, proof: str, new: NewToken, by: Principal | None = None) -> _Kept:
         ends = [end for end in (new.expires_at, None if by is None else by.expires_at) if end is not None]
+        changed = {"scopes": sorted(set(new.scopes)), "expires_at": min(ends, default=None)}
         token = Token(
+            **msgspec.structs.asdict(new) | changed,
             token_id=token_id,
-            name=new.name,
-            scopes=sorted(set(new.scopes)),
-            addon_id=new.addon_id,
-            max_cost_units=new.max_cost_units,
-            max_priority=new.max_priority,
             created_at=when(self._clock()),
-            expires_at=min(ends, default=None),
             parent_id=None if by is None else by.token_id,
         )
         return _Kept(token, _digest(proof))
@@ -247,11 +243,6 @@ def _lineage(token: Token, tokens: dict[str, Token]) -> Iterable[Token]:
         seen[token.token_id] = token
         token = tokens.get(token.parent_id or "", token)
     return seen.values()
-
-
-def read_secret(file: Path) -> str:
-    """The token made at first start. Refused when others can read it, for then it is no secret."""
-    return private_file(file).read_text("ascii").strip()
 
 
 #: With the half second after which the file of tokens is read again it is less than one.

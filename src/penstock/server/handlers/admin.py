@@ -22,10 +22,11 @@ from penstock.core.jobs.spending import Use, uses
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, AddonId, HostId, seconds, when
 from penstock.scheduler.hosts import VERSION
+from penstock.server.event_hub import all_paused, oldest_queued_sec
 from penstock.server.handlers.jobs import amount
 from penstock.server.problems import OverLimit, naming_fields
 from penstock.server.request import Request, as_answer, or_none
-from penstock.stores.api import Addon, DrainHost, Query, SetAddon, committed
+from penstock.stores.api import Addon, DrainHost, SetAddon, committed
 
 
 def stats(call: Request[None, None]) -> wire.Stats:
@@ -39,17 +40,16 @@ def stats(call: Request[None, None]) -> wire.Stats:
     totals: Counter[str] = Counter()
     for jobs in per_addon.values():
         totals.update(jobs)
-    oldest = store.find(Query(states=[JobState.QUEUED], addon_id=call.addon(None), limit=1))
     return wire.Stats(
         jobs=dict(totals),
         addons={str(name): jobs for name, jobs in per_addon.items()},
-        oldest_queued_sec=seconds(max(0, now - oldest[0].created_at)) if oldest else None,
+        oldest_queued_sec=oldest_queued_sec(store, now, call.addon(None)),
         units_in_use=store.ledger(service.rules.host).units,
         in_flight=sum(totals[state] for state in (JobState.DISPATCHING, JobState.RUNNING)),
         capacity=conditions.capacity,
         quiet=conditions.quiet,
-        paused=_all_paused(store.addons()),
-        waiting=call.app_state.service.waitlist.waiting,
+        paused=all_paused(store),
+        waiting=service.waitlist.waiting,
         newest_event=store.newest(),
         now=when(now),
         hosts=_hosts(call),
@@ -58,10 +58,6 @@ def stats(call: Request[None, None]) -> wire.Stats:
 
 def _shown(call: Request[Any, Any]) -> list[Addon]:
     return [a for a in call.store.addons() if a.addon_id != EVERYTHING and call.owns(a.addon_id)]
-
-
-def _all_paused(addons: list[Addon]) -> bool:
-    return any(addon.paused for addon in addons if addon.addon_id == EVERYTHING)
 
 
 def leases(call: Request[wire.LeasesQuery, None]) -> wire.LeaseList:
@@ -118,7 +114,7 @@ def signals(call: Request[None, wire.LoadSignals]) -> wire.Ok:
 
 
 def addons(call: Request[None, None]) -> wire.Addons:
-    return wire.Addons(_views(call, _shown(call)), _all_paused(call.store.addons()))
+    return wire.Addons(_views(call, _shown(call)), all_paused(call.store))
 
 
 def _views(call: Request[Any, Any], shown: list[Addon]) -> list[wire.AddonInfo]:

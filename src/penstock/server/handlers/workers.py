@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType, structs
 from penstock import wire
 from penstock.core.errors import BadIntent, Refused, StaleDispatch
 from penstock.core.jobs.intent import admission_class_of, check
-from penstock.core.jobs.job import Dispatch, Event, EventKind
+from penstock.core.jobs.job import Dispatch, EventKind
 from penstock.core.jobs.reasons import as_json as reason_json
 from penstock.core.jobs.reasons import retry_after_sec, words
 from penstock.core.jobs.states import DispatchPhase, JobState
@@ -39,17 +39,18 @@ async def dispatchable(call: Request[wire.DispatchableQuery, None]) -> wire.Disp
     def look() -> Awaitable[list[Dispatch]]:
         return call.run(app_state.job_service.poll, kinds, query.limit)
 
-    dispatches = await (call.poll(query.wait_sec, look, bool, _is_reservation) if query.wait_sec else look())
+    if query.wait_sec:
+        dispatches = await call.poll(
+            query.wait_sec, look, bool, lambda event: event.kind is EventKind.DISPATCHING
+        )
+    else:
+        dispatches = await look()
     return wire.Dispatchable(
         [
             as_answer(wire.DispatchableJob, dispatch, dispatch.admission_class, job_id=dispatch.job_id or "")
             for dispatch in dispatches
         ]
     )
-
-
-def _is_reservation(event: Event) -> bool:
-    return event.kind is EventKind.DISPATCHING
 
 
 async def claim(call: Request[None, wire.ClaimRequest]) -> wire.ClaimAnswer:
@@ -62,16 +63,12 @@ async def claim(call: Request[None, wire.ClaimRequest]) -> wire.ClaimAnswer:
     def take() -> Awaitable[list[GrantedJob]]:
         return app_state.claims.take(call.run, kinds, body.limit, body.worker)
 
-    claimed = await call.poll(body.wait_sec, take, bool, _may_be_startable)
+    claimed = await call.poll(body.wait_sec, take, bool, lambda event: event.kind in STARTABLE)
     if call.watch().done():
         # The client has gone: its claim goes back at once, not when its lease is over.
         await call.run(_give_back, app_state, claimed)
         claimed = []
     return _claimed(app_state, claimed)
-
-
-def _may_be_startable(event: Event) -> bool:
-    return event.kind in STARTABLE
 
 
 def _give_back(app_state: AppState, claimed: list[GrantedJob]) -> None:
