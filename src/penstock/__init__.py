@@ -1,8 +1,8 @@
 """
 Penstock admits, queues and dispatches work.
 
-The public names are imported on first use, so that a program pays for what it touches: pools and graphs need nothing
-but the standard library.
+The public names are imported on first use, so that a program pays for what it touches: pools and graphs need
+nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -84,14 +84,7 @@ _HOMES = {
     "penstock.client.client": ("Client",),
     "penstock.client.worker": ("Worker",),
     "penstock.cluster.engine": ("Cluster",),
-    "penstock.core.calls.graph_plan": (
-        "Const",
-        "Env",
-        "Lane",
-        "NodeStatus",
-        "Plan",
-        "RunStatus",
-    ),
+    "penstock.core.calls.graph_plan": ("Const", "Env", "Lane", "NodeStatus", "Plan", "RunStatus"),
     "penstock.core.errors": (
         "AccessDenied",
         "BadArgument",
@@ -122,48 +115,26 @@ _HOMES = {
     ),
     "penstock.core.jobs.explain": ("Explanation",),
     "penstock.core.jobs.states": ("JobState",),
-    "penstock.flow.parallel": (
-        "parallel_limit",
-        "parallel_limit_sync",
-    ),
+    "penstock.flow.parallel": ("parallel_limit", "parallel_limit_sync"),
     "penstock.flow.pullers": ("Settled",),
     "penstock.graphs.builder": ("Graph",),
     "penstock.graphs.executor": ("GraphExecutor",),
     "penstock.graphs.result": ("RunResult",),
-    "penstock.graphs.run_context": (
-        "RunContext",
-        "current_run",
-    ),
-    "penstock.graphs.trace": (
-        "Trace",
-        "write_chrome",
-    ),
-    "penstock.work.context": (
-        "JobContext",
-        "current_job",
-    ),
+    "penstock.graphs.run_context": ("RunContext", "current_run"),
+    "penstock.graphs.trace": ("Trace", "write_chrome"),
+    "penstock.work.context": ("JobContext", "current_job"),
     "penstock.library.function": ("JobFunction",),
     "penstock.library.handle": ("JobHandle",),
     "penstock.library.scheduler": ("Scheduler",),
     "penstock.pools.calling": ("Task",),
     "penstock.pools.child.protocol": ("RemoteError",),
-    "penstock.pools.context": (
-        "CallContext",
-        "current_call",
-    ),
+    "penstock.pools.context": ("CallContext", "current_call"),
     "penstock.pools.future": ("Call",),
     "penstock.pools.guards": ("CancelSignal",),
     "penstock.pools.options": ("set_defaults",),
-    "penstock.pools.pool": (
-        "SingletonWorker",
-        "WorkerPool",
-    ),
+    "penstock.pools.pool": ("SingletonWorker", "WorkerPool"),
     "penstock.telemetry.hooks": ("QueueHooks",),
-    "penstock.telemetry.registry": (
-        "instrument",
-        "snapshot",
-        "subscribe",
-    ),
+    "penstock.telemetry.registry": ("instrument", "snapshot", "subscribe"),
 }
 _home_of = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -73,15 +73,15 @@ def addons(session: CliSession, addon: str | None, weight: int | None) -> None:
     if info.paused:
         session.console.print("[yellow]Everything is paused[/]: `penstock resume` ends that.")
     columns = [
-        Column("addon"), Column("weight", True), Column("units", True), Column("recent", True, 70), Column("queued", True),
-        Column("running", True), Column("done", True, 80), Column("failed", True, 80), Column("today", True, 100),
-        Column("this month", True, 110), Column(""),
+        Column("addon"), Column("weight", True), Column("units", True), Column("recent", True, 70),
+        Column("queued", True), Column("running", True), Column("done", True, 80), Column("failed", True, 80),
+        Column("today", True, 100), Column("this month", True, 110), Column(""),
     ]  # fmt: skip
     rows = [
         (
-            a.addon_id, a.weight, a.units, f"{a.average:.1f}", a.jobs.get("QUEUED", 0), a.jobs.get("RUNNING", 0),
-            a.jobs.get("DONE", 0), a.jobs.get("FAILED", 0) + a.jobs.get("BLOCKED", 0), _spent(a, "day"),
-            _spent(a, "month"), "paused" if a.paused else "",
+            a.addon_id, a.weight, a.units, f"{a.average:.1f}", a.jobs.get("QUEUED", 0),
+            a.jobs.get("RUNNING", 0), a.jobs.get("DONE", 0), a.jobs.get("FAILED", 0) + a.jobs.get("BLOCKED", 0),
+            _spent(a, "day"), _spent(a, "month"), "paused" if a.paused else "",
         )
         for a in info.addons
     ]  # fmt: skip
@@ -128,12 +128,12 @@ def hosts(session: CliSession) -> None:
 
 def _host_table(session: CliSession, here: str, known: Sequence[KnownHost]) -> None:
     columns = [
-        Column("host"), Column("state"), Column("units", True), Column("of", True), Column("machine"), Column("seen", True),
-        Column("labels", keep=90), Column("version", keep=110), Column("url", keep=120),
+        Column("host"), Column("state"), Column("units", True), Column("of", True), Column("machine"),
+        Column("seen", True), Column("labels", keep=90), Column("version", keep=110), Column("url", keep=120),
     ]  # fmt: skip
     rows = [
         (
-            f"{h.host} (here)" if h.host == here else h.host, f"{h.state}, draining" if h.draining else h.state,
+            h.host + (" (here)" if h.host == here else ""), h.state + (", draining" if h.draining else ""),
             h.units, h.capacity, h.quiet, f"{age(h.seen_at)} ago", " ".join(h.labels), h.version, h.url or "",
         )
         for h in known

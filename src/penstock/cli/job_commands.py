@@ -18,6 +18,8 @@ from penstock.runner.job import __doc__ as usage
 from penstock.runner.job import main
 
 if TYPE_CHECKING:
+    from msgspec import Raw
+
     from penstock import wire
 
 _STATES = ("QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CANCELED")
@@ -69,8 +71,9 @@ def ls(
 
 #: Why a job waits is what people look for, so other columns go first in a narrow terminal.
 JOB_COLUMNS: Final = (
-    Column("job"), Column("state"), Column("addon", keep=80), Column("type", keep=70), Column("units", True, 100),
-    Column("prio", True, 100), Column("tries", True, 110), Column("age", True, 45), Column("reason or progress"),
+    Column("job"), Column("state"), Column("addon", keep=80), Column("type", keep=70),
+    Column("units", True, 100), Column("prio", True, 100), Column("tries", True, 110), Column("age", True, 45),
+    Column("reason or progress"),
 )  # fmt: skip
 
 
@@ -138,8 +141,8 @@ def _moment(moment: object) -> str:
     return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}" if isinstance(moment, datetime) else ""
 
 
-def _json(raw: object) -> str:
-    text = bytes(raw).decode() if raw is not None else ""  # type: ignore[call-overload]  # msgspec.Raw is bytes-like
+def _json(raw: Raw | None) -> str:
+    text = bytes(raw).decode() if raw is not None else ""
     return "" if text in ("", "null") else text
 
 

@@ -139,7 +139,8 @@ def explain_error(error: Exception) -> int:
 
 def _whose_token() -> str:
     file = os.environ.get("PENSTOCK_TOKEN_FILE")
-    if file and not os.environ.get("PENSTOCK_TOKEN") and not os.path.exists(file):  # noqa: PTH110 - pathlib is slow to load
+    # Not by pathlib, which is slow to load.
+    if file and not os.environ.get("PENSTOCK_TOKEN") and not os.path.exists(file):  # noqa: PTH110
         return f"PENSTOCK_TOKEN_FILE names {file}, which does not exist"
     return "PENSTOCK_TOKEN or PENSTOCK_TOKEN_FILE names the token to use; `penstock token make` makes one"
 

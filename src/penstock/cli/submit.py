@@ -24,7 +24,8 @@ _OPTIONS = (
     click.option("-a", "--addon", type=ADDON, default="cli", help="The addon that the job counts for."),
     click.option("-c", "--cost", "cost_units", type=click.IntRange(1, 100), default=10,
                  help="Units of the machine, which has 100."),
-    click.option("-p", "--priority", type=PRIORITY, default="50", help="1..100, or low, normal, high, urgent."),
+    click.option("-p", "--priority", type=PRIORITY, default="50",
+                 help="1..100, or low, normal, high, urgent."),
     click.option("--when", "run_when", type=_LOADS, default="normal",
                  help="The highest load of the machine at which the job may start."),
     click.option("--quiet-for", "quiet_for_sec", type=WHOLE_SECONDS,
@@ -33,12 +34,13 @@ _OPTIONS = (
                  help="The earliest start: +10m, 22:30, 2026-12-24 18:00."),
     click.option("--deadline", "deadline_at", type=WHEN,
                  help="The latest start; a job that has not started by then is FAILED."),
-    click.option("--max-runtime", "max_runtime_sec", type=WHOLE_SECONDS, help="How long one attempt may take."),
+    click.option("--max-runtime", "max_runtime_sec", type=WHOLE_SECONDS,
+                 help="How long one attempt may take."),
     click.option("--max-active", "max_active_sec", type=WHOLE_SECONDS,
                  help="How long all attempts together may take; then FAILED."),
     click.option("--cost-limit", type=click.FloatRange(min=0, min_open=True),
-                 help="How much the job may spend, in its unit; then BLOCKED, until `penstock retry` grants as "
-                      "much again."),
+                 help="How much the job may spend, in its unit; then BLOCKED, until `penstock retry` grants "
+                      "as much again."),
     click.option("--expect", "expected_duration_sec", type=DURATION,
                  help="How long the job will likely take; shorter jobs can then run before it."),
     click.option("--retry", "retry_delays_sec", type=WHOLE_SECONDS, multiple=True,
@@ -47,7 +49,8 @@ _OPTIONS = (
     click.option("--label", "labels", multiple=True,
                  help="Only a host with this label runs the job; may be repeated."),
     click.option("--key", "idempotency_key", help="Idempotency key: two submits with one key make one job."),
-    click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable for the command; may be repeated."),
+    click.option("--env", multiple=True, metavar="NAME=VALUE",
+                 help="A variable for the command; may be repeated."),
     click.option("--shell", is_flag=True, help="Run the command as a line of /bin/sh."),
 )  # fmt: skip
 

@@ -237,15 +237,16 @@ def _show(session: CliSession, before: Figures, after: Figures | None) -> None:
         return old if new is None or new == old else f"{old} \N{RIGHTWARDS ARROW} {new}"
 
     columns = [
-        Column("addon"), Column("jobs", True), Column("wait p50", True, 60), Column("wait p95", True), Column("longest", True, 90),
-        Column("share", True, 70), Column("late", True), Column("refused", True, 80),
+        Column("addon"), Column("jobs", True), Column("wait p50", True, 60), Column("wait p95", True),
+        Column("longest", True, 90), Column("share", True, 70), Column("late", True), Column("refused", True, 80),
     ]  # fmt: skip
     old = [*before.addons, before.everything]
     new = [None] * len(old) if after is None else [*after.addons, after.everything]
     rows = [
         (
-            one.addon_id, one.jobs, both(lambda f: span(f.wait_p50), one, other), both(lambda f: span(f.wait_p95), one, other),
-            both(lambda f: span(f.wait_max), one, other), both(lambda f: f"{f.share:.0%}", one, other),
+            one.addon_id, one.jobs, both(lambda f: span(f.wait_p50), one, other),
+            both(lambda f: span(f.wait_p95), one, other), both(lambda f: span(f.wait_max), one, other),
+            both(lambda f: f"{f.share:.0%}", one, other),
             both(lambda f: str(f.late), one, other), both(lambda f: str(f.refused), one, other),
         )
         for one, other in zip(old, new, strict=True)

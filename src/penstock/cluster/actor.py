@@ -69,7 +69,8 @@ class Actor:
                 raise SetupFailed(
                     "its machine has another version of Penstock than the pool; install the same", ""
                 )
-            sys.path += [path for path in paths if path not in sys.path and os.path.isdir(path)]  # noqa: PTH112  # sys.path has strings
+            new = [path for path in paths if path not in sys.path]
+            sys.path += filter(os.path.isdir, new)
             self._target.set_up(blob)
         except SetupFailed as failed_setup:
             return node, os.getpid(), (failed_setup.reason, failed_setup.trace)
@@ -95,7 +96,7 @@ class Actor:
         try:
             call = (None, body, {}) if type(body) is tuple else unpack(body)
             value = self._target.invoke(function, call, trace)
-        except BaseException as error:  # noqa: BLE001  # the caller gets SystemExit and KeyboardInterrupt, too
+        except BaseException as error:  # noqa: BLE001  # the caller gets SystemExit, too
             kind, payload = protocol.ERROR, pack_error(error)
         else:
             kind, payload = _pack(value)

@@ -42,8 +42,8 @@ class Cluster:
             raise TypeError(f'address is {self.address!r}; it must be "auto", "local" or host:port')
         if self.address.startswith("ray://"):
             raise ValueError(
-                f"address is {self.address!r}; Ray's client mode does not tell of a worker's death, so give the address "
-                "of a cluster that this machine is a part of (host:port)"
+                f"address is {self.address!r}; Ray's client mode does not report a worker's death: give the "
+                "address of a cluster that this machine is a part of (host:port)"
             )
         for name, amount in {"cpus": self.cpus, "gpus": self.gpus, **self.resources}.items():
             if not isinstance(amount, (int, float)) or isinstance(amount, bool) or amount < 0:
@@ -81,8 +81,8 @@ def connect(terms: Cluster) -> Any:
             ray.init(address=terms.address)
         except (ConnectionError, ValueError) as error:
             raise NoCluster(
-                f"no cluster at address {terms.address!r} ({error}); start one (ray start --head), give its address "
-                '(Cluster(address="host:port")), or call ray.init before you make the pool'
+                f"no cluster at address {terms.address!r} ({error}); start one (ray start --head), give its "
+                'address (Cluster(address="host:port")), or call ray.init before you make the pool'
             ) from error
     return ray
 

@@ -214,7 +214,7 @@ class ClusterWorkers(SelfReporting, SupervisedWorkers[ClusterWorker]):
         try:
             check_connected(self._ray)
             act(*args)
-        except Exception as error:  # noqa: BLE001  # Ray may raise anything, a bare Exception for an unknown actor
+        except Exception as error:  # noqa: BLE001  # Ray may raise anything
             self._on_error(worker, link, error)
 
     def _open(self, worker: ClusterWorker, link: ActorLink) -> None:

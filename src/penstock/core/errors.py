@@ -10,9 +10,9 @@ Every error that Penstock raises, in one tree. The first level says who has to a
     │   ├── WorkerCrashedError its worker died with it
     │   ├── NodeSkipped        the node of a graph was never called: its input failed, or its run ended
     │   ├── NodeFailed         the node raised what must not travel as itself (SystemExit, a CancelledError)
-    │   ├── JobStopped         leaves the function of a job that was asked to end; the job goes where its end reason says
+    │   ├── JobStopped         leaves the function of a job that was asked to end
     │   ├── JobFailed          the job that the caller waits for is FAILED or BLOCKED
-    │   └── JobCanceled        the job that the caller waits for was canceled (also a concurrent.futures.CancelledError)
+    │   └── JobCanceled        the job that the caller waits for was canceled (also a CancelledError)
     ├── BadCall                the caller's mistake; the message names what to change
     │   ├── NotPicklable       an argument, a function or a result cannot cross to a worker (also a TypeError)
     │   ├── BadArgument        an argument does not fit the job's function (also a TypeError)
@@ -36,8 +36,9 @@ Every error that Penstock raises, in one tree. The first level says who has to a
 A job function raises Unavailable when something that it needs is away: the job is tried again by the schedule
 for that, then waits for a person (BLOCKED).
 
-A wrong option is a plain ValueError or TypeError, raised where it was given. An exception of the called function is
-not in this tree: a pool raises it to the caller as itself with the worker's traceback, and a job stores it as text.
+A wrong option is a plain ValueError or TypeError, raised where it was given. An exception of the called
+function is not in this tree: a pool raises it to the caller as itself with the worker's traceback, and a job
+stores it as text.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from typing import Any, ClassVar, Self
 
 
 class PenstockError(Exception):
-    """The fields are keyword arguments and attributes at once, so that a log line and a handler see the same."""
+    """Its fields are keyword arguments and attributes at once: a log line and a handler see the same."""
 
     code = "error"
 
@@ -108,7 +109,7 @@ class PoolClosedError(CallEnded, RuntimeError):
 
 
 class WorkerCrashedError(CallEnded):
-    """`worker`, `attempt`, `cause` (what ended the process, in words), `started` (whether it had begun this call)."""
+    """`worker`, `attempt`, `cause` (what ended the process, in words), `started` (it had begun this call)."""
 
     code = "worker_crashed"
 
@@ -229,8 +230,9 @@ class StoreFailed(Unavailable):
 
 class OutcomeUnknown(StoreFailed):
     """
-    The database may or may not have written this. `job_ids`: of a submit, the jobs that exist if it has. Ask for
-    them, or submit again with the same idempotency key; a second submit without a key may make a second job.
+    The database may or may not have written this. `job_ids`: of a submit, the jobs that exist if it has. Ask
+    for them, or submit again with the same idempotency key; a second submit without a key may make a second
+    job.
     """
 
     code = "outcome_unknown"

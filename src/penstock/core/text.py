@@ -4,8 +4,8 @@ Text, objects and JSON of user code, made safe to store and to show.
 An exception message, a result, a file name or a log line can hold characters that no database stores (lone
 surrogates, NUL). The `__str__` or `__repr__` of an object can raise anything. Every boundary to user code
 calls these functions, so neither can break what is around it. A value that JSON cannot carry is refused by
-its path in the value: the standard encoder writes NaN as a word that is no JSON, msgspec writes null in its
-place; here both are refused with the same words.
+its path in the value: the standard encoder writes NaN as a word that is not JSON, msgspec writes null in
+its place; here both are refused with the same words.
 
 Standard library only: pools and graphs use it, and so do worker processes of a Python that has nothing else
 installed.
@@ -169,7 +169,7 @@ def checked_json(encode: Callable[[], bytes], plain: Callable[[], Any], what: st
 
 def parsed(text: str | bytes | bytearray) -> Any:
     """
-    As `json.loads`, but NaN and Infinity are refused: they are no JSON, and readers in other languages fail
+    As `json.loads`, but NaN and Infinity are refused: they are not JSON, and readers in other languages fail
     on them.
     """
     return json.loads(text, parse_constant=_refuse)
@@ -217,5 +217,5 @@ def storable_json(text: str) -> str:
     try:
         plain = json.dumps(json.loads(text), ensure_ascii=False)
     except (ValueError, RecursionError):
-        return text  # no JSON: that is said elsewhere
+        return text  # it is not JSON, which another check reports
     return text if is_storable(plain) else storable(plain)

@@ -51,9 +51,8 @@ def otlp(address: str) -> MetricExporter:
     """
     Headers, certificates and compression come from OpenTelemetry's own variables, OTEL_EXPORTER_OTLP_...
     """
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415  # only where metrics are sent
-        OTLPMetricExporter,
-    )
+    # Only where metrics are sent.
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
 
     exporter: MetricExporter = OTLPMetricExporter(endpoint=f"{address.rstrip('/')}/v1/metrics")
     return exporter

@@ -25,7 +25,7 @@ from inspect import isawaitable, iscoroutinefunction
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
 from time import monotonic
-from typing import Any, Final, Literal, NoReturn, Self, TypeVar, overload
+from typing import Any, Final, Literal, NoReturn, Self, TypeVar, cast, overload
 
 from penstock.core.text import is_kind, safe_repr
 from penstock.flow.pullers import (
@@ -94,9 +94,9 @@ def parallel_limit(
 
     `fn` is called on the event loop. If it returns an awaitable or a `concurrent.futures.Future`, that is
     awaited; any other value is the result itself, so a plain function blocks the loop while it runs. A plain
-    function is not sent to a thread by itself, because only its result distinguishes a function that blocks from
-    one that starts something: use `lambda item: asyncio.to_thread(fn, item)`, or a pool. Every call sees the
-    context variables as they were at the first step of the loop, and what a call sets there stays its own.
+    function is not sent to a thread by itself, because only its result distinguishes a function that blocks
+    from one that starts something: use `lambda item: asyncio.to_thread(fn, item)`, or a pool. Every call sees
+    the context variables as they were at the first step of the loop, and what a call sets there stays its own.
 
     Results come as they are ready, or in the order of the items with `ordered=True`. `errors` says what a
     failed call does. `raise` cancels the other calls, waits until they have ended, and raises the first error
@@ -109,7 +109,7 @@ def parallel_limit(
     """
     limit, call, on_error = checked_n(n), checked_fn(fn), checked_errors(errors)
     is_async = isinstance(items, AsyncIterable)
-    source: Any = aiter(items) if is_async else _source_of(items, "a sync or async iterable")  # type: ignore[arg-type]  # mypy does not follow the flag
+    source = aiter(cast("Any", items)) if is_async else _source_of(items, "a sync or async iterable")
     return Flow(Pullers(source, is_async=is_async, n=limit, fn=call, ordered=ordered, errors=on_error))
 
 
@@ -211,7 +211,8 @@ def parallel_limit_sync(
     `close()` do the same where a variable keeps the flow alive.
     """
     limit, call, on_error = checked_n(n), checked_fn(fn), checked_errors(errors)
-    if iscoroutinefunction(fn) or iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004  # an object may have an async `__call__`
+    # An object may have an async `__call__`.
+    if iscoroutinefunction(fn) or iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
         raise TypeError("fn must be a plain function, not an async one: parallel_limit is for those")
     if executor is not None and not isinstance(executor, Executor):
         raise TypeError(f"executor must be a concurrent.futures.Executor, not {type(executor).__name__}")

@@ -60,7 +60,8 @@ class Settled(Generic[T_co, R_co]):
         """The value with its exact type; raises the error if there is one, as `Future.result` does."""
         if self.error is not None:
             raise self.error
-        return self.value  # type: ignore[return-value]  # without an error there is a value, or a None that R allows
+        # Without an error there is a value, or a None that R allows.
+        return self.value  # type: ignore[return-value]
 
 
 def checked_n(n: Any) -> int:
@@ -191,8 +192,11 @@ class Pullers:
         if added < places:
             self.add_pullers_soon()
 
-    async def pull_items(self) -> None:  # noqa: C901, PLR0912  # one function for speed: each call taken out costs every item 50 ns
-        """The body of a puller: pull an item, call the function, deliver the result, repeat."""
+    async def pull_items(self) -> None:  # noqa: C901, PLR0912
+        """
+        The body of a puller: pull an item, call the function, deliver the result, repeat. One function for
+        speed: each call taken out costs every item 50 ns.
+        """
         fn, source, results, in_order, context = (
             self.fn,
             self.source,
@@ -230,7 +234,7 @@ class Pullers:
                     value = await asyncio.wrap_future(value)
                 if settled:
                     value = Settled(item, value)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # any exception is the outcome of this call
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # the outcome of this call
                 value = self.outcome_of(item, error)
             if self.stopped:
                 return
@@ -244,8 +248,10 @@ class Pullers:
                 self.wake()
             item = value = slot = None  # a payload must not live on while this puller waits for its next item
             try:
+                # After a call that has set a context variable, a new task with the original context makes
+                # the next call.
                 if copy_context() != context:
-                    return  # the call has set a context variable: a new task with the original context makes the next call
+                    return
             except Exception:  # noqa: BLE001  # values that cannot be compared: use a new task, too
                 return
             if not alone:

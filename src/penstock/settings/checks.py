@@ -106,7 +106,7 @@ def _exposed(settings: Settings, address: str) -> Iterator[Contradiction]:
         yield (
             _paths("server.listen"),
             f"{address} can be reached from other machines, and tokens would travel in the clear",
-            "give server.tls_cert and server.tls_key, or server.trusted_proxies if a proxy does TLS, or listen on 127.0.0.1",
+            "give server.tls_cert and server.tls_key, or declare server.trusted_proxies, or listen on 127.0.0.1",
         )
     if not server.allowed_hosts:
         yield (

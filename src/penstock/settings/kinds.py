@@ -272,7 +272,7 @@ def _read_web_address(value: str) -> str:
 WebAddress = Annotated[
     str,
     _meta(
-        'an address such as "https://example.org/alerts": without user and #, on port 80, 443 or from 1024 on',
+        'an address such as "https://example.org/alerts": no user, no #, port 80, 443 or from 1024 on',
         _read_web_address,
         pattern=r"\Ahttps?://[A-Za-z0-9.\[\]:_-]+(/[!-~]*)?\Z",
     ),

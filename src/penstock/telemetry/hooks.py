@@ -116,7 +116,7 @@ class HookDispatcher:
                 while events:
                     hook, subject = events.popleft()
                     hook(subject)
-            except BaseException as error:  # noqa: BLE001  # a hook is foreign code, and the event has happened all the same
+            except BaseException as error:  # noqa: BLE001  # a hook is foreign code
                 _log(hook, error)
             finally:
                 token.append(True)

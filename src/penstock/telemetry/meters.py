@@ -48,7 +48,7 @@ _COUNTERS: Final = {
     "task.requeue.total": (("requeued",), "{call}", "calls that went back to the queue from a lost worker"),
     "worker.spawn.total": (("spawned",), "{worker}", "workers started"),
     "worker.crash.total": (("crashed",), "{worker}", "workers that died unexpectedly"),
-    "worker.terminate.total": (("terminated",), "{worker}", "workers ended for a canceled call that did not stop"),
+    "worker.terminate.total": (("terminated",), "{worker}", "workers ended for a call that did not stop"),
 }  # fmt: skip
 
 #: In ms. The SDK's own begin at 5, where a call is slow already.

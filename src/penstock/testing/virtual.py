@@ -76,10 +76,10 @@ def _listed(store: Store, jobs: list[Job]) -> str:
 
 
 def _line(job: Job, now: int) -> str:
-    later = (
-        f", due in {seconds(job.ready_at - now):g} s" if job.state == "QUEUED" and job.ready_at > now else ""
-    )
-    return f"{_call(job.intent.job_type, job.intent.payload)}  {job.state}, priority {job.intent.priority}{later}"
+    line = f"{_call(job.intent.job_type, job.intent.payload)}  {job.state}, priority {job.intent.priority}"
+    if job.state == "QUEUED" and job.ready_at > now:
+        line += f", due in {seconds(job.ready_at - now):g} s"
+    return line
 
 
 def _call(name: str, payload: str | None) -> str:
@@ -145,7 +145,8 @@ class VirtualScheduler(Scheduler):
     ) -> None:
         super().__init__(MEMORY, addon=addon, rules=rules, **settings)
         self.clock = clock or VirtualClock()
-        self.steady_clock = self.clock  # type: ignore[assignment]  # a clock that never jumps by itself needs no more than this
+        # A clock that never jumps by itself needs no more than this.
+        self.steady_clock = self.clock  # type: ignore[assignment]
         self._inline = inline
         self._service: SchedulerService | None = None
         self._running_now: list[JobAttempt] = []
@@ -248,7 +249,7 @@ class VirtualScheduler(Scheduler):
 
     # enqueueing
 
-    def submit(self, intents: Sequence[Intent], wait_sec: float = 0) -> list[Receipt]:  # noqa: ARG002  # see below
+    def submit(self, intents: Sequence[Intent], wait_sec: float = 0) -> list[Receipt]:  # noqa: ARG002
         # A submit never waits for room: only the test itself could make any.
         receipts = super().submit(intents, 0)
         if self._inline:

@@ -151,15 +151,17 @@ def _settled(job: Job, last: Dispatch | None, now: Moment, ways: tuple[str, ...]
     How the last run ended, or how the job was settled without one: by a deadline in the queue, or a cancel.
     """
     ended = "" if job.ended_at is None else f" {spelled(now - job.ended_at)} ago"
-    end, text = outcome_of(job, last)
+    end, raised = outcome_of(job, last)
     code, error = end or "", ""
-    if text and code != DEADLINE_PASSED:  # its text says no more than the code
-        error = _last_line(text)
-    says_more = code not in ("", EndReason.COMPLETED, EndReason.CANCELED)  # those say no more than the state
+    if raised and code != DEADLINE_PASSED:  # its text says no more than the code
+        error = _last_line(raised)
+    text = f"{job.state}{ended}"
+    if code not in ("", EndReason.COMPLETED, EndReason.CANCELED):  # those say no more than the state
+        text += f" ({code.replace('_', ' ')})"
     return Explanation(
         job_id=job.job_id,
         state=job.state,
-        text=f"{job.state}{ended}{' (' + code.replace('_', ' ') + ')' if says_more else ''}{': ' + error if error else ''}",
+        text=f"{text}: {error}" if error else text,
         reason=code,
         reason_data={"error": error} if error else None,
         allowed=ways,
@@ -175,7 +177,8 @@ def _beyond_the_queue(job: Job, dispatch: Dispatch | None, now: Moment) -> str:
         return str(job.state)
     if dispatch.phase is DispatchPhase.RESERVED:
         rest = spelled(dispatch.expires_at - now)
-        return f"{dispatch.admission_class.cost_units} units are reserved; its worker has {rest} to ask for the lease."
+        units = dispatch.admission_class.cost_units
+        return f"{units} units are reserved; its worker has {rest} to ask for the lease."
     since = spelled(now - (dispatch.started_at or dispatch.admitted_at))
     if dispatch.phase is DispatchPhase.ENDING:
         rest = spelled(dispatch.expires_at - now)
