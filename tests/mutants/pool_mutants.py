@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant(
         "pool: everything in the pipe of a dead worker is blamed",
         "penstock/pools/workers/supervision.py",
-        "SupervisedWorkers.on_death",
+        "SupervisedWorkers._handle_death",
         "call for call in lost if call.dispatch == worker.running or call.dispatch in worker.unread",
         "call for call in lost",
         ("tests/pools/test_pool_crashes.py::test_calls_that_the_dead_worker_had_not_begun_are_not_failed",),
@@ -258,9 +258,9 @@ MUTANTS = [
     Mutant(
         "pool: no hook hears of a call that is refused",
         "penstock/pools/call_queue.py",
-        "CallQueue._end_unentered",
-        "                    hooks.record(hooks.cancel, (call, CancelPhase.WAITING))\n",
-        "                    pass\n",
+        "CallQueue._end",
+        "                hooks.record(hooks.cancel, (call, phase))\n",
+        "                pass\n",
         ("tests/pools/test_call_endings.py",),
     ),
     Mutant(

@@ -7,12 +7,15 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 import calls
 import pytest
 
 import penstock
 from penstock.pools.child.protocol import RemoteTraceback
+from penstock.pools.context import may_block
+from penstock.pools.timers import call_at, clock
 from tests.waiting import until
 
 KINDS = ["process", "thread"]
@@ -370,6 +373,14 @@ def test_submit_from_a_done_callback_never_blocks(kind, gate):
 
         assert list(range(20)) == [future.result(30) for future in chained]
         assert "pending" == pending.result(30)
+
+
+def test_the_timer_thread_never_blocks():
+    """It runs the done-callbacks of calls that timed out, and all timeouts of the program need it."""
+    answers: SimpleQueue[bool] = SimpleQueue()
+    call_at(clock(), lambda: answers.put(may_block()))
+
+    assert not answers.get(timeout=30)
 
 
 async def test_submit_from_a_running_event_loop_never_blocks_it(kind, gate):

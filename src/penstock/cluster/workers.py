@@ -39,7 +39,7 @@ from penstock.pools.child.protocol import cannot_be_rebuilt, unpack_error
 from penstock.pools.context import never_block_here
 from penstock.pools.future import Call
 from penstock.pools.timers import Timer, call_at, clock
-from penstock.pools.workers.base import COLD, LIVE, Condition, SelfReporting
+from penstock.pools.workers.base import COLD, LIVE, Condition
 from penstock.pools.workers.supervision import SupervisedWorkers
 from penstock.pools.workers.worker_process import PackedFunction, Packer
 
@@ -100,7 +100,7 @@ _LONG_TO_START: Final = 30.0
 _in_order = attrgetter("serial")
 
 
-class ClusterWorkers(SelfReporting, SupervisedWorkers[ClusterWorker]):
+class ClusterWorkers(SupervisedWorkers[ClusterWorker]):
     kind = "cluster"
 
     def __init__(self, call_queue: CallQueue, options: WorkerOptions) -> None:
@@ -115,7 +115,6 @@ class ClusterWorkers(SelfReporting, SupervisedWorkers[ClusterWorker]):
         self._setup = paths, protocol.pack_setup(options.setup(), portable=True)
         self._inbox: list[Call[Any]] = []  # dispatched, without a worker yet; requeued calls are first
         self._heartbeat_timer: Timer | None = None
-        self.gone = threading.Event()
         self.pack_call = ClusterPacker(self._ray).pack_call
 
     # Assigning calls (with the call queue's lock held)
@@ -127,7 +126,7 @@ class ClusterWorkers(SelfReporting, SupervisedWorkers[ClusterWorker]):
             call_queue.totals.dispatched += 1
             insort(self._inbox, call, key=_in_order)
             hooks.record(hooks.dispatch, call)
-        if self._inbox:
+        if self._inbox and self.halted is None:
             self._assign_inbox()
 
     def _assign_inbox(self) -> None:

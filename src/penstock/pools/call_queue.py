@@ -87,8 +87,6 @@ class CallQueue:
         its thread must sleep (`wait_for_place`).
         """
         queue, hooks = self.queue, self.hooks
-        if call.guarded and call.signal is not None:
-            call.signal.add(call)
         try:
             with self.lock:
                 now = clock()  # under the lock, as everywhere: times grow in the order of events
@@ -126,29 +124,12 @@ class CallQueue:
         End a call that did not enter: it was refused, its payload could not be made, or Ctrl-C came. The
         hooks get an event, and the call is settled, because a hook may read its exception.
         """
-        hooks = self.hooks
-        with self.lock:
-            new = call.stage is NEW
-            if new:
-                call.stage = SETTLED
-                if isinstance(error, QueueDropError):
-                    self.totals.rejected += 1
-                    hooks.record(hooks.reject, call)
-                else:
-                    self.totals.canceled += 1
-                    hooks.record(hooks.cancel, (call, CancelPhase.WAITING))
-                self.record_state()
-        if not new:  # Ctrl-C, just after it entered
-            self.cancel(call, "interrupted")
-            return
-        # A copy: the raised one has a traceback that leads back to the call.
-        ended_by = (
-            error.copy()
-            if isinstance(error, PenstockError)
-            else canceled(type(error).__name__, CancelPhase.WAITING)
-        )
-        self._settle_with(call, ended_by)
-        hooks.deliver()
+
+        def ended_by(phase: CancelPhase) -> PenstockError:
+            # A copy: the raised one has a traceback that leads back to the call.
+            return error.copy() if isinstance(error, PenstockError) else canceled(type(error).__name__, phase)
+
+        self._end(call, ended_by, "rejected" if isinstance(error, QueueDropError) else "canceled")
 
     def enter_run(self, calls: list[Call[Any]]) -> int:
         """
@@ -198,7 +179,8 @@ class CallQueue:
         if asleep is None:
             return
         try:
-            self.group.read_while_waiting(call, for_space=True)
+            if self.group.reader is not None:
+                self.group.reader.read_while_waiting(call, for_space=True)
             asleep.acquire()
         except BaseException:  # Ctrl-C while waiting: the caller never gets the Future
             self.cancel(call, "interrupted")
@@ -220,7 +202,7 @@ class CallQueue:
             if call.asleep is not None:
                 wake.append(call.asleep.release)
                 call.asleep = None
-                self.group.wake_reader(call)
+                self._wake_reader(call)
             elif call.notifier is not None and not call.eager:
                 wake.append(partial(call.notifier.notify, call))
             if call.eager:
@@ -269,7 +251,12 @@ class CallQueue:
         call.set_outcome(None, error)
         if call.span is not None:
             call.span.end(call, error)
-        self.group.wake_reader(call)
+        self._wake_reader(call)
+
+    def _wake_reader(self, call: Call[Any]) -> None:
+        """This call changed: wake the thread that reads replies while it waits for the call."""
+        if self.group.reader is not None:
+            self.group.reader.wake(call)
 
     def cancel(self, call: Call[Any], reason: str | None = None) -> bool:
         """True if this is what ended the call."""
@@ -279,13 +266,20 @@ class CallQueue:
         self._end(call, partial(timed_out, timeout), "timed_out")
 
     def _end(self, call: Call[Any], error: Callable[[CancelPhase], PenstockError], total: str) -> bool:
+        """End a call wherever it is, and count it in this total. False: it has ended already."""
+        hooks = self.hooks
         with self.lock:
             now = clock()
-            phase = self.queue.cancel(call, now)
+            phase = CancelPhase.WAITING if call.stage is NEW else self.queue.cancel(call, now)
             if phase is None:
                 return False
+            if call.stage is NEW:
+                call.stage = SETTLED
             setattr(self.totals, total, getattr(self.totals, total) + 1)
-            self.hooks.record(self.hooks.cancel, (call, phase))
+            if total == "rejected":
+                hooks.record(hooks.reject, call)
+            else:
+                hooks.record(hooks.cancel, (call, phase))
             if phase is CancelPhase.IN_FLIGHT:
                 self.group.stop_call(call, now)
             self.group.dispatch_pending(now)
@@ -312,7 +306,7 @@ class CallQueue:
 
     def _check_guards(self, call: Call[Any]) -> None:
         """With the lock held, so that no cancel can fall between this check and the call's entry."""
-        if call.signal is not None and call.signal.canceled:
+        if call.signal is not None and not call.signal.add(call):
             raise CallCanceled(
                 "its signal was canceled before", phase=CancelPhase.WAITING, reason=call.signal.reason
             )
@@ -352,15 +346,18 @@ class CallQueue:
 
     # Pausing and closing
 
-    def change(self, update: Callable[[float], object]) -> None:
-        """Call `update(now)` under the lock, then dispatch calls and wake callers as it allows."""
+    def change(self, update: Callable[[float], Iterable[Outcome] | None]) -> None:
+        """
+        Call `update(now)` under the lock and dispatch the calls that may start then. With the lock released,
+        deliver the outcomes that it returned and wake callers.
+        """
         with self.lock:
             now = clock()
-            update(now)
+            outcomes = update(now)
             self.group.dispatch_pending(now)
             wake = self.collect_granted()
             self.record_state()
-        self.deliver((), wake)
+        self.deliver(outcomes or (), wake)
 
     def pause(self) -> None:
         self.change(lambda _: self.queue.pause())
@@ -374,12 +371,10 @@ class CallQueue:
             if self.refusal is None:
                 self.refusal = why
 
-    def fail_all(
-        self, why: PenstockError, error: Callable[[Call[Any]], PenstockError], *, dispose: bool
-    ) -> None:
+    def fail_all(self, why: PenstockError, *, dispose: bool = False) -> None:
         """
-        End every call that waits, is pending or runs. New calls are refused with `why` (until `reopen`, if
-        not disposed).
+        End every call that waits, is pending or runs, with a copy of `why`, and refuse new ones with it; until
+        `reopen`, if not disposed.
         """
         queue = self.queue
         with self.lock:
@@ -401,7 +396,7 @@ class CallQueue:
                 self.hooks.record(self.hooks.cancel, (call, phase))
             self.record_state()
         for call, _ in ended:
-            self._settle_with(call, error(call))
+            self._settle_with(call, why.copy() if dispose else why.copy(attempt=call.attempt))
         for sleeper in asleep:
             sleeper.release()
         self.deliver((), ())

@@ -123,8 +123,7 @@ class Task(Generic[P, R]):
         return call
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
-        call, prepare = self._make_call(args, kwargs)
-        return awaited(self._internals.call_queue, call, prepare)
+        return awaited()(self._internals.call_queue, *self._make_call(args, kwargs))
 
     def _make_call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -184,7 +183,7 @@ class Reservation:
     def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
         call, self._call = self._unused_call(), None
         self._fill(call, fn, args, kwargs)
-        return awaited(self._internals.call_queue, call, None)
+        return awaited()(self._internals.call_queue, call, None)
 
     def _unused_call(self) -> Call[Any]:
         if self._call is None:
@@ -221,21 +220,12 @@ def check_key_of(key_of: Any) -> None:
         raise TypeError(f"key_of is {key_of!r}; it must be a function of the call's arguments, or None")
 
 
-# The way to `event_loops`, which imports asyncio: that takes longer than the whole package, and many programs
-# never need it.
-
-
-def awaited(call_queue: CallQueue, call: Call[R], prepare: Callable[[], None] | None) -> Awaitable[R]:
-    """See `event_loops.run`."""
-    run: Callable[..., Awaitable[R]] = _run()
-    return run(call_queue, call, prepare)
-
-
 @cache
-def _run() -> Callable[..., Awaitable[Any]]:
+def awaited() -> Callable[..., Awaitable[Any]]:
     """
-    Cached, because an import statement looks the module up for every call: 1 us of the 25 that an awaited
-    call takes.
+    The function `event_loops.run`. That module imports asyncio, which takes longer than the whole package, and
+    many programs never need it. Cached, because an import statement looks the module up for every call: 1 us
+    of the 25 that an awaited call takes.
     """
     from penstock.pools.event_loops import run  # noqa: PLC0415  # see above
 
@@ -247,7 +237,7 @@ async def in_daemon(fn: Callable[[], object]) -> None:
     Await a blocking function in a daemon thread. Not in the loop's own executor: the end of the program waits
     for that one, and Ctrl-C must not wait for `fn`.
     """
-    import asyncio  # noqa: PLC0415  # see above
+    import asyncio  # noqa: PLC0415  # as in `awaited`
 
     done: Future[None] = Future()
 

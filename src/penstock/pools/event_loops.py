@@ -45,7 +45,8 @@ async def run(call_queue: CallQueue, call: Call[R], prepare: Callable[[], None] 
                 call_queue.fill(call, prepare)
         notifier = call.notifier
         if notifier is not None and not call.done():
-            call_queue.group.read_on_loop(notifier)
+            if call_queue.group.reader is not None:
+                call_queue.group.reader.read_on_loop(notifier)
             while not call.done():
                 await notifier.wakeup_for(call)
     except asyncio.CancelledError:
@@ -107,9 +108,10 @@ class LoopNotifier:
             future = call.awaited
             if future is not None and not future.done():
                 future.set_result(None)
-            if not calls and call.call_queue.queue.in_flight:
+            reader = call.call_queue.group.reader
+            if not calls and reader is not None and call.call_queue.queue.in_flight:
                 # Another thread had to read; now this loop can again.
-                call.call_queue.group.read_on_loop(self)
+                reader.read_on_loop(self)
 
     def add_reader(self, fd: int, fn: Callable[[], object]) -> bool:
         """On the loop's own thread. False if this kind of loop cannot watch descriptors."""

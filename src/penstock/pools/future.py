@@ -238,7 +238,8 @@ class Call(Ticket, LazyFuture[R], Generic[R]):
 
     def _wait(self, timeout: float | None) -> None:
         """The waiting thread reads the workers' replies, if it may."""
-        if not self.call_queue.group.read_while_waiting(self, timeout):
+        reader = self.call_queue.group.reader
+        if reader is None or not reader.read_while_waiting(self, timeout):
             super()._wait(timeout)
         elif self._state is PENDING:
             raise TimeoutError

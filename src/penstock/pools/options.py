@@ -51,7 +51,6 @@ class WorkerOptions:
     crash_policy: CrashPolicy
     crash_max_retries: int
     restart_delay: float
-    restart_delay_max: float
     grace: float
     max_calls: int | None
     max_memory: int | None
@@ -61,7 +60,6 @@ class WorkerOptions:
     args: tuple[Any, ...]
     name: str
     cluster: Cluster | None = None
-    trim_after: float = 30.0
 
     def __post_init__(self) -> None:
         one_of("kind", self.kind, get_args(Kind))

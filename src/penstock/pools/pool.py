@@ -114,7 +114,6 @@ class WorkerPool(Executor):
             crash_policy=CrashPolicy(crash_policy),
             crash_max_retries=crash_max_retries,
             restart_delay=restart_delay,
-            restart_delay_max=max(2.0, restart_delay),
             grace=grace,
             max_calls=recycle_after_calls,
             max_memory=recycle_above_rss,
@@ -171,8 +170,7 @@ class WorkerPool(Executor):
 
     def call(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
         """`await pool.call(fn, ...)`. Canceling the task that awaits it cancels the call."""
-        call, prepare = self.internals.make_call(fn, args, kwargs)
-        return awaited(self._call_queue, call, prepare)
+        return awaited()(self._call_queue, *self.internals.make_call(fn, args, kwargs))
 
     def map(
         self,
@@ -289,7 +287,7 @@ class WorkerPool(Executor):
         """
         self._closed = True
         why = PoolClosedError(f"{self.name} was closed", pool=self.name)
-        self._call_queue.fail_all(why, lambda _: why.copy(), dispose=True)
+        self._call_queue.fail_all(why, dispose=True)
         self._group.close(kill=True)
         self._group.gone.wait(timeout)
 

@@ -85,6 +85,9 @@ class _TimerThread:
         self._canceled_timers += 1  # a hint: a lost update only delays a sweep
 
     def _run(self) -> None:
+        from penstock.pools.context import never_block_here  # noqa: PLC0415  # it imports the clock from here
+
+        never_block_here()
         while True:
             with self._ready:
                 due = self._due()

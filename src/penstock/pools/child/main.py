@@ -26,6 +26,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from penstock.core.errors import NotPicklable
@@ -152,7 +153,7 @@ class ChildWorker:
             case protocol.DROP:
                 self._mapper.drop(args[0])
             case protocol.MAIN:
-                self._set_up_or_exit(import_main_or_setup_failed, *args)
+                self._set_up_or_exit(import_main, *args)
             case protocol.SETUP:
                 self._set_up_or_exit(self._set_up, *args)
             case protocol.EXIT:
@@ -165,9 +166,8 @@ class ChildWorker:
         os.chdir(cwd)
         _set_title(title)
         if main is not None:
-            import_main_or_setup_failed(*main)
+            import_main(*main)
         self._target.set_up(blob)
-        self._send([(protocol.READY,)])
 
     def _set_up_or_exit(self, fn: Any, *args: Any) -> None:
         """If it fails, tell the pool why and exit."""
@@ -273,10 +273,6 @@ class ChildWorker:
             sent += os.write(self._outlet, data[sent:])
 
 
-def import_main_or_setup_failed(how: str, where: str) -> None:
-    or_setup_failed("your script could not be imported:", import_main, how, where)
-
-
 def import_main(how: str, where: str) -> None:
     """
     Import the module that is `__main__` in the pool's process, for functions that are defined there. It is
@@ -289,8 +285,8 @@ def import_main(how: str, where: str) -> None:
     module = types.ModuleType("__mp_main__")
     context.importing_main = True
     try:
-        run = runpy.run_module if how == "name" else runpy.run_path
-        module.__dict__.update(run(where, run_name="__mp_main__"))
+        run = partial(runpy.run_module if how == "name" else runpy.run_path, run_name="__mp_main__")
+        module.__dict__.update(or_setup_failed("your script could not be imported:", run, where))
     finally:
         context.importing_main = False
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module

@@ -43,8 +43,7 @@ MAIN: Final = -5
 DROP: Final = -6
 SETUP: Final = -7
 
-# From a worker: (dispatch > 0, kind, value, ran_for), FREE, or one of these.
-READY: Final = -8
+# From a worker: (dispatch > 0, kind, value, ran_for), FREE, or this with its reason and traceback.
 FATAL: Final = -9
 
 PLAIN: Final = 0
@@ -162,12 +161,12 @@ def dump(value: Any, large: float = LARGE, *, portable: bool = False) -> tuple[b
 
     try:
         data = pickle.dumps(value, 5, buffer_callback=in_band)
-    except Exception:  # pickling may raise anything; try cloudpickle
+        suffices = b"__main__" not in data or not (portable or main_module() is None)
+    except Exception:  # pickling may raise anything
         if cloudpickle() is None:
             raise
-        buffers.clear()
-        return cloudpickle().dumps(value, 5, buffer_callback=in_band), buffers
-    if b"__main__" in data and (portable or main_module() is None) and cloudpickle() is not None:
+        suffices = False
+    if not suffices and cloudpickle() is not None:
         buffers.clear()
         data = cloudpickle().dumps(value, 5, buffer_callback=in_band)
     return data, buffers

@@ -6,16 +6,20 @@ one worker.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.core.errors import WorkerCrashedError
+from penstock.pools.context import watch_forks
 from penstock.pools.future import Call
 
 if TYPE_CHECKING:
-    from penstock.pools.event_loops import LoopNotifier
+    from penstock.pools.call_queue import CallQueue
+    from penstock.pools.options import WorkerOptions
+    from penstock.pools.workers.replies import ReplyReader
 
 
 class ReportedWorker(Protocol):
@@ -24,83 +28,67 @@ class ReportedWorker(Protocol):
     settled: int
 
 
-class WorkerGroup(Protocol):
+class WorkerGroup(ABC):
     """
     The workers of one pool. Methods are called with the call queue's lock held, unless they say otherwise.
     """
 
     kind: str
-    can_be_killed: bool
-    gone: threading.Event  # set when the group is closed and its last worker has ended
-    last_crash: str | None
+    can_be_killed = True
+    workers: Sequence[ReportedWorker]
+    reader: ReplyReader | None = None  # None: the workers report their results themselves
+    #: Without the lock: name the function of a call. Returns the function that makes the payload, or None if
+    #: the payload is made.
+    pack_call: Callable[[Call[Any], Any, tuple[Any, ...], dict[str, Any]], Callable[[], None] | None]
 
-    @property
-    def workers(self) -> Sequence[ReportedWorker]: ...
+    def __init__(self, call_queue: CallQueue, options: WorkerOptions) -> None:
+        self._call_queue = call_queue
+        self._options = options
+        self._closing = False
+        self.gone = threading.Event()  # set when the group is closed and its last worker has ended
+        self.halted: WorkerCrashedError | None = None
+        self.last_crash: str | None = None
+        watch_forks(self)
 
-    def pack_call(
-        self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], /
-    ) -> Callable[[], None] | None:
-        """
-        Without the lock: name the function. Returns the function that makes the payload, or None if it is
-        made.
-        """
-
+    @abstractmethod
     def dispatch_pending(self, now: float) -> None:
         """Give pending calls to workers, as many as they can take."""
 
+    @abstractmethod
     def stop_call(self, call: Call[Any], now: float) -> None:
         """Stop the run of this call: its caller is gone."""
 
+    @abstractmethod
     def in_flight(self) -> Iterable[Call[Any]]: ...
 
-    def read_on_loop(self, notifier: LoopNotifier) -> None:
-        """
-        Without the lock, on the thread of an event loop that is about to await a call: let the loop read the
-        replies.
-        """
-
-    def wake_reader(self, call: Call[Any]) -> None:
-        """
-        This call changed: wake the thread that reads replies while it waits for it. Also without the lock.
-        """
-
-    def read_while_waiting(
-        self, call: Call[Any], timeout: float | None = None, *, for_space: bool = False
-    ) -> bool:
-        """
-        Without the lock: this thread is about to sleep until the call is settled (or, `for_space`, until it
-        has its place); it may read the replies of the workers meanwhile. False: it may not, and must sleep.
-        True: it need not wait any more, or the time is over.
-        """
-
+    @abstractmethod
     def loads(self) -> tuple[int, ...]:
         """The number of calls that each worker has."""
 
+    @abstractmethod
     def worker_counts(self) -> dict[str, int]:
         """How many workers are running, restarting, stopped, halted."""
 
     # Without the lock
 
+    @abstractmethod
     def start(self) -> None: ...
+
+    @abstractmethod
     def stop(self) -> None:
         """End the workers; nothing starts until `resume`."""
 
+    @abstractmethod
     def resume(self) -> None: ...
+
+    @abstractmethod
     def close(self, *, kill: bool) -> None:
         """Start nothing any more. Each worker ends when it has nothing to do; or, `kill`, now."""
 
-
-class SelfReporting:
-    """
-    The part of a worker group whose workers report their results themselves: no caller has to read replies.
-    """
-
-    def wake_reader(self, call: Call[Any]) -> None: ...
-
-    def read_while_waiting(self, *_: object, **__: object) -> bool:
-        return False
-
-    def read_on_loop(self, notifier: object) -> None: ...
+    def abandon(self) -> None:
+        """In a forked copy of this process: the workers belong to the process that was copied."""
+        self._call_queue.abandon()
+        self.gone.set()
 
 
 @dataclass(slots=True)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: A worker that may have more calls than this replies in batches, which had better grow before they are read.
 _DEEP: Final = 16
+#: Shared memory that is not in use is released after so many seconds.
+_TRIM_AFTER: Final = 30.0
 
 
 class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
@@ -38,15 +40,11 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
         super().__init__(call_queue, options, [WorkerProcess(number) for number in range(options.workers)])
         self._setup = options.pack_setup()
         self.packer = Packer()
-        self.reader = ReplyReader(self, call_queue.name)
+        self.reader: ReplyReader = ReplyReader(self, call_queue.name)
         # A pipe with more calls than this can wait for its next batch.
         self._enough = self._calls_per_worker * 3 // 4
         self._trim_timer: Timer | None = None
         self.pack_call = self.packer.pack_call
-        self.read_while_waiting = self.reader.read_while_waiting
-        self.read_on_loop = self.reader.read_on_loop
-        self.wake_reader = self.reader.wake_reader
-        self.gone = self.reader.gone
 
     # Assigning calls (with the call queue's lock held)
 
@@ -67,8 +65,8 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
         if touched and self._options.max_calls is not None:
             self._update_slots(now)
         for worker in touched:
-            if len(worker.calls) - worker.unsent <= self._enough and not worker.flush():
-                self.reader.wait_for_space(worker)
+            if len(worker.calls) - worker.unsent <= self._enough:
+                self._write(worker)
 
     def _choose_worker(self) -> tuple[WorkerProcess | None, int]:
         """
@@ -186,9 +184,8 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
         )
 
     def more_may_come(self) -> bool:
-        return self._call_queue.queue.in_flight > 0 and (
-            self._calls_per_worker <= _DEEP or not self.pipes_are_deep()
-        )
+        """Replies may have arrived meanwhile, and not so many that they had better gather."""
+        return self._call_queue.queue.in_flight > 0 and not self.pipes_are_deep()
 
     def stop_call(self, call: Call[Any], now: float) -> None:
         worker = call.worker
@@ -308,7 +305,7 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
 
     def _trim_later(self) -> None:
         if self._trim_timer is None:
-            self._trim_timer = call_at(clock() + self._options.trim_after, self.trim)
+            self._trim_timer = call_at(clock() + _TRIM_AFTER, self.trim)
 
     def trim(self) -> None:
         """Release shared memory that is not in use; segments that come back later are released later."""

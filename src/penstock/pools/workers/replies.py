@@ -22,7 +22,7 @@ import threading
 import time
 from _thread import get_ident
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.pools.context import may_block, never_block_here, thread_state
 from penstock.pools.future import Call
@@ -32,6 +32,7 @@ from penstock.pools.workers.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from penstock.pools.event_loops import LoopNotifier
+    from penstock.pools.workers.processes import ProcessWorkers
 
 log = logging.getLogger("penstock")
 
@@ -50,25 +51,8 @@ _STUCK: Final = 5e-3
 _SOON: Final = _LOOK
 
 
-class ReplyHandler(Protocol):
-    """The worker group, as its reader calls it; always with no lock held."""
-
-    def settle(self, worker: WorkerProcess, messages: list[tuple[Any, ...]]) -> None: ...
-    def on_death(self, worker: WorkerProcess) -> None:
-        """The process is dead, and all that it sent was read."""
-
-    def push(self, worker: WorkerProcess) -> None:
-        """The pipe may have room now for what did not fit before."""
-
-    def pipes_are_deep(self) -> bool: ...
-    def more_may_come(self) -> bool:
-        """Replies may have arrived meanwhile, and not so many that they had better gather."""
-
-    def nothing_in_flight(self) -> bool: ...
-
-
 class ReplyReader:
-    def __init__(self, group: ReplyHandler, name: str, poller: Poller | None = None) -> None:
+    def __init__(self, group: ProcessWorkers, name: str, poller: Poller | None = None) -> None:
         self._group = group
         self._name = name
         self.poller = poller or make_poller()
@@ -88,7 +72,6 @@ class ReplyReader:
         self._to_spawn: list[WorkerProcess] = []
         self._closing = False
         self._closed = False  # no thread may take over any more
-        self.gone = threading.Event()
 
     # From any thread
 
@@ -117,24 +100,28 @@ class ReplyReader:
     def close(self) -> None:
         """End when the last worker is gone."""
         self._closing = True
-        if self._thread is None and not self.gone.is_set():
+        if self._thread is None and not self._group.gone.is_set():
             self.poller.close()
             self.poller.close_pipes()
-            self.gone.set()
+            self._group.gone.set()
         else:
             self.poller.wake()
 
     # Reading in place of the reader thread
 
-    def wake_reader(self, call: Call[Any]) -> None:
-        """This call changed: wake the thread that reads while it waits for it."""
+    def wake(self, call: Call[Any]) -> None:
+        """This call changed: wake the thread that reads while it waits for the call."""
         if self._reading_for is call and self._reader_thread != get_ident():
             self.poller.wake_reader()
 
     def read_while_waiting(
         self, call: Call[Any], timeout: float | None = None, *, for_space: bool = False
     ) -> bool:
-        """See `WorkerGroup.read_while_waiting`."""
+        """
+        Without the lock: this thread is about to sleep until the call is settled (or, `for_space`, until it
+        has its place); it may read the replies of the workers meanwhile. False: it may not, and must sleep.
+        True: it need not wait any more, or the time is over.
+        """
         if self._thread is None or not self.poller.can_mute or not may_block():
             return False
         if not self.reading.acquire(blocking=False):
@@ -280,7 +267,7 @@ class ReplyReader:
             self.poller.close()
             if not self._detach_loop(then=self.poller.close_pipes):
                 self.poller.close_pipes()
-        self.gone.set()
+        self._group.gone.set()
 
     def _wait_once(self, timeout: float | None) -> None:
         ready = self.poller.wait(timeout)

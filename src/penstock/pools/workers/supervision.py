@@ -7,67 +7,60 @@ reads results and notices deaths in its own way.
 
 from __future__ import annotations
 
-import threading
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from penstock.core.calls.ticket import ENDING, IN_FLIGHT
-from penstock.core.errors import PenstockError, WorkerCrashedError
-from penstock.pools.call_queue import CallQueue
-from penstock.pools.context import watch_forks
+from penstock.core.errors import WorkerCrashedError
+from penstock.pools.call_queue import CallQueue, Outcome
 from penstock.pools.future import Call
 from penstock.pools.options import CrashPolicy
 from penstock.pools.timers import Timer, call_at, clock
-from penstock.pools.workers.base import Condition, WorkerSlot
+from penstock.pools.workers.base import Condition, WorkerGroup, WorkerSlot
 
 if TYPE_CHECKING:
     from penstock.pools.options import WorkerOptions
 
 M = TypeVar("M", bound=WorkerSlot)
 
-Failed = list[tuple[Call[Any], PenstockError]]
+#: The delay before a restart doubles with each crash in a row, up to this many seconds.
+_LONGEST_DELAY: Final = 2.0
+
+#: Calls that fail with their worker, as outcomes.
+Failed = list[Outcome]
 
 
-class SupervisedWorkers(Generic[M]):
+class SupervisedWorkers(WorkerGroup, Generic[M]):
     """The common part of ProcessWorkers and ClusterWorkers."""
 
-    can_be_killed = True
-
     def __init__(self, call_queue: CallQueue, options: WorkerOptions, workers: list[M]) -> None:
-        self._call_queue = call_queue
-        self._options = options
-        self.workers = workers
+        super().__init__(call_queue, options)
+        self.workers: list[M] = workers
         self._calls_per_worker = -(-call_queue.queue.limits.max_in_flight // len(workers))
         self._idle_timer: Timer | None = None
         self._checks_idle = not (options.max_calls is options.max_memory is options.idle_stop is None)
-        self._closing = False
-        self.gone: threading.Event
         self.crashes = 0  # in a row
-        self.halted: WorkerCrashedError | None = None
-        self.last_crash: str | None = None
-        watch_forks(self)
 
     # What each kind does in its own way (with the call queue's lock held)
 
-    def dispatch_pending(self, now: float) -> None:
-        raise NotImplementedError
-
+    @abstractmethod
     def _start(self, worker: M) -> None:
         """Start a worker in this cold slot."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _send_exit(self, worker: M) -> None:
         """Make the worker exit once it has finished its calls."""
-        raise NotImplementedError
 
     def _release(self, worker: M) -> None:
         """The worker is dead, and nothing of it is needed any more."""
         worker.close()
 
+    @abstractmethod
     def _close_when_empty(self) -> None:
         """Nothing starts any more: set `gone` when the last worker is gone."""
-        raise NotImplementedError
 
     # Slots and cancels (with the call queue's lock held)
 
@@ -75,8 +68,12 @@ class SupervisedWorkers(Generic[M]):
         return (call for worker in self.workers for call in list(worker.calls.values()))
 
     def _update_slots(self, now: float) -> None:
-        """Tell the queue how many calls the workers can have; those that back off or retire can have none."""
-        self._call_queue.queue.offer_slots(sum(map(self._slots, self.workers)), now)
+        """
+        Tell the queue how many calls the workers can have; those that back off or retire can have none. A
+        halted group gets no calls.
+        """
+        slots = sum(map(self._slots, self.workers)) if self.halted is None else 0
+        self._call_queue.queue.offer_slots(slots, now)
 
     def _slots(self, worker: M) -> int:
         """How many calls it can have at once, those that it has included."""
@@ -149,34 +146,29 @@ class SupervisedWorkers(Generic[M]):
         Handle a dead worker, all of whose replies were read: fail or requeue its calls, and restart or retire
         it.
         """
-        call_queue = self._call_queue
-        with call_queue.lock:
-            now = clock()
-            cause = worker.reap()
-            lost = list(worker.calls.values())
-            begun = [
-                call for call in lost if call.dispatch == worker.running or call.dispatch in worker.unread
-            ]
-            worker.calls = {}
-            planned = worker.kill_reason is not None
-            if worker.condition is not Condition.STOPPED:
-                worker.condition = Condition.COLD if planned else Condition.BACKING_OFF
-            self._update_slots(now)  # first: its calls are no room for others until a worker can run them
-            if planned:
-                # Its calls go back to the front of the queue, whatever the crash policy.
-                failed: Failed = []
-                self._requeue(lost, [], now)
-            else:
-                failed = self._on_crash(worker, lost, begun, cause, now)
-            self._release(worker)
-            self._update_slots(now)
-            if self.halted is None:
-                self.dispatch_pending(now)
-            wake = call_queue.collect_granted()
-            call_queue.record_state()
-        call_queue.deliver(((call, None, error) for call, error in failed), wake)
-        if self.halted is not None and not planned:
+        before = self.halted
+        self._call_queue.change(partial(self._handle_death, worker))
+        if self.halted is not None and self.halted is not before:
             self._halt(self.halted)
+
+    def _handle_death(self, worker: M, now: float) -> Failed:
+        """With the call queue's lock held."""
+        cause = worker.reap()
+        lost = list(worker.calls.values())
+        begun = [call for call in lost if call.dispatch == worker.running or call.dispatch in worker.unread]
+        worker.calls = {}
+        planned = worker.kill_reason is not None
+        if worker.condition is not Condition.STOPPED:
+            worker.condition = Condition.COLD if planned else Condition.BACKING_OFF
+        self._update_slots(now)  # first: its calls are no room for others until a worker can run them
+        failed: Failed = []
+        if planned:
+            self._requeue(lost, [], now)  # to the front of the queue, whatever the crash policy
+        else:
+            failed = self._on_crash(worker, lost, begun, cause, now)
+        self._release(worker)
+        self._update_slots(now)
+        return failed
 
     def _on_crash(
         self, worker: M, lost: list[Call[Any]], begun: list[Call[Any]], cause: str, now: float
@@ -190,10 +182,11 @@ class SupervisedWorkers(Generic[M]):
         if fail:
             for call in begun:
                 if call_queue.queue.settle(call, call.dispatch, now):
-                    failed.append((call, worker.crashed(call, cause)))
+                    failed.append((call, None, worker.crashed(call, cause)))
         rest = [call for call in lost if call.stage is IN_FLIGHT or call.stage is ENDING]
         for call in self._requeue(rest, [] if fail else begun, now):
-            failed.append((call, worker.crashed(call, f"{cause}; it has now crashed {call.crashes} workers")))
+            words = f"{cause}; it has now crashed {call.crashes} workers"
+            failed.append((call, None, worker.crashed(call, words)))
         call_queue.totals.failed += len(failed)
         if options.crash_policy is CrashPolicy.FAIL_TASK or self.crashes > options.crash_max_retries:
             times = f"{self.crashes} crash{'es' * (self.crashes > 1)} in a row"
@@ -201,7 +194,8 @@ class SupervisedWorkers(Generic[M]):
             self.halted = worker.crashed(None, cause, words)
             worker.condition = Condition.STOPPED
         else:
-            delay = min(options.restart_delay * 2 ** (self.crashes - 1), options.restart_delay_max)
+            longest = max(_LONGEST_DELAY, options.restart_delay)
+            delay = min(options.restart_delay * 2 ** (self.crashes - 1), longest)
             call_at(now + delay, self._backoff_over, worker)
         return failed
 
@@ -226,7 +220,7 @@ class SupervisedWorkers(Generic[M]):
             self._call_queue.change(back)
 
     def _halt(self, why: WorkerCrashedError) -> None:
-        self._call_queue.fail_all(why, lambda call: why.copy(attempt=call.attempt), dispose=False)
+        self._call_queue.fail_all(why)
         self.stop()
 
     # Starting and stopping
@@ -296,10 +290,3 @@ class SupervisedWorkers(Generic[M]):
             Condition.BACKING_OFF: "restarting",
         }
         return dict(Counter(names.get(worker.condition, "stopped") for worker in self.workers))
-
-    # Forking
-
-    def abandon(self) -> None:
-        """In a forked child: these workers are not ours."""
-        self._call_queue.abandon()
-        self.gone.set()

@@ -5,7 +5,8 @@ A thread that ends a call takes the next one itself; only a thread that finds no
 its own, and the last to fall asleep is the first to be woken.
 
 Waking a thread takes longer than a short call, and under one interpreter lock short calls gain nothing from a
-second thread. So once calls have been short for a while, a *watchdog* is activated, and while it is active
+second thread. So once calls have been short for a while, a *watchdog* looks at the pool every millisecond, on
+the timer thread, and while it is active
 
 - no further thread is woken as long as one is at work, and of two that are at work one goes to sleep;
 - the one at work settles in batches: it goes on with the next call and collects what has ended in a list,
@@ -22,27 +23,23 @@ its slot until it returns, so that the pool never runs more calls than its limit
 
 from __future__ import annotations
 
-import logging
 import threading
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.calls.ticket import IN_FLIGHT
 from penstock.core.errors import WorkerCrashedError
 from penstock.core.text import error_line
 from penstock.pools.call_queue import CallQueue, Outcome
-from penstock.pools.context import CallContext, end_copy, never_block_here, thread_state, watch_forks
+from penstock.pools.context import CallContext, end_copy, never_block_here, thread_state
 from penstock.pools.future import Call
-from penstock.pools.timers import clock
-from penstock.pools.workers.base import SelfReporting
+from penstock.pools.timers import call_at, clock
+from penstock.pools.workers.base import WorkerGroup
 
 if TYPE_CHECKING:
     from penstock.pools.options import WorkerOptions
-
-log = logging.getLogger("penstock")
 
 #: How often the watchdog checks, in seconds.
 CHECK_INTERVAL: Final = 1e-3
@@ -52,63 +49,6 @@ _SHORT: Final = 50e-6
 _SHORT_IN_A_ROW: Final = 32
 #: How long short calls may gather before they are settled together.
 _GATHER: Final = 200e-6
-
-
-class StallWatchdog:
-    """
-    Calls `check` every millisecond while it is active, and sleeps while it is not. `check` says whether there
-    is anything left to watch.
-
-    Short calls are quickest if one thread runs many of them and settles them together; that is safe only if a
-    call that turns out to be long is noticed.
-    """
-
-    __slots__ = ("_check", "_closing", "_name", "_thread", "_wakeup", "active")
-
-    def __init__(self, name: str, check: Callable[[], bool]) -> None:
-        self._name = name
-        self._check = check
-        self._wakeup = allocate_lock()
-        self._wakeup.acquire()
-        self._thread: threading.Thread | None = None
-        self._closing = False
-        self.active = False
-
-    def activate(self) -> None:
-        """Called, like `close`, under the owner's lock, so by one thread at a time."""
-        self.active = True
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._wake()
-
-    def close(self) -> None:
-        self._closing = True
-        self._wake()
-
-    def _wake(self) -> None:
-        with suppress(RuntimeError):  # it was woken before, and has not run yet
-            self._wakeup.release()
-
-    def _run(self) -> None:
-        never_block_here()
-        while not self._closing:
-            self._wakeup.acquire()
-            while not self._closing and self._check_once():
-                self._wakeup.acquire(timeout=CHECK_INTERVAL)
-
-    def _check_once(self) -> bool:
-        """
-        Inactive before the check, and active again if there is something to watch: a worker first leaves its
-        ended calls and then checks whether the watchdog is active, so one of the two sees the other.
-        """
-        self.active = False
-        try:
-            self.active = self._check()
-        except Exception:  # a watchdog that ended would leave every caller waiting
-            log.exception("%s failed", self._name)
-            self.active = True  # check again
-        return self.active
 
 
 class _Keyed(NamedTuple):
@@ -135,37 +75,32 @@ class ThreadWorker:
         return None if self.running is None else self.running.make_context()
 
 
-class ThreadWorkers(SelfReporting):
+class ThreadWorkers(WorkerGroup):
     kind = "thread"
     can_be_killed = False  # only its function ends a thread
 
     def __init__(self, call_queue: CallQueue, options: WorkerOptions) -> None:
-        self._call_queue = call_queue
-        self._options = options
+        super().__init__(call_queue, options)
         self._calls: dict[int, Call[Any]] = {}  # calls that were dispatched and are not settled, by dispatch
         self._inbox: deque[Call[Any]] = deque()  # those of them that no thread has; taken without the lock
         self._ended: deque[Outcome] = deque()  # those of them that have ended
         self._asleep: list[ThreadWorker] = []
-        self._watchdog = StallWatchdog(f"penstock-{call_queue.name}-watchdog", self._check_progress)
+        self._watched = False  # the watchdog is active: `_check_progress` will be called
         self._seen = 0  # how many calls had ended at its last check
         self._coming = 0  # threads that were woken or started for the inbox and have not looked into it yet
         self._alive = 0
         self._short_calls = 0  # short calls in a row
         self._object: Any = None
         self._building = threading.Lock()
-        self._closing = self.stopped = self._is_copy = False
-        self.workers = [ThreadWorker(number) for number in range(options.workers)]
+        self.stopped = self._is_copy = False
+        self.workers: list[ThreadWorker] = [ThreadWorker(number) for number in range(options.workers)]
         self._latest_worker = self.workers[0]  # the worker that took a call last
-        self.gone = threading.Event()
-        self.halted: WorkerCrashedError | None = None
-        self.last_crash: str | None = None
-        watch_forks(self)
 
     # With the call queue's lock held
 
     def dispatch_pending(self, now: float) -> None:
         self._take_pending(now)
-        if len(self._inbox) > self._coming and not (self._watchdog.active and self._will_be_taken(now)):
+        if len(self._inbox) > self._coming and not (self._watched and self._will_be_taken(now)):
             self._wake_for_inbox()
 
     def _will_be_taken(self, now: float) -> bool:
@@ -265,7 +200,7 @@ class ThreadWorkers(SelfReporting):
         with call_queue.lock:
             call_queue.totals.crashed += 1
             self.halted, self.last_crash = why, f"worker {worker.number}: {cause}"
-        call_queue.fail_all(why, lambda call: why.copy(attempt=call.attempt), dispose=False)
+        call_queue.fail_all(why)
         with call_queue.lock:
             now = clock()
             while (call := self._take()) is not None:  # no thread will take these, and they occupy slots
@@ -292,29 +227,34 @@ class ThreadWorkers(SelfReporting):
     def _is_unneeded(self, worker: ThreadWorker, now: float) -> bool:
         """With the lock held: another thread can run all calls, and this one would only compete with it."""
         other = self._latest_worker
-        return (
-            self._watchdog.active
-            and other is not worker
-            and other.busy
-            and now - other.began < CHECK_INTERVAL
-        )
+        return self._watched and other is not worker and other.busy and now - other.began < CHECK_INTERVAL
 
-    def _check_progress(self) -> bool:
+    def _watch(self) -> None:
+        self._watched = True
+        call_at(clock() + CHECK_INTERVAL, self._check_progress)
+
+    def _check_progress(self) -> None:
         """
-        For the watchdog: do nothing while calls end; if a call is stuck, settle those before it and wake
-        threads for the rest.
+        The watchdog, on the timer thread: go on watching while calls end; if a call is stuck, wake threads for
+        the calls behind it and settle those before it.
+
+        The watchdog is inactive before it looks for stuck calls. A worker first leaves its ended calls and
+        then checks whether the watchdog is active, so one of the two sees the other.
         """
         ended = sum(worker.settled for worker in self.workers)
         if ended != self._seen:
             self._seen = ended
-            return True
+            self._watch()
+            return
+        self._watched = False
         if not self._inbox and not self._ended:
-            return False
-        self._settle(None)
+            return
         with self._call_queue.lock:
             self._short_calls = 0
             self._wake_for_inbox()
-        return True
+            if not self._watched:
+                self._watch()
+        self._settle(None)
 
     def _take(self) -> Call[Any] | None:
         try:
@@ -326,10 +266,10 @@ class ThreadWorkers(SelfReporting):
         """
         Run this call and those behind it, until there are none.
 
-        An ended call is recorded before the watchdog is checked (see `StallWatchdog`), so none is left
+        An ended call is recorded before the watchdog is checked (see `_check_progress`), so none is left
         unsettled.
         """
-        inbox, ended_calls, watchdog = self._inbox, self._ended, self._watchdog
+        inbox, ended_calls = self._inbox, self._ended
         following: Call[Any] | None = call
         oldest = worker.began = began = clock()
         worker.busy = True
@@ -356,7 +296,7 @@ class ThreadWorkers(SelfReporting):
             call.ran_for = ended - began
             ended_calls.append((call, result, error))
             worker.began = began = ended
-            if inbox and watchdog.active and ended - oldest < _GATHER:
+            if inbox and self._watched and ended - oldest < _GATHER:
                 following = self._take()
             if following is None:
                 following = self._settle(worker)
@@ -396,8 +336,8 @@ class ThreadWorkers(SelfReporting):
         worker.busy = continues = bool(self._inbox) and not self._is_unneeded(worker, now)
         if continues:
             self._latest_worker = worker
-            if self._short_calls >= _SHORT_IN_A_ROW and not self._watchdog.active and len(self._inbox) > 1:
-                self._watchdog.activate()
+            if self._short_calls >= _SHORT_IN_A_ROW and not self._watched and len(self._inbox) > 1:
+                self._watch()
         return continues
 
     def _invoke(self, call: Call[Any]) -> Any:
@@ -455,12 +395,10 @@ class ThreadWorkers(SelfReporting):
             self._closing = True
             if not self._alive:
                 self.gone.set()
-            self._watchdog.close()
             while self._asleep:
                 self._wake(self._asleep.pop())
 
     def abandon(self) -> None:
         """In a forked copy of this process, which has none of these threads but the one that forked."""
-        self._call_queue.abandon()
+        super().abandon()
         self._is_copy = True
-        self.gone.set()

@@ -109,24 +109,14 @@ class WorkerProcess(WorkerSlot):
     # Writing and reading
 
     def flush(self) -> bool:
-        """Write the outbox. False if some of it did not fit: call `push` when the pipe has room again."""
+        """Write the outbox. False if it did not all fit: call `push` when the pipe has room again."""
         if self.mapper.done:
             self.outbox[:0] = [
                 (protocol.FREE, self.mapper.done.popleft()) for _ in range(len(self.mapper.done))
             ]
-        data = protocol.frame(self.outbox)
+        self.outbuf += protocol.frame(self.outbox)
         self.outbox = []
         self.unsent = 0
-        if self.outbuf:
-            self.outbuf += data
-            return False
-        try:
-            sent = os.write(self.inlet, data)
-        except OSError:
-            sent = 0  # `push` handles it
-        if sent == len(data):
-            return True
-        self.outbuf = data[sent:]
         return self.push()
 
     def push(self) -> bool:
