@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections import deque
 from contextvars import copy_context
-from itertools import count
 from types import SimpleNamespace
 
 from penstock.core.calls.graph_plan import Const
@@ -64,7 +63,7 @@ def test_no_more_entries_than_there_are_workers():
 
 
 def test_a_worker_does_not_go_to_sleep_on_work_that_came_before_it_could_be_seen():
-    lane = ThreadLane("lane", 1, count(1))
+    lane = ThreadLane("lane", 1)
     worker = LaneWorker(lane, 1)
     lane.items.append(SimpleNamespace())
     thread = threading.Thread(target=lane.sleep, args=(worker,))
@@ -115,7 +114,7 @@ def test_of_two_items_that_end_together_only_one_ends_the_map():
     executor = GraphExecutor(compute=2)
     run = Run(executor, graph.compile(), {}, None, None)
     attempts = run.attempts
-    first, second = attempts.begin(0), attempts.begin(0)
+    first, second = attempts.begin(run, 0), attempts.begin(run, 0)
     ended = []
 
     class EndsTheSecond:

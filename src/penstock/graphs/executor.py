@@ -100,9 +100,8 @@ class GraphExecutor:
         self.label = name or "graph"  # for telemetry: a program may make thousands without a name
         self.grace = grace
         self.closed = False
-        numbers = count(1)
-        self._compute = ThreadLane(f"{self.name}-compute", compute, numbers)
-        self._io = ThreadLane(f"{self.name}-io", io, numbers)
+        self._compute = ThreadLane(f"{self.name}-compute", compute)
+        self._io = ThreadLane(f"{self.name}-io", io)
         self._loop = LoopLane(f"{self.name}-loop", tasks)
         self._process = process_lane(pool, processes or os.cpu_count() or 1)
         self._cluster = cluster_lane(cluster)
@@ -231,7 +230,7 @@ class GraphExecutor:
         Like a pool's. Pending nodes are those that are ready; nodes that still lack an input are not counted.
         """
         runs, workers = list(self.live_runs), [*self._compute.workers, *self._io.workers]
-        inside = {number for run in runs for number in list(run.node_by_worker)}
+        inside = {worker for run in runs for worker in list(run.node_by_worker)}
         now = self.counts()
         return TaskSnapshot(
             name=self.name,
@@ -244,7 +243,7 @@ class GraphExecutor:
             max_queue_depth=math.inf,
             policy="turns",
             paused=self.closed,
-            load_by_worker=tuple(int(number in inside) for number in workers),
+            load_by_worker=tuple(int(worker in inside) for worker in workers),
             settled_by_worker=(),
             totals=self._totals.as_dict(),
             last_crash=self._totals.last_error,
@@ -297,7 +296,7 @@ class GraphExecutor:
         for pool in (self._process, self._cluster):
             pool.close(max(0.0, until - clock()))
         left_behind = [
-            LeftBehind(worker.thread.name, None if worker.entry is None else worker.entry.node_in(worker))
+            LeftBehind(worker.thread.name, worker.node_name())
             for lane in (self._compute, self._io)
             for worker in lane.join(until)
         ]
@@ -343,10 +342,6 @@ class GraphExecutor:
         """Whether this thread belongs to the lanes that run nodes."""
         lane = None if thread_state.worker is None else thread_state.worker.lane
         return lane in (self._compute, self._io) or threading.current_thread() is self._loop.thread
-
-    def replace_worker(self, worker: int) -> None:
-        self._compute.replace_worker(worker)
-        self._io.replace_worker(worker)
 
     def on_run_end(self, run: Run, result: RunResult) -> None:
         self.live_runs.discard(run)

@@ -123,10 +123,11 @@ class RunSpans:
         attach(trace.set_span_in_context(span))
 
     @quietly
-    def end(self, span: Span, at: float, error: BaseException | None) -> None:
-        if error is not None:
-            record_error(span, error, self._zero + int(at * 1e9))
-        span.end(self._zero + int(at * 1e9))
+    def end(self, attempt: NodeAttempt) -> None:
+        ended = self._zero + int(attempt.ended * 1e9)
+        if attempt.error is not None:
+            record_error(attempt.span, attempt.error, ended)
+        attempt.span.end(ended)
 
     @quietly
     def close(self, result: RunResult, at: float) -> None:

@@ -19,19 +19,20 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.graphs.run_context import RunContext, thread_state
+from penstock.graphs.run_context import thread_state
 from penstock.pools.context import never_blocking
 from penstock.pools.timers import clock
 
 if TYPE_CHECKING:
     from penstock.cluster.engine import Cluster
+    from penstock.graphs.run import Run
     from penstock.pools.pool import WorkerPool
 
 log = logging.getLogger("penstock")
@@ -52,7 +53,10 @@ class NodeCall(Protocol):
 
 
 class LaneEntry(Protocol):
-    """What waits in a lane's queue."""
+    """What waits in a lane's queue: a run, or a call of `schedule`, which belongs to no run."""
+
+    @property
+    def run(self) -> Run | None: ...
 
     def turn(self, worker: LaneWorker) -> None:
         """Run its calls for a while, in a worker thread."""
@@ -66,19 +70,12 @@ class LaneEntry(Protocol):
     def broken(self, worker: LaneWorker, error: BaseException) -> None:
         """An error of Penstock itself in its turn: end the run, so that no caller waits for ever."""
 
-    def node_in(self, worker: LaneWorker) -> str | None:
-        """The node that the worker is in."""
-
-    def context_in(self, worker: LaneWorker) -> RunContext | None:
-        """What `current_run` returns there."""
-
 
 class LaneWorker:
-    __slots__ = ("entry", "lane", "number", "replaced", "thread", "wakeup")
+    __slots__ = ("entry", "lane", "replaced", "thread", "wakeup")
 
     def __init__(self, lane: ThreadLane, number: int) -> None:
         self.lane = lane
-        self.number = number
         self.entry: LaneEntry | None = None
         self.wakeup = threading.Lock()
         self.wakeup.acquire()  # a worker sleeps by acquiring it a second time
@@ -87,6 +84,12 @@ class LaneWorker:
             target=lane.work, args=(self,), name=f"{lane.name}-{number}", daemon=True
         )
 
+    def node_name(self) -> str | None:
+        """The node that it is in. None: it is in no node of a run."""
+        run = None if self.entry is None else self.entry.run
+        node = None if run is None else run.node_by_worker.get(self)
+        return None if run is None or node is None else run.plan.names[node]
+
 
 class ThreadLane:
     """
@@ -94,15 +97,14 @@ class ThreadLane:
     may run at once, `entries` how often one run may be in its queue.
     """
 
-    def __init__(self, name: str, width: int, numbers: Iterator[int]) -> None:
+    def __init__(self, name: str, width: int) -> None:
         self.name = name
         self.width = self.entries = width
         self.items: deque[LaneEntry] = deque()
-        self.workers: dict[int, LaneWorker] = {}
+        self.workers: list[LaneWorker] = []
         self._asleep: list[LaneWorker] = []
         self._stuck_workers: list[LaneWorker] = []
         self.threads_started = self.threads_given_up = 0
-        self._numbers = numbers  # shared by the lanes of an executor: a run knows its workers by number
         self._workers_lock = threading.Lock()
         self._stopping = False
 
@@ -118,12 +120,12 @@ class ThreadLane:
         elif len(self.workers) < self.width:
             self._start_worker()
 
-    def replace_worker(self, number: int) -> None:
+    def replace_worker(self, worker: LaneWorker) -> None:
         """Its node does not return: start another worker in its place. The thread itself cannot be ended."""
         with self._workers_lock:
-            worker = self.workers.pop(number, None)
-            if worker is None:
+            if worker not in self.workers:
                 return
+            self.workers.remove(worker)
             worker.replaced = True
             self.threads_given_up += 1
             self._stuck_workers = [lost for lost in self._stuck_workers if lost.thread.is_alive()] + [worker]
@@ -134,7 +136,7 @@ class ThreadLane:
         self._stopping = True
         self.items.clear()
         with self._workers_lock:
-            workers = list(self.workers.values())
+            workers = list(self.workers)
         for worker in workers:
             # A worker about to sleep checks the flag after it has entered the list, so each either sees it or
             # is here.
@@ -147,7 +149,7 @@ class ThreadLane:
     def join(self, until: float) -> list[LaneWorker]:
         """The workers that have not ended by then, replaced ones included."""
         with self._workers_lock:
-            workers = [*self.workers.values(), *self._stuck_workers]
+            workers = [*self.workers, *self._stuck_workers]
         for worker in workers:
             if worker.thread is not threading.current_thread():
                 worker.thread.join(max(0.0, until - clock()))
@@ -157,15 +159,15 @@ class ThreadLane:
         with self._workers_lock:
             if self._stopping or len(self.workers) >= self.width:
                 return
-            worker = LaneWorker(self, next(self._numbers))
-            self.workers[worker.number] = worker
             self.threads_started += 1  # before it starts: the run may end before this thread goes on
+            worker = LaneWorker(self, self.threads_started)
+            self.workers.append(worker)
             try:
                 worker.thread.start()
             except RuntimeError:
                 self.threads_started -= 1
                 # The system has no more threads. The present workers will take the entry.
-                del self.workers[worker.number]
+                self.workers.remove(worker)
                 if not self.workers:
                     raise
                 log.warning("%s: no thread could be started beyond %d", self.name, len(self.workers))

@@ -5,6 +5,8 @@ the event loop and in processes, and every node of a recorded run.
 
 from __future__ import annotations
 
+import math
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
@@ -24,24 +26,29 @@ if TYPE_CHECKING:
 
 
 class NodeAttempts:
-    """The attempts of one run. A run of plain nodes has none."""
+    """
+    The attempts of one run. A run of plain nodes has none. It does not refer to the run, which would then live
+    until the next garbage collection.
+    """
 
-    def __init__(self, run: Run) -> None:
+    __slots__ = ("_in_flight", "_lock", "_next_number", "begun", "map_items", "retry_timers")
+
+    def __init__(self, lock: threading.Lock) -> None:
+        """`lock` is the run's."""
         # Nodes with at least one attempt. Between two attempts or items a node is in no other list.
         self.begun: set[int] = set()
         self.map_items: dict[int, MapItems] = {}
-        self._run = run
+        self._lock = lock
         self._in_flight: set[NodeAttempt] = set()
         # The pause before the next attempt, by (node, item).
         self.retry_timers: dict[tuple[int, int], Timer] = {}
         self._next_number: dict[int, int] = {}
 
-    def begin(self, node: int, worker: LaneWorker | None = None) -> NodeAttempt | None:
+    def begin(self, run: Run, node: int, worker: LaneWorker | None = None) -> NodeAttempt | None:
         """
         Begin the next attempt at this node, or at its next item. None: there is nothing to do, or the run is
         over.
         """
-        run = self._run
         if node in run.skipped:
             run.arrived(node)
             return None
@@ -49,7 +56,7 @@ class NodeAttempts:
         if rules.over is None:
             number = self._next_number.pop(node, 1)
         else:
-            map_items = self.map_items.get(node) or self._start_map(node)
+            map_items = self.map_items.get(node) or self._start_map(run, node)
             taken = map_items.take() if map_items is not None and node not in run.errors else None
             if taken is None:
                 return None
@@ -75,7 +82,7 @@ class NodeAttempts:
             return False
         if error is None:
             return self.store_value(attempt, value)
-        if attempt.overdue and self._run.cause is None:
+        if attempt.overdue and attempt.run.cause is None:
             error = attempt.timeout_error()
         self._attempt_failed(attempt, error)
         return False
@@ -87,7 +94,7 @@ class NodeAttempts:
         return any(not attempt.in_thread for attempt in self._in_flight)
 
     def in_flight(self) -> list[NodeAttempt]:
-        with self._run.lock:
+        with self._lock:
             return list(self._in_flight)
 
     def stop_all(self) -> None:
@@ -97,7 +104,9 @@ class NodeAttempts:
 
     def abandon_all(self) -> None:
         """Forget all attempts: whatever they return changes nothing."""
-        with self._run.lock:
+        if not self.begun:
+            return
+        with self._lock:
             in_flight, self._in_flight = self._in_flight, set()
             timers, self.retry_timers = self.retry_timers, {}
         for timer in timers.values():
@@ -107,21 +116,20 @@ class NodeAttempts:
 
     def _claim_end(self, attempt: NodeAttempt, error: BaseException | None) -> bool:
         """Take the right to end this attempt. False: it was taken before."""
-        with self._run.lock:
+        with self._lock:
             if attempt not in self._in_flight:
                 return False
             self._in_flight.remove(attempt)
         if attempt.timer is not None:
             attempt.timer.cancel()
-        if self._run.recorder is not None:
-            self._run.recorder.note(attempt, clock(), error)
+        if attempt.run.recorder is not None:
+            attempt.run.recorder.record(attempt, error)
         return True
 
-    def _start_map(self, node: int) -> MapItems | None:
+    def _start_map(self, run: Run, node: int) -> MapItems | None:
         """
         First visit of a map node: one more entry in the queue for each item that may run beside the first.
         """
-        run = self._run
         rules, queue = run.plan.rules[node], run.plan.queues[node]
         try:
             [items], _ = Binding((rules.over or 0,)).arguments(run.values)
@@ -141,7 +149,7 @@ class NodeAttempts:
         return map_items
 
     def store_value(self, attempt: NodeAttempt, value: Any) -> bool:
-        run, node = self._run, attempt.node
+        run, node = attempt.run, attempt.node
         if attempt.item < 0:
             run.values[node] = value
             return True
@@ -158,7 +166,7 @@ class NodeAttempts:
 
     def _attempt_failed(self, attempt: NodeAttempt, error: BaseException, *, final: bool = False) -> None:
         """The attempt failed: retry, or fail the node for good."""
-        run, key = self._run, (attempt.node, attempt.item)
+        run, key = attempt.run, (attempt.node, attempt.item)
         delay = (
             None
             if final or run.cause is not None
@@ -169,19 +177,20 @@ class NodeAttempts:
                 add_note(error, f"while working on item {attempt.item}")
             run.failed(attempt.node, error)
         elif delay <= 0:
-            self._retry(*key, attempt.number + 1)
+            self._retry(run, *key, attempt.number + 1)
         else:
             with run.lock:
                 if run.cause is None and not run.over:
-                    self.retry_timers[key] = call_at(clock() + delay, self._retry, *key, attempt.number + 1)
+                    when = clock() + delay
+                    self.retry_timers[key] = call_at(when, self._retry, run, *key, attempt.number + 1)
 
-    def _retry(self, node: int, item: int, number: int) -> None:
+    def _retry(self, run: Run, node: int, item: int, number: int) -> None:
         self.retry_timers.pop((node, item), None)
         if item >= 0:
             self.map_items[node].again.append((item, number))
         else:
             self._next_number[node] = number
-        self._run.push(self._run.plan.queues[node], (node,))
+        run.push(run.plan.queues[node], (node,))
 
     def _time_out(self, attempt: NodeAttempt) -> None:
         """
@@ -192,19 +201,19 @@ class NodeAttempts:
         if attempt.in_thread:
             self._give_up_on(attempt)
             return
-        with self._run.lock:
+        with self._lock:
             if attempt not in self._in_flight:
                 return
             attempt.overdue = True
         attempt.stop()
-        call_at(clock() + self._run.executor.grace, self._give_up_on, attempt)
+        call_at(clock() + attempt.run.executor.grace, self._give_up_on, attempt)
 
     def _give_up_on(self, attempt: NodeAttempt) -> None:
         error = attempt.timeout_error()
         if not self._claim_end(attempt, error):
             return
         if attempt.worker is not None:
-            self._run.replace_if_stuck(attempt.worker.number, attempt.node)
+            attempt.run.replace_if_stuck(attempt.worker, attempt.node)
         self._attempt_failed(attempt, error, final=True)
 
 
@@ -221,6 +230,8 @@ class NodeAttempt:
     number: int
     worker: LaneWorker | None
     started: float = field(default_factory=clock)
+    ended: float = math.inf  # this and the error are for the recorder of the run
+    error: BaseException | None = None
     cancel_start: Callable[[], object] | None = None
     timer: Timer | None = None
     overdue: bool = False
@@ -259,9 +270,7 @@ class NodeAttempt:
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         run = self.run
-        item = None
-        if self.item >= 0 and run.attempts is not None:
-            item = run.attempts.map_items[self.node].items[self.item]
+        item = self.run.attempts.map_items[self.node].items[self.item] if self.item >= 0 else None
         return run.plan.bindings[self.node].arguments(run.values, item)
 
     def settle(self, value: Any, error: BaseException | None) -> None:
@@ -269,7 +278,7 @@ class NodeAttempt:
         From a lane that only starts calls; a worker thread calls `NodeAttempts.settle` itself and goes
         straight on.
         """
-        if self.run.attempts is not None and self.run.attempts.settle(self, value, error):
+        if self.run.attempts.settle(self, value, error):
             self.run.arrived(self.node)
         if self.run.cause is not None:
             self.run.end_if_idle()

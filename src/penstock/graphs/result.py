@@ -33,7 +33,7 @@ class RunResult:
     trace: Trace | None = None  # of a recorded run
     _errors: Mapping[int, BaseException] = MappingProxyType({})
     _skipped: Mapping[int, int] = MappingProxyType({})  # and the failed node that each needs
-    _canceled: AbstractSet[int] = frozenset()
+    _begun: AbstractSet[int] = frozenset()
 
     def __init__(self, plan: Plan, status: RunStatus, values: Sequence[Any], seconds: float) -> None:
         self.status = status
@@ -112,14 +112,13 @@ class RunResult:
         return self
 
     def set_failures(
-        self,
-        *,
-        errors: Mapping[int, BaseException],
-        skipped: Mapping[int, int],
-        canceled: AbstractSet[int] = frozenset(),
+        self, errors: Mapping[int, BaseException], skipped: Mapping[int, int], begun: AbstractSet[int]
     ) -> None:
-        """Called by the run, by the numbers of its nodes. `skipped` names the failed node that each needs."""
-        self._errors, self._skipped, self._canceled = errors, skipped, canceled
+        """
+        Called by the run, by the numbers of its nodes. `skipped` has the failed node that each needs; nodes
+        that have `begun` and have neither value nor error were canceled.
+        """
+        self._errors, self._skipped, self._begun = errors, skipped, begun
 
     def _number(self, name: str) -> int:
         try:
@@ -132,7 +131,7 @@ class RunResult:
             return NodeStatus.OK
         if number in self._errors:
             return NodeStatus.ERROR
-        return NodeStatus.CANCELED if number in self._canceled else NodeStatus.SKIPPED
+        return NodeStatus.CANCELED if number in self._begun else NodeStatus.SKIPPED
 
     def _why_skipped(self, number: int) -> str:
         if number in self._skipped:

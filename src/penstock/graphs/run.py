@@ -34,7 +34,6 @@ from penstock.core.errors import CallEnded
 from penstock.core.text import add_note, is_kind
 from penstock.graphs.node_attempts import NodeAttempts
 from penstock.graphs.result import RunResult
-from penstock.graphs.run_context import RunContext
 from penstock.graphs.trace import Trace, TraceRecorder
 from penstock.pools.future import AwaitableFuture
 from penstock.pools.timers import Timer, call_at, clock
@@ -95,25 +94,17 @@ class RunQueue:
             node = self.ready.popleft()
         except IndexError:
             return None
-        attempts = self.run.attempts
-        return None if attempts is None else attempts.begin(node)
-
-    def node_in(self, worker: LaneWorker) -> str | None:
-        node = self.run.node_by_worker.get(worker.number)
-        return None if node is None else self.run.plan.names[node]
-
-    def context_in(self, worker: LaneWorker) -> RunContext:
-        return RunContext(self.run, worker.number)
+        return self.run.attempts.begin(self.run, node)
 
     def broken(self, worker: LaneWorker, error: BaseException) -> None:
-        node = self.run.node_by_worker.pop(worker.number, 0)
+        node = self.run.node_by_worker.pop(worker, 0)
         self.run.failed(node, error, alone=False)
 
     def turn(self, worker: LaneWorker) -> None:
         run = self.run
         if self.ready:  # otherwise other workers have run them all, and this entry only has to retire
             run.context.copy().run(self._run_nodes, worker)
-            run.node_by_worker.pop(worker.number, None)
+            run.node_by_worker.pop(worker, None)
         if run.cause is not None:
             self.ready.clear()
             run.end_if_idle()
@@ -121,7 +112,7 @@ class RunQueue:
             worker.lane.items.append(self)
 
     def _run_nodes(self, worker: LaneWorker) -> None:  # noqa: C901, PLR0912, PLR0915  # a call per node would cost more than the node
-        run, me = self.run, worker.number
+        run = self.run
         ready, others, own_queue = self.ready, worker.lane.items, self.queue
         at, values, pending, steps = run.node_by_worker, run.values, run.pending, run.steps
         queues, deadline, free_entries = run.plan.queues, run.deadline, self.free_entries
@@ -137,11 +128,11 @@ class RunQueue:
                         node = ready.popleft()
                     except IndexError:
                         return
-                at[me] = node
+                at[worker] = node
                 if run.cause is not None:
                     return
                 if deadline is not None and clock() >= deadline:
-                    del at[me]  # it was never called, and must not count as if
+                    del at[worker]  # it was never called, and must not count as if
                     run.expire()
                     return
                 inputs, fn, a, b, c, following, pushes, shared = steps[node]
@@ -204,8 +195,8 @@ class RunQueue:
 
     def _attempt(self, node: int, worker: LaneWorker) -> bool:
         attempts = self.run.attempts
-        attempt = None if attempts is None else attempts.begin(node, worker)
-        if attempts is None or attempt is None:
+        attempt = attempts.begin(self.run, node, worker)
+        if attempt is None:
             return False
         try:
             value = attempt.call()
@@ -258,10 +249,10 @@ class Run(AwaitableFuture[RunResult]):
         self.count_token = [None]
         # Nodes that are done and not yet counted; ~node for one that failed alone.
         self.arrivals: list[int] = []
-        self.node_by_worker: dict[int, int] = {}
+        self.node_by_worker: dict[LaneWorker, int] = {}
         self.context = copy_context()
         self.lock = threading.Lock()
-        self.attempts = None if plan.simple and recorder is None else NodeAttempts(self)
+        self.attempts = NodeAttempts(self.lock)
         self.errors: dict[int, BaseException] = {}
         self.skipped: dict[int, int] = {}
         self._stopped: set[int] = set()  # nodes that stopped when their run had ended
@@ -381,8 +372,7 @@ class Run(AwaitableFuture[RunResult]):
         if status is not RunStatus.ERROR:
             self.end()
         elif first:
-            if self.attempts is not None:
-                self.attempts.stop_all()
+            self.attempts.stop_all()
             if not self.end_if_idle():
                 self._grace_timer = call_at(clock() + self.executor.grace, self.end)
         return first
@@ -393,7 +383,7 @@ class Run(AwaitableFuture[RunResult]):
             if self.over:
                 return True
             inside = any(node not in self.errors for node in list(self.node_by_worker.values()))
-            if inside or (self.attempts is not None and self.attempts.outside_threads()):
+            if inside or self.attempts.outside_threads():
                 return False
         self.end()
         return True
@@ -407,8 +397,7 @@ class Run(AwaitableFuture[RunResult]):
         for timer in (self.deadline_timer, self._grace_timer):
             if timer is not None:
                 timer.cancel()
-        if self.attempts is not None:
-            self.attempts.abandon_all()
+        self.attempts.abandon_all()
         run_queues, self._run_queues = self._run_queues, {}  # or the run and its queues hold each other
         for run_queue in run_queues.values():
             run_queue.ready.clear()
@@ -422,32 +411,29 @@ class Run(AwaitableFuture[RunResult]):
             if node not in self.errors:  # those have returned, or are watched since they timed out
                 self.replace_if_stuck(worker, node)
 
-    def _make_result(self, inside: list[tuple[int, int]]) -> RunResult:
+    def _make_result(self, inside: list[tuple[LaneWorker, int]]) -> RunResult:
         seconds = clock() - self.started
-        if self.cause is None:
-            result = RunResult(self.plan, RunStatus.OK, self.values, seconds)
-            if self.errors:
-                result.set_failures(errors=self.errors, skipped=self.skipped)
-        else:
-            # A node that is left behind may still write its value: not into this result.
-            result = RunResult(self.plan, self.cause, self.values.copy(), seconds)
-            begun = self.attempts.begun if self.attempts is not None else ()
-            canceled = self._stopped.union(begun, (node for _, node in inside)).difference(self.skipped)
-            result.set_failures(errors=self.errors, skipped=self.skipped, canceled=canceled)
+        # A node that is left behind may still write its value: not into this result.
+        values = self.values if self.cause is None else self.values.copy()
+        result = RunResult(self.plan, self.cause or RunStatus.OK, values, seconds)
+        if self.cause is not None or self.errors:
+            begun = self._stopped.union(self.attempts.begun, (node for _, node in inside))
+            result.set_failures(self.errors, self.skipped, begun.difference(self.skipped))
             result.reason = self._reason
             result.cause = None if self._failed_node is None else self.plan.names[self._failed_node]
         if self.recorder is not None:
             result.trace = Trace(result, self.id, self.started, self.recorder)
+            self.recorder.attempts = []  # or the run and its attempts hold each other
             if self.recorder.spans is not None:
                 self.recorder.spans.close(result, clock())
         return result
 
-    def replace_if_stuck(self, worker: int, node: int) -> None:
+    def replace_if_stuck(self, worker: LaneWorker, node: int) -> None:
         """
         The worker is in a node whose result is not wanted: replace the worker if it does not return soon.
         """
         call_at(clock() + self.executor.grace, self._replace_if_stuck, worker, node)
 
-    def _replace_if_stuck(self, worker: int, node: int) -> None:
+    def _replace_if_stuck(self, worker: LaneWorker, node: int) -> None:
         if self.node_by_worker.get(worker) == node:
-            self.executor.replace_worker(worker)
+            worker.lane.replace_worker(worker)

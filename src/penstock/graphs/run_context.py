@@ -35,9 +35,8 @@ thread_state = _ThreadState()
 def current_run() -> RunContext | None:
     """The run that this code is a node of, or None outside of any."""
     worker = thread_state.worker
-    if worker is None or worker.entry is None:
-        return current_context.get(None)
-    return worker.entry.context_in(worker)
+    run = None if worker is None or worker.entry is None else worker.entry.run
+    return current_context.get(None) if worker is None or run is None else RunContext(run, worker)
 
 
 class RunContext:
@@ -45,9 +44,9 @@ class RunContext:
 
     __slots__ = ("_node", "_run")
 
-    def __init__(self, run: Run | _RemoteRun, node: str | int) -> None:
+    def __init__(self, run: Run | _RemoteRun, node: str | LaneWorker) -> None:
         self._run = run
-        self._node = node  # its name, or the number of the worker that is in it
+        self._node = node  # its name, or the worker that is in it
 
     @property
     def id(self) -> int:

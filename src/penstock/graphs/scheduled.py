@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.errors import CallCanceled, PoolClosedError
 from penstock.core.text import is_kind
-from penstock.graphs.run_context import RunContext, current_context
 from penstock.pools.future import AwaitableFuture
 from penstock.pools.timers import call_at, clock
 
@@ -29,6 +28,8 @@ class Scheduled(AwaitableFuture[T], Generic[T]):
     A Future that can be awaited from any event loop and chained: `ex.schedule(fetch, url,
     lane="io").then(parse)`. It waits in the same queue as the runs, and takes its turn like them.
     """
+
+    run = None  # it belongs to none
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Scheduled(AwaitableFuture[T], Generic[T]):
 
     def _replace_if_stuck(self, worker: LaneWorker) -> None:
         if self._worker is worker:
-            self._executor.replace_worker(worker.number)
+            worker.lane.replace_worker(worker)
 
     def start(self) -> None:
         if self._executor.closed:
@@ -122,13 +123,7 @@ class Scheduled(AwaitableFuture[T], Generic[T]):
         self._begun = True
         return self
 
-    def context_in(self, worker: LaneWorker) -> RunContext | None:  # noqa: ARG002  # it belongs to no run
-        return self._context.get(current_context)
-
-    def node_in(self, worker: LaneWorker) -> str | None:  # noqa: ARG002  # it has no nodes
-        return None
-
-    def broken(self, worker: LaneWorker, error: BaseException) -> None:  # noqa: ARG002  # as above
+    def broken(self, worker: LaneWorker, error: BaseException) -> None:  # noqa: ARG002  # it has no nodes
         self._end(None, error)
 
     def turn(self, worker: LaneWorker) -> None:

@@ -54,32 +54,18 @@ class TraceEvent(NamedTuple):
         return self.ended - self.started
 
 
-class TraceNote(NamedTuple):
-    node: int
-    item: int
-    number: int
-    worker: str
-    started: float
-    ended: float
-    error: BaseException | None
-
-    @classmethod
-    def of(cls, attempt: NodeAttempt, ended: float, error: BaseException | None) -> TraceNote:
-        worker = attempt.worker.thread.name if attempt.worker is not None else ""
-        return cls(attempt.node, attempt.item, attempt.number, worker, attempt.started, ended, error)
-
-
 class TraceRecorder:
-    """Takes notes while the run goes on: one `list.append` for each attempt, from any thread."""
+    """Keeps the attempts of a run that have ended: one `list.append` for each, from any thread."""
 
     def __init__(self, spans: RunSpans | None = None) -> None:
-        self.notes: list[TraceNote] = []
+        self.attempts: list[NodeAttempt] = []
         self.spans = spans  # of OpenTelemetry, if the run is sampled
 
-    def note(self, attempt: NodeAttempt, now: float, error: BaseException | None) -> None:
+    def record(self, attempt: NodeAttempt, error: BaseException | None) -> None:
+        attempt.ended, attempt.error = clock(), error
         if self.spans is not None:
-            self.spans.end(attempt.span, now, error)
-        self.notes.append(TraceNote.of(attempt, now, error))
+            self.spans.end(attempt)
+        self.attempts.append(attempt)
 
 
 class Trace:
@@ -90,7 +76,7 @@ class Trace:
     def __init__(self, result: RunResult, run_id: int, began: float, recorder: TraceRecorder) -> None:
         self.result = result
         self.run_id = run_id
-        self.events = events_of(result.plan, began, recorder.notes)
+        self.events = events_of(result.plan, began, recorder.attempts)
 
     def durations(self) -> dict[str, float]:
         """
@@ -131,40 +117,40 @@ def write_chrome(path: str | Path, *traces: Trace) -> None:
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
 
-def events_of(plan: Plan, began: float, recorded: list[TraceNote]) -> list[TraceEvent]:
-    notes = sorted(recorded, key=lambda note: note.started)
+def events_of(plan: Plan, began: float, recorded: list[NodeAttempt]) -> list[TraceEvent]:
+    attempts = sorted(recorded, key=lambda attempt: attempt.started)
     done_at: dict[int, float] = {}
-    for note in notes:
-        done_at[note.node] = max(done_at.get(note.node, 0.0), note.ended)
+    for attempt in attempts:
+        done_at[attempt.node] = max(done_at.get(attempt.node, 0.0), attempt.ended)
     # Calls overlap on the event loop and in a pool: each gets the first row that is free, as a worker would.
     rows: dict[str, list[float]] = {}
     events = []
-    for note in notes:
-        worker = note.worker or _row(rows, Queue(plan.queues[note.node]).name.lower(), note)
-        ready = max((done_at.get(feeder, began) for feeder in plan.predecessors[note.node]), default=began)
+    for attempt in attempts:
+        node, thread = attempt.node, attempt.worker and attempt.worker.thread.name
+        ready = max((done_at.get(feeder, began) for feeder in plan.predecessors[node]), default=began)
         events.append(
             TraceEvent(
-                node=plan.names[note.node],
-                lane=str(plan.lane(note.node)),
-                worker=worker,
-                attempt=note.number,
-                item=note.item if note.item >= 0 else None,
+                node=plan.names[node],
+                lane=str(plan.lane(node)),
+                worker=thread or _row(rows, Queue(plan.queues[node]).name.lower(), attempt),
+                attempt=attempt.number,
+                item=attempt.item if attempt.item >= 0 else None,
                 ready=ready - began,
-                started=note.started - began,
-                ended=note.ended - began,
-                error=None if note.error is None else error_line(note.error),
+                started=attempt.started - began,
+                ended=attempt.ended - began,
+                error=None if attempt.error is None else error_line(attempt.error),
             )
         )
     return events
 
 
-def _row(rows: dict[str, list[float]], kind: str, note: TraceNote) -> str:
+def _row(rows: dict[str, list[float]], kind: str, attempt: NodeAttempt) -> str:
     ends = rows.setdefault(kind, [])
     for number, end in enumerate(ends):
-        if end <= note.started:
-            ends[number] = note.ended
+        if end <= attempt.started:
+            ends[number] = attempt.ended
             return f"{kind}-{number + 1}"
-    ends.append(note.ended)
+    ends.append(attempt.ended)
     return f"{kind}-{len(ends)}"
 
 
@@ -291,7 +277,8 @@ class RunRecorder:
             return self._past
         if self._past is not None and clock() - run.started < _YOUNG:
             return self._past
-        events = events_of(run.plan, run.started, [*_notes(run), *_in_flight(run)])
+        ended = [] if run.recorder is None else run.recorder.attempts
+        events = events_of(run.plan, run.started, [*ended, *run.attempts.in_flight()])
         return self._lane_bars(run.plan, run.id, "running", clock() - run.started, events)
 
     def _lane_bars(
@@ -306,13 +293,3 @@ class RunRecorder:
         ended = None if math.isinf(event.ended) else event.ended
         failed = event.error is not None
         return Bar(event.node, event.lane, worker, event.ready, event.started, ended, failed, critical)
-
-
-def _notes(run: Run) -> list[TraceNote]:
-    return [] if run.recorder is None else list(run.recorder.notes)
-
-
-def _in_flight(run: Run) -> list[TraceNote]:
-    """The attempts in flight, as if they never ended."""
-    in_flight = [] if run.attempts is None else run.attempts.in_flight()
-    return [TraceNote.of(attempt, math.inf, None) for attempt in in_flight]

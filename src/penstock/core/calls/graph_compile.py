@@ -36,7 +36,6 @@ from penstock.core.calls.graph_plan import (
     Node,
     NodeSpec,
     Plan,
-    Queue,
     Resolved,
     Step,
     cycles,
@@ -334,7 +333,6 @@ def _lay_out(name: str, order: Sequence[tuple[Node, Sequence[str]]], env: Iterab
         pending=(*map(len, predecessors), sum(not fed for fed in successors)),
         env=MappingProxyType(slots.env),
         tolerant=any(rule.skip_dependents for rule in rules),
-        simple=all(rule.plain for rule in rules) and set(queues[:-1]) <= {Queue.COMPUTE, Queue.IO},
         lanes=tuple(sorted(set(queues[:-1]))),
     )
 

@@ -189,7 +189,6 @@ class Plan:
     pending: tuple[int, ...]
     env: Mapping[str, int]  # name -> slot
     tolerant: bool  # whether a node may fail without failing the run
-    simple: bool  # whether all nodes are plain calls in worker threads
     lanes: tuple[int, ...]  # the queues that its nodes wait in
 
     def __len__(self) -> int:
