@@ -4,107 +4,13 @@ What travels: every request and every answer of the HTTP API, as types.
 The server decodes, checks and documents by these; the client builds and reads by them; so neither can drift
 from the other. Moments are RFC 3339 with a zone, spans are seconds, money is a number in the job's own unit.
 `payload`, `result` and `checkpoint` are the user's JSON: they pass through unread. Requests refuse fields
-they do not know, by name. Answers may gain fields: readers skip what they do not know.
+they do not know, by name. Answers may gain fields: readers skip what they do not know. Every type of the four
+modules is used as `wire.Name`.
 """
 
 from __future__ import annotations
 
-from penstock.wire.common import (
-    MAX_BULK,
-    MAX_NUMBER,
-    MAX_PAGE,
-    MAX_WAIT_SEC,
-    PREFIX,
-    Description,
-    FieldProblem,
-    NewToken,
-    Nothing,
-    ProblemDetails,
-    Scope,
-    Token,
-    TokenMade,
-    Tokens,
-)
-from penstock.wire.jobs import (
-    AheadInfo,
-    BulkSubmitted,
-    Cancel,
-    Constraints,
-    Edit,
-    Explained,
-    FindQuery,
-    Found,
-    JobInfo,
-    Jobs,
-    JobsQuery,
-    JobSummary,
-    LogPiece,
-    Logs,
-    LogsQuery,
-    Said,
-    Say,
-    SubmitBody,
-    SubmitMany,
-    Submitted,
-    WaitQuery,
-    constraint_names,
-)
-from penstock.wire.status import (
-    AddonEdit,
-    AddonInfo,
-    Addons,
-    Attach,
-    BudgetUse,
-    CapacityInfo,
-    EventInfo,
-    Events,
-    EventsQuery,
-    Exposition,
-    Health,
-    History,
-    HostInfo,
-    HostNamed,
-    Hosts,
-    KnownHost,
-    LaneBar,
-    LanesInfo,
-    Lease,
-    LeaseList,
-    LeasesQuery,
-    LoadReading,
-    LoadSignals,
-    Login,
-    Ok,
-    Program,
-    ProgramList,
-    Scoped,
-    Stats,
-    StatsFrame,
-    StatsSecond,
-    StreamQuery,
-    TaskInfo,
-)
-from penstock.wire.work import (
-    Ack,
-    ClaimAnswer,
-    ClaimedJob,
-    ClaimRequest,
-    Completed,
-    Dispatchable,
-    DispatchableJob,
-    DispatchableQuery,
-    Ended,
-    ExchangeAnswerBody,
-    ExchangeRequest,
-    Failure,
-    Heartbeat,
-    HeartbeatAnswer,
-    LeaseGranted,
-    LeaseRequest,
-    LoadReport,
-    LoadReported,
-    OutcomeReport,
-    Outcomes,
-    Release,
-    SettledJob,
-)
+from penstock.wire.common import *
+from penstock.wire.jobs import *
+from penstock.wire.status import *
+from penstock.wire.work import *
