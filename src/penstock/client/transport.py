@@ -13,8 +13,6 @@ A stream of server-sent events is an iterator that outlives its connections. The
 the last event that was handed out, so no event is missed and none comes twice.
 """
 
-#: Between tries: at first at once, for a kept connection may simply have been closed; then at leisure.
-#: The server says something at least every so often; silence for longer means that the connection is dead.
 from __future__ import annotations
 
 import select
@@ -110,13 +108,13 @@ def _kinds(root: type[PenstockError]) -> Iterator[tuple[str, type[PenstockError]
 _KINDS = dict(_kinds(Refused)) | dict(_kinds(Unavailable))
 
 
+#: Between tries: at first at once, for a kept connection may simply have been closed; then at leisure.
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Reply(NamedTuple):
     status: int
     body: bytes
-    retry_after_sec: float | None
 
 
 class Transport:
@@ -182,7 +180,7 @@ class Transport:
             connection.close()
         else:
             self._idle.append(connection)
-        return Reply(answer.status, data, _seconds(answer.headers.get("Retry-After")))
+        return Reply(answer.status, data)
 
     def stream(
         self, path: str, headers: dict[str, str], timeout: float
@@ -277,13 +275,7 @@ class _UnixConnection(HTTPConnection):
             raise
 
 
-def _seconds(header: str | None) -> float | None:
-    try:
-        return None if header is None else float(header)
-    except ValueError:
-        return None
-
-
+#: The server sends something more often than this; a connection that is silent for longer is dead.
 SILENCE: Final = 60.0
 PAUSES: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 

@@ -14,7 +14,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -78,7 +78,6 @@ class OutputRecorder:
         self._starts: list[int] = []
         self._offset = self._left = 0
         self._file = -1
-        self.lost = 0  # bytes that could not be written
         self._open_file(output_limits.head)
 
     def write(self, stream: int, data: bytes) -> None:
@@ -88,7 +87,7 @@ class OutputRecorder:
                 self._open_file(max(self._output_limits.tail // 2, len(record)))
             self._append(record)
         except OSError:
-            self.lost += len(data)
+            return  # the disk is full
 
     def _append(self, record: bytes) -> None:
         written = os.write(self._file, record)
@@ -148,33 +147,6 @@ class Output:
                 skipped, offset = 0, piece.end
                 if offset >= until:
                     return
-
-    def follow(
-        self, over: Callable[[], bool], offset: int = 0, *, wait: Callable[[float], object] = time.sleep
-    ) -> Iterator[Piece]:
-        """
-        Until `over` returns True: nothing more will be written. It is called before the last read, which
-        misses nothing.
-        """
-        pause = 0.01
-        while True:
-            last = over()
-            seen = offset
-            for piece in self.read(offset):
-                offset = piece.end
-                yield piece
-            if offset > seen:
-                pause = 0.01
-            elif last:
-                return
-            else:
-                wait(pause)
-                pause = min(pause * 1.5, 0.25)
-
-    def text(self, most: int = 65_536) -> str:
-        """The last `most` bytes of what was printed, whichever pipe it came through."""
-        printed = b"".join(piece.data for piece in self.read(most=1 << 62) if piece.stream != "log")
-        return printed[-most:].decode(errors="replace")
 
     def _starts(self) -> list[int]:
         try:

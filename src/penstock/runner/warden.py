@@ -355,13 +355,11 @@ class Warden:
         if self._folders:
             self._drain()
         last = self._stderr_end if self._printing == self._page.running else b""
-        recorder = self._recorders.get(0)
         report = {
             "op": "gone",
             "code": self._code,
             "killed": self._killing,
             "stderr": last.decode(errors="replace"),
-            "lost": 0 if recorder is None else recorder.lost,
         }
         for call in list(self._folders):
             self._forget(call)  # before the report: after it, all of the output can be read
