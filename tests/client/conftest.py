@@ -24,7 +24,7 @@ from penstock.stores.memory.store import MemoryStore
 
 
 class Workers:
-    """SDK workers in processes of their own: `programs.py` says what they do. They write a journal outside of everything."""
+    """SDK workers in processes of their own (`programs.py`). They write a journal that no other process writes."""
 
     def __init__(self, folder):
         self.journal, self._processes, self._log = folder / "journal", [], folder / "workers.log"
@@ -69,18 +69,18 @@ def workers(folder):
 
 
 def overlaps(lines):
-    """Pairs of runs of one job that were there at the same time, from what the jobs themselves wrote down."""
+    """Pairs of attempts at one job that overlapped, by the journal."""
     runs = {}
     for moment, what, job, fence, _pid in lines:
         runs.setdefault((job, fence), {})[what] = float(moment)
     by_job = {}
     for (job, fence), times in runs.items():
         by_job.setdefault(job, []).append((times["begin"], times.get("end", times["begin"]), fence))
-    found = []
+    overlapping = []
     for job, spans in by_job.items():
         spans.sort()
-        found += [(job, a, b) for a, b in pairwise(spans) if a[1] > b[0]]
-    return found
+        overlapping += [(job, a, b) for a, b in pairwise(spans) if a[1] > b[0]]
+    return overlapping
 
 
 #: Long enough for a machine that does ten other things, short enough to be outlived by a test.
@@ -97,7 +97,7 @@ RULES = SchedulerRules(
 
 @pytest.fixture
 def scheduler(folder):
-    """The whole of it but the process: memory store, engine, HTTP on loopback."""
+    """A scheduler without a process of its own: memory store, service, HTTP on loopback."""
     store = MemoryStore(lambda: time.time_ns() // 1_000)
     service = SchedulerService(store, RULES, preempts=True)
     service.start("the test")

@@ -143,7 +143,7 @@ def test_without_anything_said_it_finds_the_daemon_of_this_user(scheduler, folde
         assert "ok" == client.health().status
 
 
-def test_the_environment_says_where_and_as_whom(scheduler, tmp_path, monkeypatch):
+def test_the_environment_names_address_and_token(scheduler, tmp_path, monkeypatch):
     (tmp_path / "token").write_text(scheduler.secret + "\n")
     monkeypatch.setenv("PENSTOCK_URL", scheduler.url)
     monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(tmp_path / "token"))
@@ -189,17 +189,17 @@ def test_a_field_that_no_job_has_is_refused_before_anything_is_sent(client):
     assert {} == {state: n for state, n in client.stats().jobs.items() if n}
 
 
-def test_a_token_that_may_not_is_told_apart(client, scheduler):
+def test_a_token_without_the_scope_and_a_wrong_token_are_different_errors(client, scheduler):
     secret = client.make_token("reader", [Scope.JOBS_READ]).secret
     with Client(scheduler.url, token=secret) as reader, pytest.raises(AccessDenied) as weak:
         reader.submit("photos", "work", None)
-    with Client(scheduler.url, token="pst_0_no") as nobody, pytest.raises(AccessDenied) as wrong:
-        nobody.stats()
+    with Client(scheduler.url, token="pst_0_no") as stranger, pytest.raises(AccessDenied) as wrong:
+        stranger.stats()
 
     assert (403, 401) == (weak.value.status, wrong.value.status)
 
 
-def test_nobody_there_says_so_and_what_to_do():
+def test_without_a_scheduler_the_error_says_how_to_start_one():
     with Client("http://127.0.0.1:1", token="", retry_for=0.2) as client, pytest.raises(Unreachable) as lost:
         client.stats()
 

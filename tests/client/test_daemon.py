@@ -46,7 +46,7 @@ def submit(client, job_type, count, **payload):
 # Starting
 
 
-def test_what_is_wrong_with_the_settings_is_told_and_nothing_starts(tmp_path):
+def test_a_daemon_with_wrong_settings_names_them_and_does_not_start(tmp_path):
     done = main(
         f"--set=data_dir={tmp_path / 'data'}", "--set=leases.ttl=soon", PENSTOCK_CAPS_CONCURRENT="many"
     )
@@ -64,7 +64,7 @@ def test_settings_are_listed_with_their_source(tmp_path):
     assert "20s  (PENSTOCK_LEASES_TTL)" in done.stdout
 
 
-def test_a_second_daemon_is_refused_and_told_who_has_it(daemon):
+def test_a_second_daemon_is_refused_with_the_name_of_the_first(daemon):
     first = daemon()
 
     second = main(*(f"--set={flag}" for flag in first.flags))
@@ -75,7 +75,7 @@ def test_a_second_daemon_is_refused_and_told_who_has_it(daemon):
     assert first.client.health().status == "ok"
 
 
-def test_a_port_that_is_taken_is_told(folder):
+def test_a_port_in_use_is_named(folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = main(f"--set=data_dir={folder / 'data'}", f"--set=server.listen=127.0.0.1:{port}")
@@ -214,7 +214,7 @@ def test_a_second_signal_does_not_wait_for_a_job_that_will_not_stop(daemon):
 
 @pytest.fixture
 def hangups_heard():
-    """Whoever runs the tests with nohup has told all of them, and every daemon of theirs, to outlive the terminal."""
+    """With nohup, every test and every daemon of a test outlives the terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)

@@ -25,7 +25,7 @@ def run(env, *command):
     )
 
 
-def test_the_whole_way_of_a_job_with_nothing_but_curl(access):
+def test_a_job_from_submit_to_done_with_curl_alone(access):
     one, env = access
 
     done = run(env, "sh", "addon.sh")

@@ -1,4 +1,4 @@
-"""Workers as programs that are stopped, continued, told to leave and killed."""
+"""Workers as programs that get SIGSTOP, SIGCONT, SIGTERM and SIGKILL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def submit(client, job_type, **payload):
     return client.submit("photos", job_type, payload, cost_units=1).job_id
 
 
-def who(job):
+def fence_and_pid(job):
     return [int(part) for part in bytes(job.result).decode().strip("[]").split(",")]
 
 
@@ -35,14 +35,14 @@ def test_a_worker_that_was_stopped_past_its_lease_reports_nothing_when_it_wakes(
     until(lambda: "its lease was over before its outcome could be reported" in workers.said())
 
     after = client.job(job_id)
-    assert ("DONE", [2, other.pid]) == (second.state, who(second))
+    assert ("DONE", [2, other.pid]) == (second.state, fence_and_pid(second))
     assert (second.result, second.fence) == (after.result, after.fence)
     with pytest.raises(StaleDispatch):
         client.complete(job_id, f"{job_id}.1", "late")
     # It is of use again: the next job is its to run.
     other.terminate()
     other.wait(LONG)
-    assert [1, sleeper.pid] == who(client.wait(submit(client, "sleep", seconds=0), LONG))
+    assert [1, sleeper.pid] == fence_and_pid(client.wait(submit(client, "sleep", seconds=0), LONG))
 
 
 @pytest.mark.long
@@ -58,12 +58,12 @@ def test_an_attentive_function_notices_when_its_worker_was_away_too_long(daemon,
 
     job = client.wait(job_id, LONG)
 
-    assert ("DONE", [2, sleeper.pid]) == (job.state, who(job))
+    assert ("DONE", [2, sleeper.pid]) == (job.state, fence_and_pid(job))
     assert [] == overlaps(workers.lines())
 
 
 @pytest.mark.long
-def test_told_to_stop_a_worker_lets_its_job_yield_and_another_goes_on(daemon, workers):
+def test_a_worker_that_gets_sigterm_lets_its_job_yield_and_another_goes_on(daemon, workers):
     one = daemon(f"leases.ttl={LEASE}s")
     client = one.client
     first = workers.start(one, "--concurrency=1")
@@ -124,7 +124,7 @@ def test_kill_9_of_a_worker_costs_its_job_one_lease(daemon, workers):
 
     job = client.wait(job_id, LONG)
 
-    assert ("DONE", [2, second.pid]) == (job.state, who(job))
+    assert ("DONE", [2, second.pid]) == (job.state, fence_and_pid(job))
 
 
 def test_a_killed_worker_takes_its_processes_along(daemon, workers):
