@@ -1,4 +1,4 @@
-"""How ends are told: together, again until answered, and never for a lease that may be another's by now."""
+"""How the reporter sends outcomes: together, again until answered, and never for a lease that is over."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from penstock.core.errors import (
     Unavailable,
     Unreachable,
 )
+from penstock.core.jobs.batching import BatchPlan
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason
 from penstock.wire import Ended, ProblemDetails
@@ -39,11 +40,11 @@ def problem(code, status):
 class Scheduler:
     def __init__(self):
         self.answers, self.batches, self.released, self.now = [], [], [], 1_000.0
-        self.spent, self.deaf = [], 0
+        self.spent, self.unanswered = [], 0
 
-    def tell(self, lease):
-        if self.deaf:
-            self.deaf -= 1
+    def renew(self, lease):
+        if self.unanswered:
+            self.unanswered -= 1
             return False
         request = lease.request()
         lease.was_sent(request)
@@ -79,31 +80,33 @@ def done(result):
 
 
 def report(scheduler, *pairs):
-    """All of them, told by a reporter to its end; what it had to say of each."""
-    told = []
+    """Let a reporter send all of them; return each lease with the outcome that the scheduler accepted, or None."""
+    reported = []
     reporter = Reporter(
-        scheduler,
-        lambda lease, ending: told.append((lease.dispatch_id, ending)),
-        scheduler.tell,
-        lambda: None,
+        scheduler.complete_many,
+        scheduler.release,
+        lambda lease, outcome: reported.append((lease.dispatch_id, outcome)),
+        scheduler.renew,
+        plan=lambda ended: BatchPlan(report=ended),
+        on_idle=lambda: None,
     )
-    for lease, ending in pairs:
-        reporter.put(lease, ending)
+    for lease, outcome in pairs:
+        reporter.put(lease, outcome)
     reporter.close()
     thread = Thread(target=reporter.run, daemon=True)
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
-    return told
+    return reported
 
 
-def test_many_ends_are_one_request(scheduler):
+def test_many_outcomes_share_one_request(scheduler):
     pairs = [(lease_of(scheduler, f"j{n}"), done("1")) for n in range(200)]
 
-    told = report(scheduler, *pairs)
+    reported = report(scheduler, *pairs)
 
     assert [200] == [len(batch) for batch in scheduler.batches]
-    assert 200 == len(told)
+    assert 200 == len(reported)
 
 
 def test_large_results_do_not_share_a_request(scheduler):
@@ -114,26 +117,26 @@ def test_large_results_do_not_share_a_request(scheduler):
     assert [2, 2] == [len(batch) for batch in scheduler.batches]
 
 
-def test_an_end_is_told_until_it_is_answered(scheduler):
+def test_an_outcome_is_sent_until_it_is_answered(scheduler):
     scheduler.answers = [LOST, Unavailable("busy"), LOST]
 
-    told = report(scheduler, (lease_of(scheduler, "a"), done("1")))
+    reported = report(scheduler, (lease_of(scheduler, "a"), done("1")))
 
     assert 4 == len(scheduler.batches)
-    assert [("a", done("1"))] == told
+    assert [("a", done("1"))] == reported
 
 
-def test_an_end_is_given_up_when_the_lease_is_over(scheduler):
+def test_an_outcome_is_given_up_when_the_lease_is_over(scheduler):
     lease = lease_of(scheduler, "a")
     scheduler.now += 1.1 * TTL
 
-    told = report(scheduler, (lease, done("1")))
+    reported = report(scheduler, (lease, done("1")))
 
     assert [] == scheduler.batches
-    assert [("a", None)] == told
+    assert [("a", None)] == reported
 
 
-def test_a_run_that_let_go_of_its_lease_is_not_reported_as_done(scheduler):
+def test_an_attempt_that_lost_its_lease_is_not_reported_as_done(scheduler):
     lease = lease_of(scheduler, "a")
     scheduler.now += 0.7 * TTL
 
@@ -143,7 +146,7 @@ def test_a_run_that_let_go_of_its_lease_is_not_reported_as_done(scheduler):
     assert ["a"] == scheduler.released
 
 
-def test_a_run_that_was_canceled_tells_what_it_did_for_the_first_reason_wins_over_there(scheduler):
+def test_a_canceled_attempt_reports_its_outcome_and_the_scheduler_keeps_its_first_reason(scheduler):
     lease = lease_of(scheduler, "a")
     lease.stop = EndReason.CANCELED
 
@@ -152,13 +155,13 @@ def test_a_run_that_was_canceled_tells_what_it_did_for_the_first_reason_wins_ove
     assert ["a"] == [outcome.lease_id for outcome in scheduler.batches[0]]
 
 
-def test_a_stale_end_takes_nobody_along(scheduler):
+def test_a_stale_outcome_does_not_spoil_the_others(scheduler):
     scheduler.answers = [{"a": problem("stale_dispatch", 409)}]
     pairs = [(lease_of(scheduler, name), done("1")) for name in "ab"]
 
-    told = report(scheduler, *pairs)
+    reported = report(scheduler, *pairs)
 
-    assert [("a", None), ("b", done("1"))] == told
+    assert [("a", None), ("b", done("1"))] == reported
 
 
 def test_a_result_that_is_not_accepted_fails_its_job_and_no_other(scheduler):
@@ -173,23 +176,23 @@ def test_a_result_that_is_not_accepted_fails_its_job_and_no_other(scheduler):
     assert [["a", "b"], ["a"], ["b"], ["a"]] == [[o.lease_id for o in batch] for batch in scheduler.batches]
 
 
-def test_what_was_spent_last_is_told_before_the_end(scheduler):
+def test_spoutcome_is_reported_before_the_outcome(scheduler):
     lease = lease_of(scheduler, "a")
     JobContext(lease.facts, lease).spend(0.5)
-    scheduler.deaf = 2
+    scheduler.unanswered = 2
 
-    told = report(scheduler, (lease, done("1")))
+    reported = report(scheduler, (lease, done("1")))
 
     assert [(0, 500_000)] == scheduler.spent
-    assert [("a", done("1"))] == told
+    assert [("a", done("1"))] == reported
 
 
-def test_what_never_began_is_given_back(scheduler):
+def test_an_attempt_that_never_began_is_released(scheduler):
     assert [("a", RELEASED)] == report(scheduler, (lease_of(scheduler, "a"), RELEASED))
     assert ["a"] == scheduler.released
 
 
-# What comes of calling a function
+# How a function ends
 
 
 def run(scheduler, function, payload="null"):
@@ -210,20 +213,20 @@ def test_no_payload_is_no_argument(scheduler):
 
 
 def test_a_payload_that_does_not_fit_fails_the_job_with_the_reason(scheduler):
-    ending = run(scheduler, lambda job, path: path, '{"pth": 1}')
+    outcome = run(scheduler, lambda job, path: path, '{"pth": 1}')
 
-    assert ending.end == "job_error"
-    assert "does not fit" in ending.error
-    assert "'pth'" in ending.error
+    assert outcome.end == "job_error"
+    assert "does not fit" in outcome.error
+    assert "'pth'" in outcome.error
 
 
 def test_a_type_error_of_the_function_itself_is_its_own(scheduler):
     def broken(job):
         return 1 + "1"
 
-    ending = run(scheduler, broken)
+    outcome = run(scheduler, broken)
 
-    assert ending.error.startswith("TypeError: unsupported operand")
+    assert outcome.error.startswith("TypeError: unsupported operand")
 
 
 def test_a_coroutine_is_run(scheduler):
@@ -237,12 +240,12 @@ def test_an_exception_is_the_jobs_own_error_with_its_traceback(scheduler):
     def broken(job):
         raise KeyError("colour")
 
-    ending = run(scheduler, broken)
+    outcome = run(scheduler, broken)
 
-    assert ending.end == "job_error"
-    assert ending.error.startswith("KeyError: 'colour'\n")
-    assert "in broken" in ending.error
-    assert "outcome.py" not in ending.error
+    assert outcome.end == "job_error"
+    assert outcome.error.startswith("KeyError: 'colour'\n")
+    assert "in broken" in outcome.error
+    assert "outcome.py" not in outcome.error
 
 
 def test_a_long_error_keeps_its_head_and_its_tail(scheduler):
@@ -263,7 +266,7 @@ def test_unavailable_is_its_own_kind_of_failure(scheduler):
     assert run(scheduler, broken).end == "unavailable"
 
 
-def test_leaving_by_check_gives_the_lease_back(scheduler):
+def test_a_function_that_stops_by_check_releases_its_lease(scheduler):
     def patient(job):
         lease.yielding = True
         job.check()
@@ -275,7 +278,7 @@ def test_leaving_by_check_gives_the_lease_back(scheduler):
     assert ["a"] == scheduler.released
 
 
-def test_leaving_without_being_asked_is_a_failure(scheduler):
+def test_a_function_that_stops_without_being_asked_fails(scheduler):
     """A job that goes back to the queue by itself would start again at once, and for ever."""
 
     def impatient(job):
@@ -292,12 +295,12 @@ def test_exit_fails_the_job_and_not_the_worker(scheduler):
 
 
 def test_a_result_that_json_has_no_form_for_fails_the_job(scheduler):
-    ending = run(scheduler, lambda job: object())
+    outcome = run(scheduler, lambda job: object())
 
-    assert "JSON" in ending.error
+    assert "JSON" in outcome.error
 
 
-# Refusals over HTTP are the library's own
+# Refusals over HTTP are the errors of the library
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The SDK worker against the scheduler over HTTP: what a function sees, and where its job lands."""
+"""The SDK worker against the scheduler over HTTP: what a function sees, and how its job ends."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_a_job_is_run_and_its_result_kept(client, make_worker):
 def test_a_worker_that_waits_gets_a_job_as_soon_as_there_is_one(client, make_worker):
     one = make_worker()
     one.worker.job("work")(lambda job: None)
-    asked, ask = [], one.worker.fetcher.claim
-    one.worker.fetcher.claim = lambda **options: asked.append(1) or ask(**options)
+    requests, claim = [], one.worker.fetcher.claim
+    one.worker.fetcher.claim = lambda **options: requests.append(1) or claim(**options)
     one.worker.poll_sec = WHOLE_POLL_SEC
     one.start().waits()
 
@@ -104,24 +104,25 @@ def test_a_worker_that_waits_gets_a_job_as_soon_as_there_is_one(client, make_wor
 
     assert "DONE" == job.state
     assert 1 == job.attempts
-    assert len(asked) <= 2  # the request that waited brought the job, and perhaps another one waits already
+    assert (
+        len(requests) <= 2
+    )  # the request that waited brought the job, and perhaps another one waits already
 
 
 def test_many_jobs_take_few_requests(client, make_worker, scheduler):
     one = make_worker()
     one.worker.job("work")(lambda job: None)
     ids = [submit(client) for _ in range(150)]
-    asked = []
-    ask = one.worker.fetcher.claim
-    one.worker.fetcher.claim = lambda **options: asked.append(1) or ask(**options)
+    requests, claim = [], one.worker.fetcher.claim
+    one.worker.fetcher.claim = lambda **options: requests.append(1) or claim(**options)
 
     one.worker.run(4, prefetch=50, until_idle=True)
 
     assert ["DONE"] * 150 == [client.job(job_id).state for job_id in ids]
-    assert len(asked) < 20
+    assert len(requests) < 20
 
 
-def test_no_more_run_at_once_than_there_are_hands(client, make_worker):
+def test_no_more_functions_run_at_once_than_the_concurrency_allows(client, make_worker):
     one = make_worker()
     running, most = [], []
     lock = threading.Lock()
@@ -218,7 +219,7 @@ def test_a_spending_limit_stops_the_function(client, make_worker):
     assert "BLOCKED" == client.wait(job_id, LONG).state
 
 
-def test_errors_land_where_they_belong(client, make_worker):
+def test_each_kind_of_error_has_its_own_end(client, make_worker):
     one = make_worker()
 
     @one.worker.job("broken")
@@ -299,7 +300,7 @@ def test_a_preempted_function_is_asked_to_yield_and_goes_on_from_its_checkpoint(
     assert (1, 2) == (kinds.count("PREEMPT_REQUESTED"), kinds.count("RUNNING"))
 
 
-def test_what_was_fetched_ahead_and_not_begun_is_given_back_on_a_stop(client, make_worker):
+def test_a_stop_releases_prefetched_jobs_that_have_not_begun(client, make_worker):
     one = make_worker()
     begun, go = threading.Event(), threading.Event()
     ran = []
@@ -336,13 +337,13 @@ def test_a_worker_that_is_about_to_ask_for_jobs_stops_at_once(client, make_worke
     one = make_worker()
     one.worker.job("work")(lambda job: None)
     one.worker.poll_sec = WHOLE_POLL_SEC
-    ask = one.worker.fetcher.claim
-    one.worker.fetcher.claim = lambda **options: one.worker.stop() or ask(**options)
+    claim = one.worker.fetcher.claim
+    one.worker.fetcher.claim = lambda **options: one.worker.stop() or claim(**options)
     one.start().ends(WHOLE_POLL_SEC / 2)
 
 
-def test_when_nobody_answers_the_function_is_told_and_its_result_is_not_told(client, make_worker, scheduler):
-    """That it is told in time, `test_lease_keeping.py` shows without a clock."""
+def test_without_answers_the_function_must_stop_and_its_result_is_not_reported(client, make_worker):
+    """`tests/work/test_leases.py` shows without a clock that it must stop in time."""
     one = make_worker()
     stopped = []
 
@@ -433,7 +434,7 @@ def dies(job):
     return job.fence
 
 
-def who(job):
+def reports_all(job):
     job.progress(1.0)
     job.spend(0.5)
     job.save_checkpoint("saved")
@@ -441,7 +442,7 @@ def who(job):
 
 
 def holds_the_interpreter(job):
-    """One call into C that does not let go: no thread of its process runs meanwhile."""
+    """One call into C that keeps the interpreter: no thread of its process runs meanwhile."""
     import ctypes
 
     ctypes.PyDLL(None).sleep(LEASE + 1)
@@ -453,9 +454,9 @@ def looks(job):
     raise JobStopped("as asked")
 
 
-def test_a_function_in_a_process_can_say_what_one_in_a_thread_can(client, make_worker):
+def test_a_function_in_a_process_can_report_all_that_one_in_a_thread_can(client, make_worker):
     one = make_worker()
-    one.worker.job("work")(who)
+    one.worker.job("work")(reports_all)
     job_id = submit(client)
 
     one.worker.run(1, processes=True, until_idle=True)
@@ -469,7 +470,7 @@ def test_a_function_in_a_process_can_say_what_one_in_a_thread_can(client, make_w
 def test_a_stuck_function_in_a_process_is_ended_and_the_next_job_runs(client, make_worker):
     one = make_worker()
     one.worker.job("stuck")(stuck)
-    one.worker.job("work")(who)
+    one.worker.job("work")(reports_all)
     job_id = submit(client, "stuck")
     one.start(1, processes=True)
     until(lambda: client.job(job_id).state == "RUNNING")

@@ -10,8 +10,8 @@ import pytest
 from tests.waiting import until
 
 from penstock.core.errors import StoreFailed
-from penstock.core.jobs.batching import EXPENSIVE, HELD, SOON
-from penstock.core.jobs.types import EndReason
+from penstock.core.jobs.batching import AHEAD, HELD, SOON
+from penstock.core.jobs.types import SECOND, EndReason
 from penstock.library import job_runner as job_runner_module
 from penstock.library.job_runner import JobRunner
 from penstock.work.executors import ThreadExecutor
@@ -54,11 +54,11 @@ def tasks():
 
 @pytest.fixture
 def job_runner(service, tasks):
-    executors = Mock(ahead=1, run_soon=lambda task: tasks.append(task) or True)
+    executors = Mock(ahead=AHEAD, run_soon=lambda task: tasks.append(task) or True)
     job_runner = JobRunner({"f": Mock()}, lambda *_: executors, workers=2, name="test", now=lambda: NOW)
     job_runner.wake = Mock()
     job_runner.join(service, job_runner.wake)
-    job_runner.mean_sec, job_runner.commit_cost = 0.00001, EXPENSIVE
+    job_runner.batching.mean_run, job_runner.batching.expensive = 10, True
     return job_runner
 
 
@@ -72,17 +72,6 @@ def running(job_runner, name):
     attempt = waiting(job_runner, name)
     job_runner.begin(attempt)
     return attempt
-
-
-def test_the_first_run_sets_the_mean_duration_and_the_next_ones_only_correct_it(job_runner):
-    first, second = running(job_runner, "first"), running(job_runner, "second")
-    job_runner.mean_sec = None
-    second.began_at -= 16
-    job_runner.finish(first, DONE)
-    assert job_runner.mean_sec < 0.5
-    job_runner.finish(second, DONE)
-
-    assert 1 <= job_runner.mean_sec < 2
 
 
 def test_the_last_of_a_batch_has_no_commit_of_its_own_when_it_is_about_to_end(
@@ -122,7 +111,7 @@ def test_a_batch_that_is_half_through_is_reported_whole(job_runner, service):
 
 def test_long_functions_are_not_waited_for(job_runner, service, monkeypatch):
     first, _ = running(job_runner, "first"), running(job_runner, "goes on")
-    job_runner.mean_sec = 1.0
+    job_runner.batching.mean_run = SECOND
     job_runner.finish(first, DONE)
     monkeypatch.setattr(job_runner_module.time, "sleep", pytest.fail)
     job_runner.step(NOW)
@@ -146,7 +135,7 @@ def test_a_batch_that_does_not_end_soon_is_reported_as_far_as_it_is_and_wakes_mo
     first, job_runner.given_at = running(job_runner, "first"), NOW
     waiting(job_runner, "second")
     job_runner.finish(first, DONE)
-    job_runner.commit_cost = 0
+    job_runner.batching.expensive = False
     job_runner.step(NOW + SOON)
 
     assert [["first"]] == service.commits
@@ -154,7 +143,7 @@ def test_a_batch_that_does_not_end_soon_is_reported_as_far_as_it_is_and_wakes_mo
 
 
 def test_long_functions_are_reported_by_halves(job_runner, service):
-    job_runner.commit_cost, job_runner.mean_sec = 0, 1.0
+    job_runner.batching.expensive, job_runner.batching.mean_run = False, SECOND
     first, job_runner.given_at = running(job_runner, "first"), NOW
     waiting(job_runner, "second")
     job_runner.finish(first, DONE)

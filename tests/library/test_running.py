@@ -15,7 +15,7 @@ from tests.waiting import LONG, until
 
 import penstock
 from penstock.core.jobs import changes
-from penstock.core.jobs.types import HOUR, SECOND, EndReason
+from penstock.core.jobs.types import HOUR, MILLISECOND, SECOND, EndReason
 from penstock.scheduler.driver import Driver
 from penstock.stores.api import Apply, Shift, committed
 from penstock.work.leases import KeeperThread
@@ -225,7 +225,9 @@ def test_jobs_that_waited_too_long_for_a_thread_go_back_to_the_queue(make):
     with scheduler:
         for job in quick.enqueue_many([()] * 100):
             job.result(LONG)
-        scheduler.work.job_runner.mean_sec = 0.001  # on any machine they are so short that it claims ahead
+        scheduler.work.job_runner.batching.mean_run = (
+            MILLISECOND  # on any machine they are so short that it claims ahead
+        )
         jobs = slow.enqueue_many([()] * 5)
         until(lambda: any("REQUEUED" in kinds(job) for job in jobs))
         states = until(lambda: (now := scheduler.counts())["RUNNING"] == 1 and now)

@@ -255,8 +255,8 @@ MUTANTS = [
         "runner: an end that could not be written is forgotten",
         "penstock/runner/runner.py",
         "Runner.exchange",
-        "        job_service, ended = self._service.job_service, list(self._ended)\n",
-        "        job_service, ended = self._service.job_service, list(self._ended)\n        self._ended.clear()\n",
+        "        job_service, ended = self._service.job_service, self._ended[: plan.report]\n",
+        "        job_service, ended = self._service.job_service, self._ended[: plan.report]\n        self._ended.clear()\n",
         ("tests/runner/test_lost.py::test_an_end_that_cannot_be_written_is_written_later",),
     ),
     Mutant(
@@ -326,7 +326,7 @@ MUTANTS = [
     Mutant(
         "runner: calls are claimed ahead of a worker that is at something long",
         "penstock/runner/warm_workers.py",
-        "WarmWorkers.free_slots",
+        "WarmWorkers.plan",
         "bool(w.calls) and w.heard_at < late",
         "False",
         ("tests/runner/test_ahead.py::test_with_no_other_worker_they_go_back_to_the_queue_and_stay_there",),

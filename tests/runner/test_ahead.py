@@ -20,7 +20,7 @@ def handful(plants, tmp_path):
     def hand_over(*calls, workers=1):
         plant = plants(workers=workers, ahead_sec=60.0)
         # So that it is known to be short.
-        while plant.runner.supervisor.functions.free_slots < len(calls):
+        while plant.runner.batching.claim_ahead() < len(calls):
             plant.settled(plant.function("maybe_long", str(ran)))
         ran.write_text("")
         pids = plant.runner.pids()

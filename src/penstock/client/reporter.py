@@ -8,14 +8,14 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Condition
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from msgspec import Raw
 
 from penstock.client.transport import error_of
 from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable, Unreachable
-from penstock.core.jobs.batching import MOST_AT_ONCE
-from penstock.core.jobs.types import EndReason
+from penstock.core.jobs.batching import SOON, BatchPlan
+from penstock.core.jobs.types import EndReason, seconds
 from penstock.core.text import safe_str, storable
 from penstock.wire import Ended, Failure, OutcomeReport
 from penstock.work.leases import FunctionLease
@@ -27,12 +27,6 @@ log = logging.getLogger("penstock.worker")
 MOST_BYTES: Final = 500_000
 PAUSE: Final = 0.25
 _REPORTED: Final = {EndReason.COMPLETED, *map(EndReason, Failure)}
-
-
-class ReportCalls(Protocol):
-    def complete_many(self, outcomes: Sequence[OutcomeReport]) -> list[Ended]: ...
-
-    def release(self, lease_id: str) -> object: ...
 
 
 class OutcomeToSend(NamedTuple):
@@ -47,18 +41,23 @@ class OutcomeToSend(NamedTuple):
 
 class Reporter:
     """
-    `reported` is called with each lease about which nothing more is sent. `renew` sends what a lease has not reported;
-    False: the scheduler did not answer. `on_idle` is called when nothing is left to send.
+    `complete` and `release` send requests. `reported` is called with each lease about which nothing more is sent. `renew`
+    sends what a lease has not reported; False: the scheduler did not answer. `plan`: how many of this many outcomes to
+    send now. `on_idle` is called when nothing is left to send.
     """
 
     def __init__(
         self,
-        client: ReportCalls,
+        complete: Callable[[Sequence[OutcomeReport]], list[Ended]],
+        release: Callable[[str], object],
         reported: Callable[[FunctionLease, Outcome | None], None],
         renew: Callable[[FunctionLease], bool],
+        *,
+        plan: Callable[[int], BatchPlan],
         on_idle: Callable[[], None],
     ) -> None:
-        self._client, self._reported, self._renew, self._on_idle = client, reported, renew, on_idle
+        self._complete, self._release, self._reported = complete, release, reported
+        self._renew, self._plan, self._on_idle = renew, plan, on_idle
         self._out: deque[OutcomeToSend] = deque()
         self._changed = Condition()
         self._closing = self._sending = False
@@ -71,7 +70,8 @@ class Reporter:
     def put(self, lease: FunctionLease, outcome: Outcome) -> None:
         with self._changed:
             self._out.append(OutcomeToSend(lease, outcome))
-            self._changed.notify()
+            if len(self._out) == 1 or self._plan(len(self._out)).report:
+                self._changed.notify()
 
     def close(self) -> None:
         """`run` sends what is left and returns."""
@@ -80,26 +80,33 @@ class Reporter:
             self._changed.notify()
 
     def run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._out and not self._closing:
-                    self._changed.wait()
-                if not self._out:
-                    return
-            self._sending = True
-            left = self._send(self._take())
+        while count := self._next_count():
+            unsent = self._send(self._take(count))
             self._sending = False
-            if not left:
+            if not unsent:
                 self._on_idle()
             else:
                 with self._changed:
-                    self._out.extendleft(reversed(left))
+                    self._out.extendleft(reversed(unsent))
                     self._changed.wait(PAUSE)
 
-    def _take(self) -> list[OutcomeToSend]:
+    def _next_count(self) -> int:
+        """Waits until outcomes are due, and returns how many; 0: the reporter is closed, and has sent all."""
+        with self._changed:
+            while self._out or not self._closing:
+                count = self._plan(len(self._out)).report
+                if count:
+                    self._sending = True
+                    return count
+                self._changed.wait(seconds(SOON) if self._out else None)
+            return 0
+
+    def _take(self, count: int) -> list[OutcomeToSend]:
         batch: list[OutcomeToSend] = []
         size = 0
-        while self._out and len(batch) < MOST_AT_ONCE and size < MOST_BYTES:
+        for _ in range(count):
+            if size >= MOST_BYTES:
+                break
             report = self._out.popleft()
             lease, outcome = report
             if lease.over:
@@ -129,7 +136,7 @@ class Reporter:
                 self._settle(reports)
                 reports = []
             while given:
-                self._release(given[-1])
+                self._give_back(given[-1])
                 given.pop()
         except (Unreachable, Unavailable) as error:
             if not self._silent:
@@ -141,7 +148,7 @@ class Reporter:
 
     def _settle(self, batch: list[OutcomeToSend]) -> None:
         try:
-            answers = self._client.complete_many([_outcome(report) for report in batch])
+            answers = self._complete([_outcome(report) for report in batch])
         except Exception as error:
             if isinstance(error, Unavailable) and not _is_internal(error):
                 raise
@@ -175,9 +182,9 @@ class Reporter:
             log.error("job %s: its end was not accepted: %s", lease.facts.job_id, safe_str(error))
             self._reported(lease, None)
 
-    def _release(self, report: OutcomeToSend) -> None:
+    def _give_back(self, report: OutcomeToSend) -> None:
         try:
-            self._client.release(report.lease.dispatch_id)
+            self._release(report.lease.dispatch_id)
         except Refused as error:
             log.info("job %s: its lease had ended already: %s", report.lease.facts.job_id, error)
         self._reported(*report)

@@ -1,10 +1,12 @@
 """
 The SDK worker: functions by job type, run under leases that are renewed beside them.
 
-    main      claims as many jobs as it has room for, and waits in the request until there are some
+    main      claims jobs while there is nothing to report, and waits in the request until there are some
     executor  runs functions, on threads, an event loop or worker processes
     leases    renews every lease, and lets functions see that they should yield or stop
-    reporter  reports outcomes, in batches
+    reporter  reports outcomes, and claims jobs in the same request
+
+The batching machine (`core/jobs/batching.py`) plans how many jobs a request reports and claims, and when.
 
 The last two never run a line of the user's code, so a function that is busy keeps its lease. A function that holds the
 interpreter's lock for long (one call into C that takes minutes) starves them all the same: `processes=True` is for
@@ -14,6 +16,7 @@ those, and for functions that must be ended when they do not look.
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import os
 import signal
@@ -22,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import Condition, Thread
 from typing import Any, Final, TypeAlias, TypedDict, TypeVar
 
@@ -29,10 +33,10 @@ from penstock.client.client import Client
 from penstock.client.reporter import Reporter
 from penstock.client.signals import handled_signals
 from penstock.core.errors import Unavailable
-from penstock.core.jobs.batching import MOST_AT_ONCE
-from penstock.core.jobs.types import DispatchId, EndReason, Money, moment_of
-from penstock.wire import ClaimAnswer, ClaimedJob, Ended, OutcomeReport
-from penstock.work.context import CurrentJob, JobFacts, plain, takes_context
+from penstock.core.jobs.batching import Batching, BatchPlan
+from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, moment_of
+from penstock.wire import ClaimAnswer, ClaimedJob, Ended, HeartbeatAnswer, OutcomeReport
+from penstock.work.context import CurrentJob, JobFacts, takes_context
 from penstock.work.executors import (
     JobExecutor,
     ProcessExecutor,
@@ -88,7 +92,7 @@ class Worker:
         self.poll_sec = poll_sec
         self._handlers: dict[str, JobHandler] = {}
         self.stopping = threading.Event()
-        self._running: _WorkerLoop | None = None
+        self._running: WorkerLoop | None = None
 
     def job(self, job_type: str | None = None) -> Callable[[F], F]:
         """
@@ -128,7 +132,7 @@ class Worker:
             raise ValueError("this worker has no functions: register some with @worker.job(...)")
         if concurrency < 1 or prefetch < 0:
             raise ValueError("concurrency must be at least 1, and prefetch at least 0")
-        loop = self._running = _WorkerLoop(self, self._handlers, concurrency, prefetch, processes=processes)
+        loop = self._running = WorkerLoop(self, self._handlers, concurrency, prefetch, processes=processes)
         with handled_signals(self._on_signal):
             try:
                 loop.work(until_idle=until_idle)
@@ -151,7 +155,7 @@ class Worker:
         if self.stopping.is_set():
             log.warning("second signal: leaving at once")
             if self._running is not None:
-                self._running.abandon()
+                self._running.abandoned = True
             return
         log.info("%s: stopping", number.name)
         self.stop()
@@ -164,7 +168,7 @@ class Wanted(TypedDict):
     worker: str
 
 
-class _WorkerLoop:
+class WorkerLoop:
     """One `run` of a worker."""
 
     def __init__(
@@ -177,23 +181,34 @@ class _WorkerLoop:
         processes: bool,
     ) -> None:
         self._worker, self._client, self._handlers = worker, worker.client, handlers
-        self._room, self._prefetch = concurrency + prefetch, prefetch
+        #: A request is a round trip, as a commit on a server is.
+        self.batching = Batching(concurrency, prefetch=prefetch, expensive=True)
         self._ttl_sec = 0.0  # of the leases that were claimed last
+        self._given_at: Moment = 0  # when the executor was last given attempts
         self._busy = 0  # claimed, and not yet through its function
         self._requested = 0  # in claims that are not answered yet
         self._stopping = worker.stopping
         self._changed = Condition()
-        self._abandoned = False
+        #: After a second signal nothing is waited for.
+        self.abandoned = False
         self.ran = 0
+        remote = partial(remote_call, self._client.url, self._client.token)
         self._executor: JobExecutor[FunctionLease] = (
-            ProcessExecutor(concurrency, self._begin, self._finish, RemoteCalls(self._client), grace_sec)
+            ProcessExecutor(concurrency, self._begin, self._finish, remote, grace_sec)
             if processes
             else ThreadExecutor(concurrency, self._begin, self._finish)
         )
         self._leases: LeaseKeeper[FunctionLease] = LeaseKeeper(
             self._renew, on_stop=self._executor.end, on_yield=self._executor.ask_to_yield, at_risk=AT_RISK
         )
-        self._reporter = Reporter(self, self._reported, self._leases.renew, self._notify)
+        self._reporter = Reporter(
+            self._exchange,
+            self._client.release,
+            self._reported,
+            self._leases.renew,
+            plan=lambda ended: self._plan(ended, self._given_at),
+            on_idle=self._notify,
+        )
         self._reporter_thread = Thread(target=self._reporter.run, name="penstock-reporter", daemon=True)
         self._reporter_thread.start()
         self._keeper_thread = KeeperThread(self._leases, self._hang_up_again)
@@ -221,32 +236,39 @@ class _WorkerLoop:
                 return
 
     def _should_claim(self) -> bool:
-        """
-        While outcomes are reported, the same requests claim new jobs (`complete_many`). To claim besides, as workers
-        become free one by one, would be a request per job: so half of what is prefetched must be gone first.
-        """
-        enough = max(1, self._prefetch // 2)
+        """While outcomes are reported, the same requests claim new jobs (`_exchange`)."""
 
-        def there_is() -> bool:
-            return self._room - self._busy - self._requested >= enough and self._reporter.idle
+        def is_due() -> bool:
+            return self._reporter.idle and self._plan().claim > 0 and not self._stopping.is_set()
 
         with self._changed:
-            if not there_is() and not self._stopping.is_set():
-                self._changed.wait(1.0)
-            return there_is() and not self._stopping.is_set()
+            return is_due() or (self._changed.wait(1.0) and is_due())
 
-    def _claim(self, wait_sec: float) -> int:
+    def _plan(self, ended: int = 0, taken_at: Moment = 0) -> BatchPlan:
+        places = self.batching.places
+        return self.batching.plan(
+            int(self._leases.clock() * SECOND),
+            free=places - len(self._leases.live) - self._requested,
+            waiting=max(0, self._busy - places),
+            ended=ended,
+            taken_at=0 if self._stopping.is_set() else taken_at,
+        )
+
+    def _claim(self, wait_sec: float) -> int | None:
+        """How many jobs there were; None: the reporter has just claimed for all free places."""
         with self._claim_limit() as limit:
+            if not limit:
+                return None
             sent_at = self._leases.clock()
             claimed = self._worker.fetcher.claim(**self._wanted(limit), wait_sec=wait_sec)
             self._take(claimed, sent_at)
         return len(claimed.jobs)
 
     @contextmanager
-    def _claim_limit(self) -> Iterator[int]:
-        """All the room there is, so that two claims at once do not fetch twice as much."""
+    def _claim_limit(self, reported: int = 0) -> Iterator[int]:
+        """Until its answer a claim counts as granted, so that two claims at once do not fetch twice as much."""
         with self._changed:
-            limit = min(MOST_AT_ONCE, self._room - self._busy - self._requested)
+            limit = self._plan(reported).claim
             self._requested += limit
         try:
             yield limit
@@ -276,15 +298,14 @@ class _WorkerLoop:
             self._leases.live[lease.dispatch_id] = lease
         with self._changed:
             self._busy += len(leases)
+            self._given_at = int(self._leases.clock() * SECOND)
         self._executor.start(leases)
 
     def _all_reported(self) -> bool:
         """There is nothing to claim, and no lease here could still put a job back into the queue."""
         with self._changed:
-            while self._leases.live and not self._stopping.is_set():
+            if self._leases.live:
                 self._changed.wait(0.2)
-                if self._busy < self._room:
-                    break
             return not self._leases.live
 
     # Executors run functions, and call these from their threads
@@ -301,20 +322,15 @@ class _WorkerLoop:
     def _finish(self, lease: FunctionLease, outcome: Outcome) -> None:
         with self._changed:
             self._busy -= 1
+            if lease.began_at:
+                self.batching.learn(int((self._leases.clock() - lease.began_at) * SECOND))
         self._reporter.put(lease, outcome)
 
     # Renewals and reports come from threads that run no code of the user
 
     def _renew(self, requests: Sequence[RenewalRequest]) -> list[RenewalReply | Exception]:
         [request] = requests
-        answer = self._client.heartbeat(
-            request.dispatch_id,
-            progress=request.progress,
-            spent=None if request.spent is None else request.spent / 1_000_000,
-            checkpoint=None if request.checkpoint is None else request.checkpoint.encode(),
-            pid=request.pid,
-            timeout=max(0.2, self._ttl_sec * _PATIENCE),
-        )
+        answer = _heartbeat(self._client, request, max(0.2, self._ttl_sec * _PATIENCE))
         stop = (answer.stop or EndReason.CANCELED) if answer.cancel else None
         return [RenewalReply(answer.ttl_sec, stop, answer.yield_)]
 
@@ -330,18 +346,15 @@ class _WorkerLoop:
         with self._changed:
             self._changed.notify_all()
 
-    def complete_many(self, outcomes: Sequence[OutcomeReport]) -> list[Ended]:
-        """For the reporter: attempts that ended make room, so the same request claims new jobs."""
-        with self._claim_limit() as limit:
-            if limit < 1 or self._stopping.is_set():
+    def _exchange(self, outcomes: Sequence[OutcomeReport]) -> list[Ended]:
+        """Attempts that ended make room, so the same request claims new jobs."""
+        with self._claim_limit(len(outcomes)) as limit:
+            if not limit or self._stopping.is_set():
                 return self._client.complete_many(outcomes)
             sent_at = self._leases.clock()
             answer = self._client.exchange(outcomes, **self._wanted(limit))
             self._take(answer, sent_at)
         return answer.outcomes
-
-    def release(self, lease_id: str) -> None:
-        self._client.release(lease_id)
 
     # stopping
 
@@ -355,36 +368,32 @@ class _WorkerLoop:
     def _held(self) -> list[FunctionLease]:
         return list(self._leases.live.values())
 
-    def abandon(self) -> None:
-        self._abandoned = True
-
     def finish(self, within: float) -> None:
         self.wind_down()
-        self._wait_until(self._is_idle, within)
-        if not self._is_idle():
+        if not self._wait_until(self._is_idle, within):
             forced = [lease for lease in self._held() if lease.ended_by is not None]
             for lease in forced:
                 lease.lose(EndReason.GRACEFUL_SHUTDOWN)
                 self._executor.end(lease)
-            if forced:
-                self._wait_until(self._is_idle, 10.0)
-        stuck = [lease for lease in self._held() if lease.stop is None]
+            self._wait_until(self._is_idle, 10.0 if forced else 0.0)
+        stuck = [lease.facts.job_id[-8:] for lease in self._held() if lease.stop is None]
         if stuck and not self._is_idle():
             # A thread cannot be ended. If its lease were given back, the job could run twice at once: so it expires.
-            names = ", ".join(lease.facts.job_id[-8:] for lease in stuck)
-            log.warning("still running and left to the expiry of their leases: %s", names)
+            log.warning("still running and left to the expiry of their leases: %s", ", ".join(stuck))
         self._reporter.close()
         self._wait_until(lambda: not self._reporter_thread.is_alive(), 5.0)
         self._keeper_thread.stop(2.0)
-        self._executor.close(wait=0.0 if self._abandoned else _CLOSING_SEC)
+        self._executor.close(wait=0.0 if self.abandoned else _CLOSING_SEC)
 
     def _is_idle(self) -> bool:
         return self._busy == 0
 
-    def _wait_until(self, true: Callable[[], bool], within: float) -> None:
+    def _wait_until(self, true: Callable[[], bool], within: float) -> bool:
+        """Returns whether it became true."""
         until = time.monotonic() + within
-        while not true() and time.monotonic() < until and not self._abandoned:
+        while not true() and time.monotonic() < until and not self.abandoned:
             time.sleep(0.02)
+        return true()
 
 
 # The call of a function with the payload of its job, here or in a worker process
@@ -425,7 +434,7 @@ class JobHandler:
 
     def invoke(self, job: CurrentJob) -> Any:
         context = (job.context,) if self._takes_context else ()
-        match plain(job.facts.payload):
+        match json.loads(job.facts.payload):
             case dict() as named:
                 return call_with(self.function, context, named)
             case list() as listed:
@@ -440,42 +449,24 @@ def grace_sec(lease: FunctionLease) -> float:
     return max(0.1, lease.ttl * _GRACE)
 
 
-class RemoteCalls:
-    """Makes the calls that run attempts in worker processes."""
-
-    def __init__(self, client: Client) -> None:
-        self._url, self._token = client.url, client.token
-
-    def __call__(self, lease: FunctionLease, yield_file: str) -> RemoteCall:
-        return RemoteCall(_run, (lease.function, lease.facts, yield_file, self._url, self._token))
+def remote_call(url: str, token: str, lease: FunctionLease, yield_file: str) -> RemoteCall:
+    return RemoteCall(_run, (lease.function, lease.facts, yield_file, url, token))
 
 
 def _run(handler: JobHandler, facts: JobFacts, yield_file: str, url: str, token: str) -> RemoteOutcome:
-    reports = _Reports(facts, url, token)
-    try:
-        return run_in_process(handler.invoke, facts, yield_file, reports)
-    finally:
-        reports.close()
-
-
-class _Reports:
-    """Reports progress, spending and checkpoints from a worker process, by a client of its own."""
-
-    def __init__(self, facts: JobFacts, url: str, token: str) -> None:
-        self._facts, self._url, self._token = facts, url, token
-        self._client: Client | None = None
-
-    def __call__(self, progress: float | None, spent: Money | None, checkpoint: str | None) -> bool:
-        if self._client is None:
-            self._client = Client(self._url, token=self._token)
-        answer = self._client.heartbeat(
-            self._facts.dispatch_id,
-            progress=progress,
-            spent=None if spent is None else spent / 1_000_000,
-            checkpoint=None if checkpoint is None else checkpoint.encode(),
+    """In a worker process, which reports by a client of its own."""
+    with Client(url, token=token) as client:
+        return run_in_process(
+            handler.invoke, facts, yield_file, lambda request: not _heartbeat(client, request).cancel
         )
-        return not answer.cancel
 
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
+
+def _heartbeat(client: Client, request: RenewalRequest, timeout: float | None = None) -> HeartbeatAnswer:
+    return client.heartbeat(
+        request.dispatch_id,
+        progress=request.progress,
+        spent=None if request.spent is None else request.spent / 1_000_000,
+        checkpoint=None if request.checkpoint is None else request.checkpoint.encode(),
+        pid=request.pid,
+        timeout=timeout,
+    )

@@ -8,25 +8,29 @@ opens the store itself to report progress, spending and checkpoints.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import JobStopped
-from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.types import Moment, Money, seconds
 from penstock.library.function import place_of
 from penstock.scheduler.job_service import GrantedJob, JobService
 from penstock.scheduler.rules import SchedulerRules
 from penstock.work.context import JobFacts
 from penstock.work.executors import RemoteCall, RemoteOutcome, run_in_process
-from penstock.work.leases import FunctionLease, LeaseKeeper, RenewalReply, RenewalRequest, Send
+from penstock.work.leases import (
+    FunctionLease,
+    LeaseKeeper,
+    RenewalReply,
+    RenewalRequest,
+    Send,
+    facts_of,
+)
 
 if TYPE_CHECKING:
     from penstock.library.function import JobFunction
-    from penstock.library.scheduler import Scheduler
 
 
 class JobAttempt(FunctionLease):
@@ -76,22 +80,6 @@ def renewals(job_service: JobService, now: Callable[[], Moment]) -> Send:
     return send
 
 
-def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None) -> JobFacts:
-    intent = job.intent
-    return JobFacts(
-        job.job_id,
-        intent.job_type,
-        dispatch.dispatch_id,
-        dispatch.fence,
-        job.attempt,
-        intent.addon_id,
-        intent.tags,
-        intent.deadline_at,
-        intent.payload,
-        checkpoint,
-    )
-
-
 #: How long a function that must stop has to see it before its process is ended.
 GRACE_SEC: Final = 5.0
 
@@ -101,8 +89,8 @@ def grace_sec(_attempt: JobAttempt) -> float:
 
 
 def remote_call(attempt: JobAttempt, yield_file: str) -> RemoteCall:
-    place = place_of(attempt.function.fn)
-    home = None if _is_job_at(place) else _home_of(attempt.function.scheduler)
+    place, scheduler = place_of(attempt.function.fn), attempt.function.scheduler
+    home = None if _is_job_at(place) else _Home(scheduler.place, scheduler.rules)
     return RemoteCall(_run, (place, attempt.facts, yield_file, home))
 
 
@@ -111,10 +99,6 @@ class _Home(NamedTuple):
 
     where: str
     rules: SchedulerRules
-
-
-def _home_of(scheduler: Scheduler) -> _Home:
-    return _Home(scheduler.place, scheduler.rules)
 
 
 def _is_job_at(place: tuple[str, str]) -> bool:
@@ -151,13 +135,9 @@ _registered: Final[dict[tuple[str, str], JobFunction[..., Any, Any]]] = {}
 
 def _run(place: tuple[str, str], facts: JobFacts, yield_file: str, home: _Home | None) -> RemoteOutcome:
     function = _function_at(place, facts.job_type, home)
-    return run_in_process(function.invoke, facts, yield_file, partial(_report, function.scheduler, facts))
+    job_service = function.scheduler.job_service
 
+    def report(request: RenewalRequest) -> bool:
+        return job_service.heartbeat(**request._asdict()).stop is None
 
-def _report(
-    scheduler: Scheduler, facts: JobFacts, progress: float | None, spent: Money | None, checkpoint: str | None
-) -> bool:
-    answer = scheduler.job_service.heartbeat(
-        facts.dispatch_id, progress=progress, spent=spent, checkpoint=checkpoint, pid=os.getpid()
-    )
-    return answer.stop is None
+    return run_in_process(function.invoke, facts, yield_file, report)

@@ -9,11 +9,11 @@ must not be able to run code. An argument that does not come back from JSON equa
 by its name when it is enqueued; at run time it would be a failure far from its cause.
 """
 
-#: Where a worker process finds a function: its module, and the path inside it.
 from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, Unpack
@@ -37,13 +37,13 @@ from penstock.work.context import (
     encode,
     from_text,
     is_context,
-    plain,
 )
 
 if TYPE_CHECKING:
     from penstock.library.scheduler import Scheduler
 
 
+#: Where a worker process finds a function: its module, and the path inside it.
 Place: TypeAlias = tuple[str, str]
 
 
@@ -278,7 +278,7 @@ class Arguments:
         try:
             return self._returns.decode(text)
         except (msgspec.ValidationError, NotImplementedError):
-            return plain(text)  # it returned something else than it says; the caller gets what there is
+            return json.loads(text)  # it returned something else than it says; the caller gets what there is
 
     def _ready(self) -> msgspec.json.Decoder[Any]:
         fields = []

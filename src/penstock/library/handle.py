@@ -7,6 +7,7 @@ A failure crosses processes as text alone: an exception would have to be rebuilt
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -22,7 +23,6 @@ from penstock.core.jobs.job import Dispatch, Event, Job, dispatch_id_of, outcome
 from penstock.core.jobs.states import SETTLED, JobState
 from penstock.core.jobs.types import JobId
 from penstock.stores.api import Store
-from penstock.work.context import plain
 
 if TYPE_CHECKING:
     from penstock.library.function import Arguments
@@ -128,7 +128,7 @@ class JobHandle(Generic[R]):
             text = None if last is None else last.result
             if self._arguments is not None:
                 return self._arguments.result(text)  # type: ignore[no-any-return]  # by the function's own annotation
-            return None if text is None else plain(text)  # type: ignore[return-value]  # no function is registered here
+            return None if text is None else json.loads(text)  # type: ignore[return-value]  # no function is registered here
         if job.state is JobState.CANCELED:
             raise JobCanceled(f"job {self.id} was canceled", job_id=self.id)
         end, error = outcome_of(job, last)

@@ -21,7 +21,7 @@ from threading import Condition, Lock, get_ident
 from typing import Any, Final, Protocol
 
 from penstock.core.errors import Refused
-from penstock.core.jobs.batching import AHEAD, EXPENSIVE, SOON, Batching, BatchPlan
+from penstock.core.jobs.batching import SOON, Batching, BatchPlan
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, Span, seconds
 from penstock.library.attempt import JobAttempt, grace_sec, remote_call, renewals
@@ -67,19 +67,14 @@ class JobRunner:
         name: str,
         now: Callable[[], Moment],
         tick: Span = 2 * SECOND,
-        commit_cost: Span = 0,
+        expensive: bool = False,
     ) -> None:
-        self._functions, self._workers, self._name = functions, workers, name
-        self._now, self._tick = now, tick
+        self._functions, self._name, self._now, self._tick = functions, name, now, tick
         self._known = WorkerKinds(job_types=frozenset())
         #: Claimed, and not begun. The thread that pops an attempt has it: to run it, or to give it back.
         self.waiting: dict[DispatchId, JobAttempt] = {}
         #: Ended, and not reported.
         self.ended: deque[tuple[JobAttempt, Outcome]] = deque()
-        #: The mean duration of a function; None until the first has ended.
-        self.mean_sec: float | None = None
-        #: Not measured: on a machine under load every commit seems to cost as much as a round trip to a server.
-        self.commit_cost = commit_cost
         #: When the executor was last given attempts.
         self.given_at: Moment = 0
         #: When a claim last brought fewer jobs than it had room for: all that there were.
@@ -91,7 +86,7 @@ class JobRunner:
         #: Held during a claim, by the driver or beside a submit, from counting the room until the attempts are in it.
         self._claiming = Lock()
         self.executors = executors(self.begin, self.finish)
-        self._batching = Batching(workers, self.executors.ahead)
+        self.batching = Batching(workers, self.executors.ahead, expensive=expensive)
 
     def join(self, job_service: JobService, wake: Callable[[], None]) -> None:
         """The job service is made with its parts, of which this is one: so it comes after. `wake`: of the driver."""
@@ -158,7 +153,12 @@ class JobRunner:
 
     def _wait_for_the_last(self) -> None:
         """Brief functions that still run will have ended before a commit for them alone could be sent."""
-        if self._expensive and self._brief and 0 < len(self.ended) < len(self.running) and not self.waiting:
+        if (
+            self.batching.expensive
+            and self.batching.brief
+            and 0 < len(self.ended) < len(self.running)
+            and not self.waiting
+        ):
             time.sleep(LAST_SEC)
 
     def _exchange(self, *, here: bool = False) -> int:
@@ -172,7 +172,8 @@ class JobRunner:
         started = 0
         try:
             for _ in range(MOST_EXCHANGES):
-                if self._expensive:  # this thread writes the next exchange: attempts must not wait for it
+                if self.batching.expensive:
+                    # This thread writes the next exchange, and attempts must not wait for it.
                     ready, claimed = claimed, []
                     self._give(ready)
                 plan = self._plan(self._now(), claimed=len(claimed))
@@ -181,7 +182,7 @@ class JobRunner:
                     self._report(ended)
                     break
                 pending = self._job_service.exchange_soon(
-                    _reports(ended), self._kinds, plan.claim, self._name, wait=self._expensive
+                    _reports(ended), self._kinds, plan.claim, self._name, wait=self.batching.expensive
                 )
                 ready, claimed = claimed, []
                 self._give(ready)
@@ -215,13 +216,13 @@ class JobRunner:
 
     @property
     def free(self) -> int:
-        return self._workers - len(self.running) - len(self.waiting)
+        return self.batching.places - len(self.running) - len(self.waiting)
 
     def _give(self, attempts: list[JobAttempt], *, here: bool = False) -> None:
         """`here`: the calling thread is one of the executor's, and takes one without being woken."""
         self.waiting.update({attempt.dispatch_id: attempt for attempt in attempts})
         self.given_at = self._now() if attempts else self.given_at
-        self.executors.start(attempts, at_once=not self._brief, awake=int(here))
+        self.executors.start(attempts, at_once=not self.batching.brief, awake=int(here))
 
     # called by the dispatcher beside a submit: a thread without work gets the job with the same commit
 
@@ -265,27 +266,13 @@ class JobRunner:
 
     def _plan(self, now: Moment, *, claimed: int = 0, taken_at: Moment = 0) -> BatchPlan:
         """`claimed`: attempts that the executor has not been given yet."""
-        return self._batching.plan(
+        return self.batching.plan(
             now,
             free=self.free - claimed,
             waiting=len(self.waiting),
             ended=len(self.ended),
-            mean_run=self._mean_run,
-            commit_cost=self.commit_cost,
             taken_at=taken_at,
         )
-
-    @property
-    def _mean_run(self) -> Span:
-        return AHEAD if self.mean_sec is None else int(self.mean_sec * SECOND)
-
-    @property
-    def _expensive(self) -> bool:
-        return self.commit_cost >= EXPENSIVE
-
-    @property
-    def _brief(self) -> bool:
-        return self._batching.brief(self._mean_run)
 
     def _give_back_stale(self) -> None:
         if self.waiting:
@@ -307,14 +294,11 @@ class JobRunner:
         return True
 
     def finish(self, attempt: JobAttempt, outcome: Outcome) -> None:
-        ran = self.leases.clock() - attempt.began_at
-        self.mean_sec = ran if self.mean_sec is None else self.mean_sec + (ran - self.mean_sec) / 16
+        self.batching.learn(int((self.leases.clock() - attempt.began_at) * SECOND))
         if outcome is STOPPED or outcome == STOPPED:
             outcome = Outcome(EndReason.GRACEFUL_SHUTDOWN)
         self.ended.append((attempt, outcome))
-        if not self._woken and self._batching.is_full(
-            len(self.waiting), len(self.ended), self._mean_run, self.commit_cost
-        ):
+        if not self._woken and self.batching.is_full(len(self.waiting), len(self.ended)):
             self._woken = True
             self._wake()
 
@@ -407,7 +391,7 @@ class BackgroundWork:
             workers=workers,
             name=name,
             now=store.now,
-            commit_cost=EXPENSIVE if store.shared else 0,
+            expensive=store.shared,
         )
         self.service = SchedulerService(
             store,

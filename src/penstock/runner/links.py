@@ -22,7 +22,7 @@ from penstock.runner.channels import TICKET, Channel, Frame, IoLoop, make_page
 from penstock.runner.payload import FunctionPayload, Work
 from penstock.runner.process_tree import RUNNER_MARK, children, look, send
 from penstock.scheduler.permissions import SystemUser
-from penstock.work.leases import ActiveLease
+from penstock.work.leases import ActiveLease, facts_of
 from penstock.work.outcome import Outcome
 
 
@@ -97,10 +97,6 @@ class LauncherLink:
                 start_new_session=True,
             )
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def fileno(self) -> int:
         return self._sock.fileno()
 
@@ -116,9 +112,6 @@ class LauncherLink:
         finally:
             for fd in fds:
                 os.close(fd)
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
 
     def close(self, wait_sec: float | None) -> None:
         """The launcher ends what is left below it and exits. `wait_sec`: how long to wait for that."""
@@ -249,18 +242,8 @@ def _call(run: ActiveDispatch) -> Frame:
     return {
         "op": "call",
         "call": run.call,
-        "facts": [
-            run.job.job_id,
-            run.job.intent.job_type,
-            run.dispatch_id,
-            run.dispatch.fence,
-            run.job.attempt,
-            run.job.intent.addon_id,
-            run.job.intent.tags,
-            run.job.intent.deadline_at,
-            "null",  # the arguments travel as they are
-            run.checkpoint,
-        ],
+        # The arguments travel as they are.
+        "facts": facts_of(run.job, run.dispatch, run.checkpoint)._replace(payload="null"),
         "function": work.function,
         "by_star": work.by_star,
         "args": work.args,

@@ -20,7 +20,7 @@ from threading import Thread
 from typing import Final, Self
 
 from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable
-from penstock.core.jobs.batching import SOON
+from penstock.core.jobs.batching import SOON, Batching
 from penstock.core.jobs.changes import Note, Renewal, remark, stop
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.round import AdmissionView, RoundResult
@@ -102,8 +102,14 @@ class Runner:
         self._over = False
         self._cleaner = OutputCleaner(service.store, runs.path)
         self._io = IoLoop()
+        self.batching = Batching(
+            self._settings.workers,
+            round(self._settings.ahead_sec * SECOND),
+            expensive=service.store.shared,
+            threads=False,
+        )
         self.supervisor = ProcessSupervisor(
-            runs, self._settings, self._io, answer=self._answer, on_end=self._run_over
+            runs, self._settings, self._io, self.batching, answer=self._answer, on_end=self._run_over
         )
         self._calls = RunRequests(service.job_service, self._tracker, self.supervisor.note, self._read_reply)
         self._thread = Thread(target=self._loop, name="penstock-runner", daemon=True)
@@ -259,14 +265,19 @@ class Runner:
 
     def exchange(self) -> None:
         """Report what has ended and fetch what may start in its place, in one commit if possible."""
-        self._exchanged_at = boot_time()
-        job_service, ended = self._service.job_service, list(self._ended)
+        claimed_at, self._exchanged_at = self._exchanged_at, boot_time()
+        stopping = self._give_up_at is not None
+        plan = self.supervisor.functions.plan(
+            _now(), len(self._ended), 0 if stopping else int(claimed_at * SECOND)
+        )
+        job_service, ended = self._service.job_service, self._ended[: plan.report]
         reports = [EndReport(run.dispatch_id, *outcome) for run, outcome in ended]
-        kinds, free = self._free()
+        kinds, free = (_ALL, 0) if stopping else self._free(plan.claim)
         if not (free or ended) or not (
             ended or self._fetch_worthwhile or self._service.dispatcher.awaits(kinds)
         ):
-            self._exchange_at = boot_time() + seconds(self._rules.tick)
+            held = self._ended and plan.again_at is not None
+            self._exchange_at = boot_time() + seconds(SOON if held else self._rules.tick)
             return
         self._exchange_at = boot_time() + _AFTER_FAILURE
         if free:
@@ -281,20 +292,19 @@ class Runner:
             self._guarded("starting a job", partial(self._begin, each))
         self.supervisor.functions.feed()
         # As many as were asked for: there may be more, and room for the other kind.
-        more = free and len(claimed) == free and self._free()[1]
+        more = free > 0 and len(claimed) == free
         # No change was noted meanwhile: this is the thread that notes them.
-        self._fetch_worthwhile = bool(more) if free else self._fetch_worthwhile
-        self._exchange_at = 0.0 if more else boot_time() + seconds(self._rules.tick)
+        self._fetch_worthwhile = more if free else self._fetch_worthwhile
+        self._exchange_at = 0.0 if more or self._ended else boot_time() + seconds(self._rules.tick)
 
-    def _free(self) -> tuple[WorkerKinds, int]:
-        if self._give_up_at is not None:
-            return _ALL, 0
+    def _free(self, calls: int) -> tuple[WorkerKinds, int]:
+        """Which jobs to claim, and how many. `calls`: how many functions there is room for."""
         # Reported even when there is no room: such jobs would otherwise be reserved for workers that poll.
         self._service.fetchers.came(_ALL, self._store.now() + self._rules.fetch_for)
-        workers, slots = self.supervisor.functions.free_slots, self.supervisor.slots
-        if workers > 0 and slots > 0:
-            return _ALL, min(workers, slots)
-        return (_FUNCTIONS, workers) if workers > 0 else (_COMMANDS, max(0, slots))
+        slots = max(0, self.supervisor.slots)
+        if calls and slots:
+            return _ALL, min(calls, slots)
+        return (_FUNCTIONS, calls) if calls else (_COMMANDS, slots)
 
     def _begin(self, claimed: GrantedJob) -> None:
         job, dispatch, checkpoint = claimed
@@ -479,13 +489,11 @@ class Runner:
             self._end(run, outcome._replace(end=how))
 
     def _end(self, run: ActiveDispatch, outcome: Outcome) -> None:
-        """
-        Reported half a batch at a time: one half runs while the other is committed. Soon, where no call waits
-        behind it: a few that end together then share a commit.
-        """
+        """The batching machine says whether it is reported now, or soon with others."""
         self._ended.append((run, outcome))
-        since = boot_time() if len(self._ended) < self.supervisor.functions.ahead else self._exchanged_at
-        self._exchange_at = min(self._exchange_at, since + seconds(SOON))
+        is_full = self.batching.is_full(self.supervisor.functions.ahead, len(self._ended))
+        due_at = 0.0 if is_full else boot_time() + seconds(SOON)
+        self._exchange_at = min(self._exchange_at, due_at)
 
     def _write_notes(self) -> None:
         """Notes are kept until they are committed."""

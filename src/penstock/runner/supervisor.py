@@ -17,6 +17,7 @@ from functools import partial
 from secrets import token_hex
 from typing import Any
 
+from penstock.core.jobs.batching import Batching
 from penstock.core.jobs.tracker import end_of_exit
 from penstock.core.jobs.types import EndReason
 from penstock.runner.channels import Frame, IoLoop
@@ -48,6 +49,7 @@ class ProcessSupervisor:
         runs: Leftovers,
         settings: RunnerOptions,
         loop: IoLoop,
+        batching: Batching,
         *,
         answer: Callable[[ActiveDispatch, Frame], Frame],
         on_end: Callable[[ActiveDispatch, Outcome], None],
@@ -57,7 +59,7 @@ class ProcessSupervisor:
         self._commands: dict[WardenLink, ActiveDispatch] = {}
         #: Wardens that wait for a command, the one that was used last at the end.
         self._spare: list[WardenLink] = []
-        self.functions = WarmWorkers(settings, loop, hire=self._hire, answer=answer, on_end=on_end)
+        self.functions = WarmWorkers(settings, loop, batching, hire=self._hire, answer=answer, on_end=on_end)
         self._fallen: dict[str, WardenLink] = {}  # wardens that were killed, by the mark of what they left
         self._sweep_at, self._sweep_every = 0.0, _SWEEP_FIRST
         self._launcher: LauncherLink | None = None  # between the end of one and the start of the next

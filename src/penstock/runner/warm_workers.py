@@ -16,7 +16,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from penstock.core.jobs.types import EndReason
+from msgspec.structs import replace
+
+from penstock.core.jobs.batching import Batching, BatchPlan
+from penstock.core.jobs.types import SECOND, EndReason, Moment
 from penstock.core.text import parsed, safe_str, storable_json
 from penstock.runner.channels import Frame, IoLoop
 from penstock.runner.links import ActiveDispatch, WardenLink, WorkerLink
@@ -26,7 +29,6 @@ from penstock.work.outcome import DONE, MAX_RESULT, RELEASED, STOPPED, Outcome
 
 log = logging.getLogger("penstock.runner")
 
-_MOST_AHEAD: Final = 200
 #: A worker that is silent for this long has met a call that is longer than those before it.
 _STUCK_SEC: Final = 0.1
 #: How long no worker is started after one could not be, for want of descriptors.
@@ -47,41 +49,46 @@ class WarmWorkers:
         self,
         settings: RunnerOptions,
         loop: IoLoop,
+        batching: Batching,
         *,
         hire: Callable[[Mapping[str, int], SystemUser | None], WorkerLink],
         answer: Callable[[ActiveDispatch, Frame], Frame],
         on_end: Callable[[ActiveDispatch, Outcome], None],
     ) -> None:
-        self._settings, self._loop = settings, loop
+        self._settings, self._loop, self._batching = settings, loop, batching
         self._handful_sec = settings.ahead_sec / 2  # how much work a worker gets at once
         self._hire, self._answer, self._on_end = hire, answer, on_end
         self._workers: dict[WardenLink, WorkerLink] = {}
         self._waiting: deque[ActiveDispatch] = deque()
         self._mean: dict[str, float] = {}  # seconds of a call, lately
-        self._mean_of_all = settings.ahead_sec
         self._hire_at = 0.0  # not before, because there were no descriptors for one more worker
 
     # how much is in hand
 
     @property
-    def ahead(self) -> int:
-        """How many calls are in hand beyond one for each worker; negative while some worker has none."""
-        in_hand = len(self._waiting) + sum(len(worker.calls) for worker in self._workers.values())
-        return in_hand - self._settings.workers
+    def _in_hand(self) -> int:
+        return len(self._waiting) + sum(len(worker.calls) for worker in self._workers.values())
 
     @property
-    def free_slots(self) -> int:
-        """How many more calls to fetch. None are fetched for a worker that runs something long."""
-        if time.monotonic() < self._hire_at:
-            idle = sum(not worker.calls and not worker.last for worker in self._workers.values())
-            return idle - len(self._waiting)
-        if self._mean_of_all >= self._settings.ahead_sec:
-            return -self.ahead
+    def ahead(self) -> int:
+        """How many calls are in hand beyond one for each worker."""
+        return max(0, self._in_hand - self._settings.workers)
+
+    def plan(self, now: Moment, ended: int, taken_at: Moment) -> BatchPlan:
+        """How many of the ended runs to report, and how many calls to claim: none for a worker that runs something long."""
         late = time.monotonic() - _STUCK_SEC
-        brisk = self._settings.workers - sum(
-            bool(w.calls) and w.active_at < late for w in self._workers.values()
+        plan = self._batching.plan(
+            now,
+            free=self._settings.workers - self._in_hand - ended,
+            waiting=self.ahead,
+            ended=ended,
+            taken_at=taken_at,
+            stuck=sum(bool(w.calls) and w.active_at < late for w in self._workers.values()),
         )
-        return min(_MOST_AHEAD, int(brisk * self._settings.ahead_sec / self._mean_of_all)) - self.ahead
+        if time.monotonic() >= self._hire_at:
+            return plan
+        idle = sum(not worker.calls and not worker.last for worker in self._workers.values())
+        return replace(plan, claim=max(0, idle - len(self._waiting)))
 
     # handing over
 
@@ -91,7 +98,7 @@ class WarmWorkers:
         self._waiting.append(run)
 
     def feed(self) -> None:
-        share = -(-(self.ahead + self._settings.workers) // self._settings.workers)
+        share = -(-self._in_hand // self._settings.workers)
         while self._waiting and (worker := self._next_worker()):
             self._hand_over(worker, share)
 
@@ -258,7 +265,7 @@ class WarmWorkers:
         name = _name(run)
         before = self._mean.setdefault(name, sec)
         self._mean[name] = before + (sec - before) / 4
-        self._mean_of_all += (sec - self._mean_of_all) / 4
+        self._batching.learn(int(sec * SECOND))
 
     # reports of its warden
 

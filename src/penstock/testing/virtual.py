@@ -10,6 +10,7 @@ moment to the next, so a week of retries takes milliseconds.
 from __future__ import annotations
 
 import contextvars
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,7 +33,7 @@ from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Query, Receipt, Store
 from penstock.stores.memory.store import MemoryStore
-from penstock.work.context import CurrentJob, plain
+from penstock.work.context import CurrentJob
 from penstock.work.leases import LeaseKeeper
 from penstock.work.outcome import Invocation, Outcome, run
 
@@ -53,7 +54,7 @@ def assert_calls(
         job
         for job in jobs
         if job.intent.job_type == function.name
-        and (payload is None or plain(job.intent.payload) == plain(payload))
+        and (payload is None or json.loads(job.intent.payload) == json.loads(payload))
     ]
     if len(found) == count or (count is None and found):
         return found
@@ -85,7 +86,7 @@ def _line(job: Job, now: int) -> str:
 def _call(name: str, payload: str | None) -> str:
     if payload is None:
         return f"{name}(...)"
-    arguments = plain(payload)
+    arguments = json.loads(payload)
     if not isinstance(arguments, dict):
         return f"{name}({arguments!r})"
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"

@@ -144,7 +144,7 @@ class JobContext:
     @property
     def checkpoint(self) -> Any:
         """The last checkpoint, saved by this attempt or an earlier one; None without one."""
-        return None if self._checkpoint is None else plain(self._checkpoint)
+        return None if self._checkpoint is None else json.loads(self._checkpoint)
 
     def save_checkpoint(self, value: Any) -> None:
         """Anything that JSON can carry. It is durable when this returns; the next attempt begins with it."""
@@ -317,11 +317,6 @@ def _builtins(value: Any) -> Any:
     import msgspec  # noqa: PLC0415  # see above
 
     return msgspec.to_builtins(value, enc_hook=_path_text)
-
-
-def plain(text: str | bytes) -> Any:
-    """Lists, mappings, texts, numbers, booleans, None."""
-    return json.loads(text)
 
 
 def _path_text(value: Any) -> Any:

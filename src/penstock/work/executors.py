@@ -13,13 +13,14 @@ import logging
 import os
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from penstock.core.errors import (
     CallCanceled,
@@ -30,9 +31,11 @@ from penstock.core.errors import (
     Unavailable,
     WorkerCrashedError,
 )
-from penstock.core.jobs.types import EndReason, Money
+from penstock.core.jobs.batching import AHEAD
+from penstock.core.jobs.types import EndReason, Money, Span
 from penstock.core.text import error_line, safe_str
-from penstock.work.context import CurrentJob, JobChannel, JobFacts
+from penstock.work.context import CurrentJob, JobFacts
+from penstock.work.leases import FunctionLease, RenewalRequest
 from penstock.work.outcome import STOPPED, Invocation, Outcome, failure, run, run_async
 
 if TYPE_CHECKING:
@@ -42,74 +45,46 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.work")
 
 
-class InvokedFunction(Protocol):
-    """The function of a job, as an executor calls it."""
-
-    @property
-    def is_async(self) -> bool: ...
-
-    def invoke(self, job: CurrentJob) -> Any: ...
+A = TypeVar("A", bound=FunctionLease)
 
 
-class ExecutorAttempt(JobChannel, Protocol):
-    """One attempt, as an executor sees it. It is the channel of its function as well."""
+class JobExecutor(ABC, Generic[A]):
+    """The base of both executors. What is not overridden does nothing: functions in worker processes need no threads here."""
 
-    @property
-    def facts(self) -> JobFacts: ...
+    #: How much work of short functions may wait here; 0 where handing an attempt over is expensive anyway.
+    ahead: Span = 0
 
-    @property
-    def function(self) -> InvokedFunction: ...
-
-    #: Its lease is lost: another thread has its place.
-    given_up: bool
-    #: By which the executor can end it: a task or a call of a pool.
-    ended_by: Any
-    #: The executor has ended it.
-    end_sent: bool
-
-
-A = TypeVar("A", bound=ExecutorAttempt)
-A_contra = TypeVar("A_contra", bound=ExecutorAttempt, contravariant=True)
-
-
-class JobExecutor(Protocol[A_contra]):
-    #: How many may wait here for each one that runs, when they are short: 0 where handing one over is expensive anyway.
-    ahead: int
-
-    def start(self, attempts: Sequence[A_contra], *, at_once: bool = True, awake: int = 0) -> None:
+    @abstractmethod
+    def start(self, attempts: Sequence[A], *, at_once: bool = True, awake: int = 0) -> None:
         """
         Not `at_once`: the functions are so short that one thread after the other is quicker. `awake`: this many
         threads come for an attempt without being woken.
         """
-        ...
 
-    def run_soon(self, task: Callable[[], None]) -> bool:
+    def run_soon(self, task: Callable[[], None]) -> bool:  # noqa: ARG002  # an executor with threads takes it
         """Lets an idle thread call `task` and then run what is ready. False: there are no such threads."""
-        ...
+        return False
 
     def wake_threads(self) -> None:
         """Some attempts have waited for a while: wakes sleeping threads for them."""
-        ...
 
-    def end(self, attempt: A_contra) -> None:
+    @abstractmethod
+    def end(self, attempt: A) -> None:
         """The attempt must stop: ends it by force where that is possible. Called again until the attempt has ended."""
-        ...
 
-    def give_up(self, attempt: A_contra) -> None:
+    def give_up(self, attempt: A) -> None:
         """Its lease is over and it still runs: makes room for another."""
-        ...
 
-    def ask_to_yield(self, attempt: A_contra) -> None:
+    def ask_to_yield(self, attempt: A) -> None:
         """For functions in other processes; those in this process ask their attempt."""
-        ...
 
+    @abstractmethod
     def close(self, *, wait: float) -> None:
         """Within this many seconds in all."""
-        ...
 
 
-class ThreadExecutor(Generic[A]):
-    ahead = 1
+class ThreadExecutor(JobExecutor[A]):
+    ahead = AHEAD
 
     def __init__(
         self, workers: int, began: Callable[[A], bool], finished: Callable[[A, Outcome], None]
@@ -155,9 +130,6 @@ class ThreadExecutor(Generic[A]):
     def give_up(self, attempt: A) -> None:
         if not attempt.function.is_async:
             self._start_thread()
-
-    def ask_to_yield(self, attempt: A) -> None:
-        pass
 
     def close(self, *, wait: float) -> None:
         """Threads that are stuck in a function are left to it: they are daemons, and what they return is refused."""
@@ -250,7 +222,7 @@ class RemoteCall(NamedTuple):
     args: tuple[Any, ...]
 
 
-class ProcessExecutor(Generic[A]):
+class ProcessExecutor(JobExecutor[A]):
     """
     Jobs on worker processes: one that computes does not slow the others, one that crashes harms no other, and one that
     does not stop is ended. A process holds one job at a time: a crash takes only the job that it ran.
@@ -258,8 +230,6 @@ class ProcessExecutor(Generic[A]):
     `remote`: the call that runs an attempt; it gets the path of the file that appears when the attempt should yield.
     `grace_sec`: how long a process has after a stop before it is ended; asked with the first attempt.
     """
-
-    ahead = 0
 
     def __init__(
         self,
@@ -320,19 +290,10 @@ class ProcessExecutor(Generic[A]):
     def _yield_file(self, attempt: A) -> Path:
         return Path(self._folder.name) / attempt.facts.dispatch_id
 
-    def run_soon(self, task: Callable[[], None]) -> bool:  # noqa: ARG002  # of the protocol
-        return False
-
-    def wake_threads(self) -> None:
-        pass
-
     def end(self, attempt: A) -> None:
         if attempt.ended_by is not None and not attempt.end_sent:
             attempt.end_sent = True
             attempt.ended_by.cancel("the job was told to stop")
-
-    def give_up(self, attempt: A) -> None:
-        pass  # `end` has taken its process, and the pool starts another
 
     def ask_to_yield(self, attempt: A) -> None:
         self._yield_file(attempt).touch()
@@ -373,8 +334,8 @@ class ProcessExecutor(Generic[A]):
         self._fill()
 
 
-#: Reports progress, the total spent and a checkpoint to the scheduler. False: the attempt must stop.
-Report: TypeAlias = Callable[[float | None, Money | None, str | None], bool]
+#: Sends a renewal to the scheduler. False: the attempt must stop.
+Report: TypeAlias = Callable[[RenewalRequest], bool]
 PROGRESS_SEC: Final = 1.0
 
 
@@ -428,7 +389,8 @@ class ProcessChannel:
 
     def _send(self, progress: float | None, checkpoint: str | None) -> None:
         try:
-            self._stopped = not self._report(progress, self._spent, checkpoint)
+            request = RenewalRequest(self._facts.dispatch_id, progress, self._spent, checkpoint, os.getpid())
+            self._stopped = not self._report(request)
         except (StaleDispatch, NotFound):
             self._stopped = True
         self.unreported = None

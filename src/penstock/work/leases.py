@@ -14,13 +14,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from penstock.core.errors import JobStopped, NotFound, StaleDispatch, Unavailable
+from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.types import DispatchId, EndReason, Money
 from penstock.core.text import error_text
-from penstock.work.context import JobFacts
-from penstock.work.executors import InvokedFunction
+from penstock.work.context import CurrentJob, JobFacts
 
 log = logging.getLogger("penstock.work")
 
@@ -124,6 +124,22 @@ class ActiveLease:
 
     def lose(self, reason: EndReason = EndReason.LEASE_EXPIRED) -> None:
         self.stop, self.lost = self.stop or reason, True
+
+
+def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None) -> JobFacts:
+    intent = job.intent
+    return JobFacts(
+        job.job_id,
+        intent.job_type,
+        dispatch.dispatch_id,
+        dispatch.fence,
+        job.attempt,
+        intent.addon_id,
+        intent.tags,
+        intent.deadline_at,
+        intent.payload,
+        checkpoint,
+    )
 
 
 L = TypeVar("L", bound=ActiveLease)
@@ -243,6 +259,15 @@ class LeaseKeeper(Generic[L]):
             else:
                 problems.append((lease, reply))
         return problems
+
+
+class InvokedFunction(Protocol):
+    """The function of a job, as an executor calls it."""
+
+    @property
+    def is_async(self) -> bool: ...
+
+    def invoke(self, job: CurrentJob) -> Any: ...
 
 
 class FunctionLease(ActiveLease):

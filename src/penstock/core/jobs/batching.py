@@ -1,13 +1,13 @@
 """
-When a worker reports what has ended, and how many jobs it claims: one commit for many jobs.
+When a worker reports what has ended, and how many jobs it claims: one commit, or one request, for many jobs.
 
-A pure machine. Its owner counts (free workers, claimed attempts that wait, ended ones that are not reported), measures
-the mean duration of a function, knows the cost of a commit, and carries the plan out.
+A pure machine. The library, the SDK worker and the runner each own one. The owner counts (free places, claimed attempts
+that wait, ended ones that are not reported), teaches the machine how long functions run, and carries the plan out.
 
-While functions are short, more is claimed than workers are free: else they would stand still during every commit.
-Ended attempts are reported when half of what is in flight has ended, so that one half runs while the other is written.
-Very short functions would only take the interpreter away from the writer, and where a commit is expensive there should
-be few: then the whole batch is reported together.
+While functions are short, more is claimed than places are free: else they would stand still during every commit. Ended
+attempts are reported when half of what is in flight has ended, so that one half runs while the other is written. Very
+short functions on threads would only take the interpreter away from the writer, and where a commit is expensive there
+should be few: then the whole batch is reported together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from penstock.core.jobs.types import MILLISECOND, Moment, Span
 
-#: This much work may wait for a worker: longer than a commit takes, shorter than a person notices.
+#: This much work may wait for a free place: longer than a commit takes, shorter than a person notices.
 AHEAD: Final[Span] = 20 * MILLISECOND
 MOST_AHEAD: Final = 200
 MOST_AT_ONCE: Final = 500
@@ -26,80 +26,84 @@ MOST_AT_ONCE: Final = 500
 FEW: Final = 32
 #: A function below this has ended before a second thread is awake.
 BRIEF: Final[Span] = MILLISECOND // 2
-#: A commit above this costs round trips to a server.
-EXPENSIVE: Final[Span] = MILLISECOND
 #: The longest that an ended attempt waits for the other half of its batch.
 SOON: Final[Span] = 5 * MILLISECOND
 #: The same where a commit is expensive and functions are brief.
 HELD: Final[Span] = 20 * MILLISECOND
+#: One duration changes the mean by this fraction.
+_WEIGHT: Final = 16
 
 
 class BatchPlan(Struct, frozen=True):
     """
-    `report`: this many ended attempts, now. `claim`: this many jobs in the same commit. `wake`: this many sleeping workers,
-    for attempts that have waited for a while. `again_at`: the moment of the next plan if nothing ends before; None: when
+    `report`: this many ended attempts, now. `claim`: this many jobs in the same commit. `wake`: attempts have waited for a
+    while, so sleeping threads should take them. `again_at`: the moment of the next plan if nothing ends before; None: when
     something ends.
     """
 
     report: int = 0
     claim: int = 0
-    wake: int = 0
+    wake: bool = False
     again_at: Moment | None = None
 
 
-class Batching(Struct, frozen=True):
-    """`ahead`: how many attempts may wait for each worker while functions are short; 0 where handing over is expensive."""
+class Batching(Struct):
+    """
+    The rules of one worker. `places`: how many attempts run at once. `ahead`: how much work may wait for a place; 0 where
+    handing an attempt over is expensive. `prefetch`: how many attempts may wait, where the user says so. `expensive`: a
+    commit takes round trips to a server. `threads`: functions run on threads of the process that writes.
+    """
 
-    workers: int
-    ahead: int = 1
+    places: int
+    ahead: Span = AHEAD
+    prefetch: int | None = None
+    expensive: bool = False
+    threads: bool = True
+    #: The mean duration of a function; None until the first has ended.
+    mean_run: Span | None = None
+
+    def learn(self, ran: Span) -> None:
+        mean = self.mean_run
+        self.mean_run = ran if mean is None else mean + (ran - mean) // _WEIGHT
 
     def plan(
-        self,
-        now: Moment,
-        *,
-        free: int,
-        waiting: int,
-        ended: int,
-        mean_run: Span,
-        commit_cost: Span,
-        taken_at: Moment = 0,
+        self, now: Moment, *, free: int, waiting: int, ended: int, taken_at: Moment = 0, stuck: int = 0
     ) -> BatchPlan:
         """
-        `free`: workers without an attempt (negative: more wait than there are workers). `taken_at`: when the workers
-        were last given attempts; 0: the plan does not wait for the rest of their batch.
+        `free`: places without an attempt that is not reported (negative: more are in flight than there are places).
+        `taken_at`: when attempts were last given to the executor; 0: the plan does not wait for the rest of their batch.
+        `stuck`: places whose attempt turns out to be long: nothing is claimed ahead for them.
         """
-        wake = min(waiting, self.workers) if now >= taken_at + SOON else 0
-        if waiting and self.in_one(mean_run, commit_cost):
-            until = taken_at + self.held(mean_run, commit_cost)
+        wake = waiting > 0 and now >= taken_at + SOON
+        if waiting and self.in_one:
+            until = taken_at + (HELD if self.expensive and self.brief else SOON)
             if now < until:
                 return BatchPlan(wake=wake, again_at=min(now + SOON, until))
-        in_flight = self.workers - free
-        report = min(ended, self.batch(in_flight, mean_run, commit_cost))
-        claim = max(0, free + report + self.claim_ahead(mean_run))
+        in_flight = self.places - free
+        report = min(ended, MOST_AT_ONCE, max(FEW, in_flight if self.in_one else in_flight // 2))
+        ahead = self.claim_ahead(stuck)
+        claim = min(MOST_AT_ONCE, max(0, free + report + ahead))
+        if not report and claim < ahead // 2:
+            claim = 0  # a commit for each place that becomes free would be one for each job
         return BatchPlan(report, claim, wake, now + SOON if waiting else None)
 
-    def brief(self, mean_run: Span) -> bool:
-        return mean_run < BRIEF
+    @property
+    def brief(self) -> bool:
+        return self.threads and self.mean_run is not None and self.mean_run < BRIEF
 
-    def in_one(self, mean_run: Span, commit_cost: Span) -> bool:
+    @property
+    def in_one(self) -> bool:
         """Whether all that is in flight is reported together."""
-        return commit_cost >= EXPENSIVE or self.brief(mean_run)
+        return self.expensive or self.brief
 
-    def held(self, mean_run: Span, commit_cost: Span) -> Span:
-        """How long a batch that is half through is not reported in two."""
-        return HELD if commit_cost >= EXPENSIVE and self.brief(mean_run) else SOON
-
-    def batch(self, in_flight: int, mean_run: Span, commit_cost: Span) -> int:
-        """The most ended attempts that one commit reports."""
-        most = in_flight if self.in_one(mean_run, commit_cost) else in_flight // 2
-        return min(MOST_AT_ONCE, max(FEW, most))
-
-    def claim_ahead(self, mean_run: Span) -> int:
-        """How many more attempts than workers may be claimed."""
-        if mean_run >= AHEAD:
+    def claim_ahead(self, stuck: int = 0) -> int:
+        """How many more attempts than places may be claimed."""
+        if self.prefetch is not None:
+            return self.prefetch
+        if self.mean_run is None or self.mean_run >= self.ahead:
             return 0
-        return min(MOST_AHEAD, self.ahead * self.workers * AHEAD // max(mean_run, 1))
+        return min(MOST_AHEAD, (self.places - stuck) * self.ahead // max(self.mean_run, 1))
 
-    def is_full(self, waiting: int, ended: int, mean_run: Span, commit_cost: Span) -> bool:
+    def is_full(self, waiting: int, ended: int) -> bool:
         """Whether an attempt that has just ended fills a batch, so that its owner should plan now."""
-        return not waiting if self.in_one(mean_run, commit_cost) else ended >= waiting
+        return not waiting if self.in_one else ended >= waiting
