@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
+from http.client import HTTPResponse
 
 import pytest
 from tests.client.conftest import LEASE
@@ -234,6 +236,20 @@ def test_only_what_is_safe_is_sent_again_when_the_answer_is_lost(client, monkeyp
 
     assert [1, 1] == counts[:2]
     assert min(counts[2:]) > 1
+
+
+def test_a_ctrl_c_while_the_last_answer_is_freed_is_not_lost(client, monkeypatch):
+    close = HTTPResponse.close
+
+    def interrupted(answer):
+        monkeypatch.setattr(HTTPResponse, "close", close)
+        signal.raise_signal(signal.SIGINT)
+        close(answer)
+
+    client.stats()
+    monkeypatch.setattr(HTTPResponse, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.stats()
 
 
 def test_many_threads_share_a_client(client):

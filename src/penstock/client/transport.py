@@ -168,6 +168,7 @@ class Transport:
         try:
             answer = self._send(connection, method, path, body, {"Accept": "application/json"})
             data = answer.read()
+            answer.close()  # else it closes itself when it is freed, and a Ctrl-C in that moment is lost
         except (OSError, HTTPException) as error:
             connection.close()
             raise self._unreachable(error, sent=True) from error
