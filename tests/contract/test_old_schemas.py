@@ -36,7 +36,8 @@ def old_file(path):
 def old_server(postgres, monkeypatch):
     psycopg = pytest.importorskip("psycopg")
     from penstock.stores.postgres import database as postgres_schema
-    from penstock.stores.postgres.database import ConnectionOptions, Database
+    from penstock.stores.postgres.database import Database
+    from penstock.stores.postgres.pipeline import ConnectionOptions
     from penstock.stores.postgres.store import PostgresStore
 
     link = Database(postgres.dsn, postgres.schema, ConnectionOptions(), None)

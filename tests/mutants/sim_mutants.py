@@ -79,10 +79,10 @@ MUTANTS = [
     ),
     Mutant(
         "sim: stale heartbeat renews (sqlite)",
-        "penstock/stores/sqlite/changes.py",
-        "renew",
-        " or expires_at <= tx.now:",
-        ":",
+        "penstock/stores/common/writes.py",
+        "Heartbeats._renew",
+        "            or dispatch.expires_at <= self._now\n",
+        "",
         ("tests/contract", "tests/scheduler"),
     ),
     Mutant(

@@ -11,8 +11,7 @@ from tests.waiting import until
 
 from penstock.stores.api import Depth, Query, Submit, committed
 from penstock.stores.postgres import wakeups
-from penstock.stores.postgres.database import ConnectionOptions
-from penstock.stores.postgres.pipeline import statement
+from penstock.stores.postgres.pipeline import ConnectionOptions, statement
 
 
 def wakeup_client(store):

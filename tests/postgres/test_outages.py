@@ -22,8 +22,8 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import SECOND
 from penstock.stores.api import Apply, Depth, Prune, Query, Renew, Submit, committed
 from penstock.stores.postgres import database
-from penstock.stores.postgres.database import ConnectionOptions, DatabaseSession
-from penstock.stores.postgres.pipeline import PipelineConnection
+from penstock.stores.postgres.database import DatabaseSession
+from penstock.stores.postgres.pipeline import ConnectionOptions, PipelineConnection
 from penstock.stores.postgres.store import PostgresStore
 
 

@@ -13,7 +13,8 @@ from penstock.core.jobs.types import SECOND
 from penstock.stores.api import Apply, Complete, CompletedDispatch, Depth, Prune, Query, Submit, committed
 from penstock.stores.common.rows import migrations
 from penstock.stores.postgres import database as postgres_schema
-from penstock.stores.postgres.database import ConnectionOptions, Database
+from penstock.stores.postgres.database import Database
+from penstock.stores.postgres.pipeline import ConnectionOptions
 from penstock.stores.postgres.store import PostgresStore
 
 #: Queued, told to wait for a reason; running; done; and failed, the last two a day ago. And a lease without a job.

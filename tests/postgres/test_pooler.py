@@ -20,7 +20,7 @@ from penstock.scheduler.job_service import EndReport
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Complete, CompletedDispatch, Depth, Query, Submit, committed
-from penstock.stores.postgres.database import ConnectionOptions
+from penstock.stores.postgres.pipeline import ConnectionOptions
 from penstock.stores.postgres.store import PostgresStore
 
 BINARY = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")

@@ -13,7 +13,7 @@ from penstock.core.jobs.intent import Intent
 from penstock.stores.api import Complete, CompletedDispatch, Depth, Submit, committed
 from penstock.stores.common.rows import migrations, statements
 from penstock.stores.postgres import database as postgres_schema
-from penstock.stores.postgres.database import ConnectionOptions
+from penstock.stores.postgres.pipeline import ConnectionOptions
 from penstock.stores.postgres.store import PostgresStore
 
 

@@ -8,12 +8,8 @@ import pytest
 from msgspec.structs import replace
 from tests.postgres.conftest import JOB, decider, exchange, tick
 
-from penstock.core.jobs.admission import AdmissionLimits, Budget, Caps, Conditions
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.round import Placement, RoundInputs, run_round
-from penstock.stores.api import Admit, Depth, Submit, Terms, committed
-from penstock.stores.postgres import rounds
+from penstock.stores.api import Admit, Complete, CompletedDispatch, Depth, Submit, committed
 from penstock.stores.postgres.database import DatabaseSession
 
 
@@ -77,7 +73,7 @@ def test_a_turn_leaves_nothing_to_the_garbage_collector(store):
     assert set() == left
 
 
-# What is asked for only where it matters
+# What a round trip carries
 
 
 @pytest.fixture
@@ -96,16 +92,6 @@ def asked(monkeypatch):
     return trips
 
 
-def test_who_has_no_budget_and_nothing_due_asks_for_neither(store, asked):
-    committed(store, Submit([JOB], Depth()))
-    tick(store)
-    committed(store, Submit([JOB], Depth()))
-    asked.clear()
-
-    assert 1 == len(tick(store))
-    assert [["lock_ledger", "accounts", "heads", "opening"]] == asked
-
-
 def test_what_is_due_steps_into_line_in_the_round_that_sees_it(opened, asked):
     now = [1_000_000_000]
     store = opened(lambda: now[0])
@@ -118,48 +104,19 @@ def test_what_is_due_steps_into_line_in_the_round_that_sees_it(opened, asked):
     [dispatch] = tick(store)
 
     assert receipt.job_id == dispatch.job_id
-    assert [["lock_ledger", "accounts", "heads", "opening"], ["step_into_line", "heads"]] == asked
+    assert [["lock_ledger", "accounts", "spent", "step_into_line", "heads", "opening"]] == asked
 
 
-def test_where_some_were_due_others_are_let_into_line_in_the_same_round_trip(opened, asked, monkeypatch):
-    monkeypatch.setattr(rounds, "STEPPING_SEC", 1_000)
-    now = [1_000_000_000]
-    store = opened(lambda: now[0])
-    committed(store, Submit([replace(JOB, earliest_start_at=now[0] + at) for at in (10, 20)], Depth()))
-    now[0] += 10
-    tick(store)
-    now[0] += 10
+def test_ends_without_a_round_lock_the_ledger_in_the_round_trip_that_ends_them(store, asked):
+    committed(store, Submit([JOB] * 2, Depth()))
+    started = tick(store)
     asked.clear()
 
-    assert 1 == len(tick(store))
-    assert [["lock_ledger", "accounts", "step_into_line", "heads", "opening"]] == asked
-
-
-def test_who_has_a_budget_asks_what_was_spent_and_then_with_the_rest(store, asked):
-    def start():
-        committed(store, Submit([JOB], Depth()))
-        asked.clear()
-        limits = AdmissionLimits(Caps(), budgets={"a": Budget(day=1_000, month=5_000)})
-        return [
-            grant.dispatch
-            for grant in committed(
-                store,
-                Admit(
-                    "here",
-                    lambda admission_view: run_round(
-                        RoundInputs(
-                            admission_view, Conditions(90), limits, Ordering(), lambda _: Placement.LEASE
-                        )
-                    ),
-                    Terms(),
-                ),
-            )
-        ]
-
-    assert 1 == len(start())
-    assert ["spent"] == asked[-1]
-    assert 1 == len(start())
-    assert [["lock_ledger", "accounts", "spent", "heads", "opening"]] == asked
+    assert [[True], [True]] == [
+        committed(store, Complete([CompletedDispatch(dispatch.dispatch_id)])) for dispatch in started
+    ]
+    assert [["complete", "lock_ledger", "accounts", "opening"]] * 2 == asked
+    assert [] == store.audit()
 
 
 def test_a_round_that_starts_one_and_refuses_another_tells_of_both(store):

@@ -18,9 +18,16 @@ from penstock.core.errors import StoreFailed
 from penstock.core.jobs.admission import keys_of
 from penstock.stores.common.rows import class_from
 from penstock.stores.opening import SharedOptions, open_postgres, shown
-from penstock.stores.postgres.database import ConnectionOptions, Database
-from penstock.stores.postgres.pipeline import PipelineConnection
-from penstock.stores.sqlite.connection import DispatchLock, WriteLock, connect, failures, migrate, one
+from penstock.stores.postgres.database import Database
+from penstock.stores.postgres.pipeline import ConnectionOptions, PipelineConnection
+from penstock.stores.sqlite.connection import (
+    DispatchLock,
+    WriteLock,
+    connect,
+    failures,
+    migrate,
+    newest_numbers,
+)
 
 #: The table in PostgreSQL, and the table or view in the file with the same columns.
 TABLES: Final = {
@@ -173,7 +180,7 @@ UNION SELECT job_no, ended_in FROM dispatch_full WHERE job_no IS NOT NULL AND en
 
 def _go_on_counting(con: apsw.Connection, server: PipelineConnection, link: Database) -> None:
     """New rows must get new numbers. And a round locks rows of the ledger, so each must exist."""
-    jobs, events = one(con, "newest_numbers") or (0, 0)
+    jobs, events = newest_numbers(con)
     server.execute(link.in_schema("UPDATE penstock.mark SET value = %s WHERE name = 'event'"), [events])
     classes = con.execute("SELECT max(no) FROM admission_class").get or 0
     sequence = link.in_schema("SELECT pg_get_serial_sequence('penstock.admission_class', 'no')")

@@ -65,7 +65,7 @@ def open_postgres(
     where: str, ordering: Ordering | None = None, sharing: SharedOptions | None = None
 ) -> PostgresStore:
     with _driver(where):
-        from penstock.stores.postgres.database import ConnectionOptions  # noqa: PLC0415  # as above
+        from penstock.stores.postgres.pipeline import ConnectionOptions  # noqa: PLC0415  # as above
         from penstock.stores.postgres.store import PostgresStore  # noqa: PLC0415  # as above
     sharing = sharing or SharedOptions()
     options = ConnectionOptions(connections=sharing.connections, pooler=sharing.pooler)
@@ -75,7 +75,8 @@ def open_postgres(
 def server_time(where: str, sharing: SharedOptions) -> Moment:
     """The time of the server's clock, for a command that only reads: no table is made or migrated."""
     with _driver(where):
-        from penstock.stores.postgres.database import ConnectionOptions, Database  # noqa: PLC0415  # as above
+        from penstock.stores.postgres.database import Database  # noqa: PLC0415  # as above
+        from penstock.stores.postgres.pipeline import ConnectionOptions  # noqa: PLC0415  # as above
     with closing(Database(where, sharing.schema, ConnectionOptions(pooler=sharing.pooler), None)) as database:
         return database.now()
 

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from queue import SimpleQueue
 from threading import Lock, Thread, current_thread, main_thread
 from time import monotonic
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from penstock.core.errors import OutcomeUnknown, StoreFailed
 from penstock.stores.api import Operation, Receipt, RegisterHost
@@ -133,7 +133,7 @@ class GroupCommit:
         except BaseException as error:  # noqa: BLE001 - the callers that wait for the answers get it
             if isinstance(error, StoreFailed):
                 self._failed = monotonic(), error
-            if len(batch) == 1 or _perhaps_written(error):
+            if len(batch) == 1 or isinstance(error, OutcomeUnknown):
                 _fail(batch, error)
             else:
                 for each in batch:
@@ -144,10 +144,6 @@ class GroupCommit:
         for (_, answer), result in zip(batch, answers, strict=True):
             answer.set_result(result)
         self._after()
-
-
-def _perhaps_written(error: BaseException) -> bool:
-    return isinstance(error, StoreFailed) and error.data.get("kind") == "unknown"
 
 
 def _fail(batch: list[_Pending], error: BaseException) -> None:
@@ -169,42 +165,7 @@ def with_jobs(error: OutcomeUnknown, answer: Iterable[Any]) -> OutcomeUnknown:
     return OutcomeUnknown(words, **{**error.data, "job_ids": jobs})
 
 
-# commits that no group writes
-
-
-class Commit(Protocol):
-    def __call__(self, operations: Sequence[Operation[Any]], *, wait: bool = False) -> list[Future[Any]]: ...
-
-
-def in_turn(steps: Sequence[tuple[Commit, Operation[Any]]]) -> list[Future[Any]]:
-    """Commit operations that have a writer each, one after the other: each when the one before it has its answer."""
-    answers: list[Future[Any]] = [Future() for _ in steps]
-    remaining = iter(zip(steps, answers, strict=True))
-
-    def hand_in(_: object = None) -> None:
-        step = next(remaining, None)
-        if step is None:
-            return
-        (commit, operation), answer = step
-        try:
-            [written] = commit([operation])
-        except BaseException as error:  # noqa: BLE001 - it is the answer
-            answer.set_exception(error)
-            hand_in()
-        else:
-            written.add_done_callback(lambda written: _pass_on(written, answer))
-            written.add_done_callback(hand_in)
-
-    hand_in()
-    return answers
-
-
-def _pass_on(written: Future[Any], answer: Future[Any]) -> None:
-    error = written.exception()
-    if error is None:
-        answer.set_result(written.result())
-    else:
-        answer.set_exception(error)
+# answers of writes that no group makes
 
 
 def outcome_of(write: Callable[[], Any]) -> Future[Any]:

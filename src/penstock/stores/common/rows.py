@@ -1,5 +1,5 @@
 """
-What the SQL stores share: their statements by name, rows to values and back, and the audit of a whole store.
+What the SQL stores share: their statements by name, and rows to values and back.
 
 Only this module and the SQL files know the order of columns. SQL lives in files: one per dialect with the statements by
 name, and one folder per dialect with the steps of its schema.
@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import uuid_utils
 
-from penstock.core.jobs.admission import keys_of
 from penstock.core.jobs.intent import AdmissionClass, Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
 from penstock.core.jobs.load import Host, QuietState
@@ -52,9 +50,11 @@ _LONG: Final = 18
 
 @cache
 def statements(dialect: str) -> dict[str, str]:
+    """By name. `@name` in a statement stands for the text of another one."""
     text = (files("penstock.stores") / "sql" / f"{dialect}.sql").read_text("utf-8")
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
-    return {name: sql.strip().removesuffix(";") for name, sql in zip(parts[::2], parts[1::2], strict=True)}
+    named = {name: sql.strip().removesuffix(";") for name, sql in zip(parts[::2], parts[1::2], strict=True)}
+    return {name: re.sub(r"@(\w+)", lambda match: named[match[1]], sql) for name, sql in named.items()}
 
 
 @cache
@@ -363,53 +363,3 @@ def new_dispatch(
 
 def uuid7() -> str:
     return str(uuid_utils.uuid7())
-
-
-#: Answers a named statement with its rows.
-NamedQuery: TypeAlias = Callable[[str], Iterable[Any]]
-
-
-def audit(query: NamedQuery, class_of: Callable[[int], AdmissionClass]) -> Iterator[str]:
-    """
-    Recompute every total from its rows and check every invariant: yields what is wrong, in words. `db check` runs it,
-    and the simulation runs it after each commit.
-    """
-    yield from _total_problems(query, class_of)
-    yield from _job_problems(query)
-
-
-def _total_problems(query: NamedQuery, class_of: Callable[[int], AdmissionClass]) -> Iterator[str]:
-    units: Counter[tuple[str, str]] = Counter()
-    running: Counter[tuple[str, str]] = Counter()
-    held: Counter[str] = Counter()
-    for dispatch_id, host, cost, addon_id, class_no, phase, fence, job_id, state, job_fence in list(
-        query("audit_dispatches")
-    ):
-        held[addon_id] += cost
-        for key in [("host", host), *keys_of(class_of(class_no))]:
-            units[key] += cost
-            running[key] += 1
-        expected = JobState.DISPATCHING if phase == DispatchPhase.RESERVED else JobState.RUNNING
-        if job_id is not None and (state != expected or fence != job_fence):
-            yield f"dispatch {dispatch_id} is {phase}, its job is {state} with fence {job_fence}"
-    ledger = {(scope, name): (u, r) for scope, name, u, r in query("ledger")}
-    for key in ledger.keys() | units.keys():
-        if ledger.get(key, (0, 0)) != (units[key], running[key]):
-            yield f"ledger {key} says {ledger.get(key)}, its dispatches say {(units[key], running[key])}"
-    for addon_id, _, _, _, account, _ in query("addons"):
-        if account != held[addon_id]:
-            yield f"account {addon_id} holds {account}, its dispatches hold {held[addon_id]}"
-
-
-def _job_problems(query: NamedQuery) -> Iterator[str]:
-    tally = {(addon_id, state): n for addon_id, state, n in query("tally")}
-    counted = {(addon_id, state): n for addon_id, state, n in query("audit_tally")}
-    if tally != counted:
-        yield f"the tally says {tally}, the jobs are {counted}"
-    for name, problem in (
-        ("audit_in_flight", "is in flight without a live dispatch"),
-        ("audit_trail", "has a gap in its events"),
-        ("audit_fold", "is not in the state its last event tells"),
-    ):
-        for (job_id,) in query(name):
-            yield f"job {job_id} {problem}"

@@ -46,11 +46,11 @@ from penstock.stores.api import (
     Shift,
     Submit,
     Terms,
-    key_conflict,
     name_taken,
 )
 from penstock.stores.common.group_commit import outcome_of
-from penstock.stores.common.rows import new_dispatch
+from penstock.stores.common.rows import body_hash, new_dispatch
+from penstock.stores.common.writes import UsedKeys, key_of, take
 from penstock.stores.memory.tables import MemoryTables
 
 
@@ -102,26 +102,17 @@ class MemoryStore(MemoryTables):
     # submit
 
     def _submit(self, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        fresh = [intent for intent in intents if self._known(intent) is None]
-        depth.check(fresh, self._queued)
-        made: dict[tuple[AddonId, str], Intent] = {}
-        for intent in fresh:
-            if intent.idempotency_key is not None:
-                _same_body(made.setdefault((intent.addon_id, intent.idempotency_key), intent), intent)
-        return [self._known(intent) or self._insert(intent) for intent in intents]
-
-    def _known(self, intent: Intent) -> Receipt | None:
-        if intent.idempotency_key is None or (intent.addon_id, intent.idempotency_key) not in self._keys:
-            return None
-        job_id, first = self._keys[intent.addon_id, intent.idempotency_key]
-        _same_body(first, intent, job_id)
-        return Receipt(job_id, self._jobs[job_id].state, created=False)
+        used: UsedKeys = {}
+        for key in {key for intent in intents if (key := key_of(intent)) in self._keys and key is not None}:
+            job_id, body = self._keys[key]
+            used[key] = (Receipt(job_id, self._jobs[job_id].state, created=False), body)
+        return take(intents, depth, used, queued=self._queued, insert=self._insert)
 
     def _queued(self, addon_id: AddonId | None) -> int:
         counted = self._tally.items()
         return sum(n for (a, state), n in counted if state is JobState.QUEUED and addon_id in (None, a))
 
-    def _insert(self, intent: Intent) -> Receipt:
+    def _insert(self, _: int, intent: Intent) -> Receipt:
         now = self._clock()
         self._last_no += 1
         its_place = place(intent, now, None, self._ordering)
@@ -137,8 +128,8 @@ class MemoryStore(MemoryTables):
         self._trails[job.job_id] = []
         self._tally[intent.addon_id, JobState.QUEUED] += 1
         self._lines.put(job, its_place, now)
-        if intent.idempotency_key is not None:
-            self._keys[intent.addon_id, intent.idempotency_key] = (job.job_id, intent)
+        if (key := key_of(intent)) is not None:
+            self._keys[key] = (job.job_id, body_hash(intent))
         self._note(now, Note(EventKind.SUBMITTED), job)
         return Receipt(job.job_id, JobState.QUEUED, created=True)
 
@@ -331,8 +322,8 @@ class MemoryStore(MemoryTables):
         del self._jobs[job.job_id], self._trails[job.job_id]
         self._checkpoints.pop(job.job_id, None)
         self._tally[job.intent.addon_id, job.state] -= 1
-        if job.intent.idempotency_key is not None:
-            del self._keys[job.intent.addon_id, job.intent.idempotency_key]
+        if (key := key_of(job.intent)) is not None:
+            del self._keys[key]
 
     def _shift(self, by: Span) -> int:
         for dispatch in list(self._live.values()):
@@ -398,8 +389,3 @@ class MemoryStore(MemoryTables):
 
 def _moved(moment: Moment | None, by: Span) -> Moment | None:
     return None if moment is None else moment + by
-
-
-def _same_body(first: Intent, again: Intent, job_id: JobId | None = None) -> None:
-    if first != again:
-        raise key_conflict(again, job_id)

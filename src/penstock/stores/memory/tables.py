@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from penstock.core.errors import DispatcherHeld
 from penstock.core.jobs.admission import Account, Ledger, keys_of, windows
 from penstock.core.jobs.changes import Note
-from penstock.core.jobs.intent import AdmissionClass, Intent
+from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Ordering, Place, QueuedJob, shift_place
@@ -40,7 +40,7 @@ class MemoryTables:
         self._lines = MemoryQueues()
         self._dispatches: dict[DispatchId, Dispatch] = {}
         self._live: dict[DispatchId, Dispatch] = {}
-        self._keys: dict[tuple[AddonId, str], tuple[JobId, Intent]] = {}
+        self._keys: dict[tuple[AddonId, str], tuple[JobId, bytes]] = {}
         self._events: list[Event] = []
         self._trails: dict[JobId, list[Event]] = {}
         self._tally: Counter[tuple[AddonId, JobState]] = Counter()

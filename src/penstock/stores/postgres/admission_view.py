@@ -12,7 +12,7 @@ round went, because a round trip costs more than a few rows too many. Reading lo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from time import monotonic
@@ -20,20 +20,13 @@ from typing import Any, Final, TypeAlias, cast
 
 from penstock.core.jobs.admission import Account, Ledger, keys_of
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.round import ReadyQueue, RoundResult, RunningJob
 from penstock.core.jobs.types import AddonId, HostId, Moment
-from penstock.stores.common.rows import (
-    ADMISSION_CLASS,
-    Queued,
-    class_from,
-    class_row,
-    dispatch_from,
-    job_from,
-)
+from penstock.stores.common.reads import AdmissionClasses
+from penstock.stores.common.rows import Queued, class_row
 from penstock.stores.postgres.database import Database, DatabaseSession
-from penstock.stores.postgres.pipeline import Values, array, columns
+from penstock.stores.postgres.pipeline import Values, columns
 
 PIECE: Final = 1_000
 #: A round reads all queues only once in so many times as long as that takes, or so many seconds.
@@ -53,18 +46,10 @@ _NO: Final = 2
 _TURN: Final = 5
 
 
-#: Columns of a row of `job_columns` and of `dispatch_columns`; what a statement adds comes behind them.
-JOB_WIDTH: Final = 35
-DISPATCH_WIDTH: Final = 22
-
-
-class PostgresAdmissionClasses:
-    """The admission classes by number. They are few and never change, so a process reads each once."""
-
+class PostgresAdmissionClasses(AdmissionClasses):
     def __init__(self, database: Database) -> None:
+        super().__init__()
         self._database = database
-        self._numbers: dict[AdmissionClass, int] = {}
-        self._by_number: dict[int, AdmissionClass] = {}
 
     def make(self, classes: Iterable[AdmissionClass]) -> None:
         """Write those that are new, before the transaction that needs their numbers."""
@@ -79,26 +64,6 @@ class PostgresAdmissionClasses:
 
     def has_number(self, admission_class: AdmissionClass) -> bool:
         return admission_class in self._numbers
-
-    def read(self, session: DatabaseSession, numbers: Iterable[int]) -> dict[int, AdmissionClass]:
-        if missing := set(numbers) - self._by_number.keys():
-            for no, *row in session.execute("classes_by_no", {"nos": array(sorted(missing))}):
-                admission_class = self._by_number[no] = class_from(row)
-                self._numbers[admission_class] = no
-        return self._by_number
-
-    def jobs(self, session: DatabaseSession, rows: Sequence[Any]) -> list[Job]:
-        """Jobs from rows of `job_columns`."""
-        classes = self.read(session, {row[ADMISSION_CLASS] for row in rows})
-        fixed = slice(ADMISSION_CLASS + 1, JOB_WIDTH)
-        return [
-            job_from(row[: ADMISSION_CLASS + 1], row[fixed], classes[row[ADMISSION_CLASS]]) for row in rows
-        ]
-
-    def dispatches(self, session: DatabaseSession, rows: Sequence[Any]) -> list[Dispatch]:
-        """Dispatches from rows of `dispatch_columns`."""
-        classes = self.read(session, {row[DISPATCH_WIDTH - 1] for row in rows})
-        return [dispatch_from(row[:DISPATCH_WIDTH], classes[row[DISPATCH_WIDTH - 1]]) for row in rows]
 
 
 def _number(session: DatabaseSession, admission_class: AdmissionClass) -> int:
@@ -115,12 +80,12 @@ class Heads:
     """
     The first piece of every ready queue, or of those that `ScanHint` knows (`everything`: False).
 
-    The last of the `rows` says whether jobs have become due, and how long the server took.
+    The last of the `rows` says how long the server took.
     """
 
     def __init__(self, rows: Sequence[Any], most: int, *, everything: bool = True) -> None:
         self.most, self.everything = most, everything
-        self.due, self.took_sec = bool(rows[-1][1]), rows[-1][2] / 1_000_000
+        self.took_sec = rows[-1][2] / 1_000_000
         self.queues: dict[QueueKey, list[Any]] = defaultdict(list)
         for row in rows[:-1]:
             self.queues[row[:_NO]].append(row)
@@ -194,7 +159,7 @@ class PostgresAdmissionView:
         ledger: Ledger,
         heads: Heads,
         *,
-        classes: PostgresAdmissionClasses,
+        classes: AdmissionClasses,
         without: Collection[int] = (),
     ) -> None:
         self.now, self.ledger = now, ledger
@@ -253,25 +218,3 @@ def add_rows(ledger: Ledger, rows: Iterable[Any], host: HostId) -> None:
             ledger.counts[scope, name] = running
         elif name == host:
             ledger.units, ledger.running = units, running
-
-
-class LazySpent(Mapping[AddonId, Mapping[str, int]]):
-    """What each addon has spent today and this month, read when a round first asks: few have a budget."""
-
-    def __init__(self, read: Callable[[], Mapping[AddonId, Mapping[str, int]]]) -> None:
-        self._read = read
-        self._amounts: Mapping[AddonId, Mapping[str, int]] | None = None
-
-    def _all(self) -> Mapping[AddonId, Mapping[str, int]]:
-        if self._amounts is None:
-            self._amounts = self._read()
-        return self._amounts
-
-    def __getitem__(self, addon_id: AddonId) -> Mapping[str, int]:
-        return self._all()[addon_id]
-
-    def __iter__(self) -> Iterator[AddonId]:
-        return iter(self._all())
-
-    def __len__(self) -> int:
-        return len(self._all())

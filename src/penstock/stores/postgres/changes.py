@@ -1,6 +1,6 @@
 """
-What one transaction changes, gathered and then written in one go (`PostgresWriteBatch`, `Effects`); and the
-changes and completions that arrived together.
+What one transaction changes, gathered and then written in one go (`PostgresWriteBatch`, `Effects`); the
+changes and completions that arrived together; and the writer of heartbeats.
 
 The transaction locks all rows that the changes name (jobs, then their queue rows, then their dispatches),
 reads them as the values that the core decides on, applies one change after the other to these values, and
@@ -12,32 +12,29 @@ Completions have one statement for all of a transaction, because nearly every jo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.core.jobs.admission import Account, keys_of
-from penstock.core.jobs.changes import Change, Note
+from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep
 from penstock.core.jobs.ordering import Place
+from penstock.core.jobs.spending import Standing
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment
-from penstock.stores.api import Complete, CompletedDispatch
+from penstock.stores.api import Complete, CompletedDispatch, Renew
+from penstock.stores.common.group_commit import GroupCommit
+from penstock.stores.common.reads import DISPATCH_WIDTH, JOB_WIDTH
 from penstock.stores.common.rows import pack
-from penstock.stores.postgres.admission_view import DISPATCH_WIDTH, JOB_WIDTH, PostgresAdmissionClasses
+from penstock.stores.common.writes import NO_JOB, EventJob, EventRow, Heartbeats, event_row
+from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import Values, array, columns
 
-#: The job of an event: its number and id, the number of the event within the job, the job's state after it.
-Subject: TypeAlias = tuple[int | None, JobId | None, int, JobState | None]
-NO_JOB: Final[Subject] = (None, None, 0, None)
-#: In the order that `pack` expects.
-EventRow: TypeAlias = tuple[
-    Moment, EventKind, JobId | None, int, JobState | None, str, str | None, Mapping[str, Any] | None
-]
 #: A ledger row: scope and name.
 Key: TypeAlias = tuple[str, str]
 #: The dispatches that ended, counted by host and class.
@@ -65,15 +62,11 @@ class PostgresWriteBatch:
         self._settled_at: Moment = 0
 
     def note(
-        self, at: Moment, note: Note, subject: Subject = NO_JOB, dispatch_id: DispatchId | None = None
+        self, at: Moment, note: Note, job: EventJob = NO_JOB, dispatch_id: DispatchId | None = None
     ) -> None:
-        no, job_id, n, state = subject
-        if no is not None:
-            self._mentioned.add(no)
-        attempt: str | None = dispatch_id
-        if job_id is not None and dispatch_id is not None:
-            attempt = dispatch_id[len(job_id) + 1 :]
-        self._events.append((at, note.kind, job_id, n, state, note.reason, attempt, note.data or None))
+        if job.no is not None:
+            self._mentioned.add(job.no)
+        self._events.append(event_row(at, note, job, dispatch_id))
 
     def note_many(self, make_events: Callable[[], Iterable[EventRow]]) -> None:
         """
@@ -202,8 +195,8 @@ class Effects:
         job = self._move_job(step, active)
         for note in change.notes:
             self.events[job.job_id] += 1
-            subject = (job.no, job.job_id, self.events[job.job_id], job.state)
-            self.writes.note(change.at, note, subject, dispatch_id)
+            event_job = EventJob(job.no, job.job_id, self.events[job.job_id], job.state)
+            self.writes.note(change.at, note, event_job, dispatch_id)
         return True
 
     def _move_dispatch(self, step: DispatchStep) -> Dispatch:
@@ -395,3 +388,50 @@ def _done_events(completed: Sequence[_Completed], now: Moment) -> Iterator[Event
     for one in completed:
         job_id, _, attempt = one.dispatch_id.rpartition(".")
         yield now, EventKind.DONE, JobId(job_id), one.events, JobState.DONE, reason, attempt, None
+
+
+class RenewBatcher(GroupCommit):
+    """
+    The writer of heartbeats. Those that arrived together lock and read their dispatches in one go, and are written in one go.
+    `wait_for_rounds` returns when the changes and completions that were handed in before are written: a heartbeat behind the
+    end of its dispatch must see that end. `on_commit`: as in `RoundBatcher`.
+    """
+
+    def __init__(
+        self, database: Database, wait_for_rounds: Callable[[], object], on_commit: Callable[[bool], None]
+    ) -> None:
+        self._database, self._wait_for_rounds, self._on_commit = database, wait_for_rounds, on_commit
+        super().__init__(self._write_all)  # type: ignore[arg-type]  # nothing but `Renew` comes to it
+
+    def _write_all(self, operations: list[Renew]) -> list[list[Standing | None]]:
+        self._wait_for_rounds()
+        standings, has_events = self._database.transact(lambda session: self._renew(session, operations))
+        self._on_commit(has_events)
+        return standings
+
+    def _renew(
+        self, session: DatabaseSession, operations: Sequence[Renew]
+    ) -> tuple[list[list[Standing | None]], bool]:
+        renewals = [renewal for operation in operations for renewal in operation.renewals]
+        reporting = sorted({renewal.dispatch_id for renewal in renewals if _reports(renewal)})
+        ids = {"ids": array(sorted({renewal.dispatch_id for renewal in renewals}))}
+        locks = [("lock_jobs_of", {"ids": array(reporting)})] if reporting else []
+        now, [*_, rows] = self._database.lock(session, *locks, ("dispatches_for_beats", ids))
+        writes = PostgresWriteBatch()
+        heartbeats = Heartbeats(now, rows, writes.note)
+        standings = heartbeats.standings(operations, lambda rows: session.execute("spend", columns(rows)))
+        if renewed := heartbeats.renewed:
+            beats = [(d.dispatch_id, d.expires_at, d.progress, d.spent, d.events, d.pid) for d in renewed]
+            session.defer("renew", columns(beats))
+        if sooner := [(d.place, d.expires_at, None) for d in renewed if d.hastened]:
+            session.defer("due_sooner", columns(sorted(sooner)))
+        if jobs := [(d.no, d.job_progress, d.job_spent) for d in renewed if d.job_changes]:
+            session.defer("beat_jobs", columns(jobs))
+        if heartbeats.checkpoints:
+            session.defer("set_checkpoints", columns(list(heartbeats.checkpoints.values())))
+        return standings, writes.defer(session)
+
+
+def _reports(renewal: Renewal) -> bool:
+    """Whether the row of its job may be written, and must be locked."""
+    return renewal.progress is not None or renewal.spent is not None or renewal.checkpoint is not None

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import BoundedSemaphore
 from time import monotonic, sleep
 from typing import Any, Final, TypeVar
@@ -30,7 +29,6 @@ from typing import Any, Final, TypeVar
 import psycopg
 import psycopg.sql
 from psycopg import errors
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
@@ -40,6 +38,7 @@ from penstock.stores.api import Clock
 from penstock.stores.common.rows import migrations, statements, uuid7
 from penstock.stores.postgres.pipeline import (
     Call,
+    ConnectionOptions,
     EarlyRows,
     PipelineConnection,
     RoundTrip,
@@ -64,38 +63,6 @@ COMMIT: Final = statement("COMMIT")
 
 class _Unanswered(Exception):
     """The transaction was sent, and may have been committed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionOptions:
-    """Limits on a server that other programs use too. `pooler`: behind a PgBouncer in transaction mode."""
-
-    statement_timeout_ms: int = 30_000
-    lock_timeout_ms: int = 10_000
-    #: A process that stops in the middle of a transaction keeps others waiting for no longer.
-    idle_timeout_ms: int = 5_000
-    connect_timeout_sec: int = 10
-    connections: int = 16
-    pooler: bool = False
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return {
-            "search_path": "pg_catalog",
-            "statement_timeout": str(self.statement_timeout_ms),
-            "lock_timeout": str(self.lock_timeout_ms),
-            "idle_in_transaction_session_timeout": str(self.idle_timeout_ms),
-            # A plan is kept as long as its connection, and statistics of such tables are always old: a plan
-            # made for small tables would scan them for ever. All of ours go from key to key.
-            "enable_seqscan": "off",
-            "enable_hashjoin": "off",
-            "enable_mergejoin": "off",
-            # Making a plan costs more than a batch of ten jobs, and there is only one good plan.
-            "plan_cache_mode": "force_generic_plan",
-            "jit": "off",
-            # Starting a process takes longer than any of our statements.
-            "max_parallel_workers_per_gather": "0",
-        }
 
 
 class DatabaseSession:
@@ -124,6 +91,8 @@ class DatabaseSession:
     def execute_many(self, *calls: tuple[str, Values]) -> list[list[Any]]:
         """All of them in one round trip."""
         return self._run([(self._sql[name], values) for name, values in calls])
+
+    array = staticmethod(array)
 
     def execute_sql(self, sql: str, values: Values = None) -> list[Any]:
         """For lists, whose conditions are put together from fixed words."""
@@ -162,9 +131,9 @@ class DatabaseSession:
 class Database:
     def __init__(self, dsn: str, schema: str, options: ConnectionOptions, clock: Clock | None) -> None:
         self.schema, self._options, self._clock = schema, options, clock
-        self._dsn = _conninfo(dsn, options)
+        self._dsn = options.conninfo(dsn)
         self.quoted = psycopg.sql.Identifier(schema).as_string()
-        self.sql = {name: statement(self.in_schema(text)) for name, text in _statements().items()}
+        self.sql = {name: statement(self.in_schema(text)) for name, text in statements("postgres").items()}
         #: The last one used is used next: its server process has everything in its cache.
         self._idle: deque[PipelineConnection] = deque()
         self._room = BoundedSemaphore(options.connections)
@@ -284,7 +253,7 @@ class Database:
 
     def _begin(self, begin: Sequence[Statement]) -> Sequence[Statement]:
         """Behind a pooler settings hold for one transaction: the next may run on another connection."""
-        return (*begin, _settings(self._options)) if begin and self._options.pooler else begin
+        return (*begin, self._options.settings_statement) if begin and self._options.pooler else begin
 
     def _insist(self, attempt: Callable[[], T]) -> T:
         dead = 0
@@ -442,14 +411,6 @@ class Database:
         return int(marks["schema"])
 
 
-def _statements() -> dict[str, str]:
-    named = statements("postgres")
-    return named | {
-        "jobs_by_id": f"{named['job_columns']} WHERE j.job_id = ANY(%(ids)s::text[])",
-        "dispatches_by_id": f"{named['dispatch_columns']} WHERE d.dispatch_id = ANY(%(ids)s::text[])",
-    }
-
-
 def _unknown() -> OutcomeUnknown:
     return OutcomeUnknown(
         "the connection broke while the database was writing: it may or may not have been written",
@@ -465,41 +426,6 @@ _WHY: Final = {
     "53100": ("full", "has no room left"),
     "53300": ("busy", "takes no more connections"),
 }
-
-
-#: After so long a server that does not answer counts as gone; in seconds, and the last in milliseconds.
-_PRESENCE: Final = {
-    "keepalives_idle": 5,
-    "keepalives_interval": 2,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 10_000,
-}
-
-
-def _conninfo(dsn: str, options: ConnectionOptions) -> str:
-    try:
-        given = conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:
-        # libpq's message quotes the part that it cannot read, and that may be the password.
-        raise StoreFailed(
-            "the address of the database cannot be read: write postgresql://USER@HOST:PORT/NAME, "
-            "with %40 for an @ and %2F for a / in a name or password",
-            kind="address",
-        ) from None
-    more: dict[str, str] = {"application_name": str(given.get("application_name") or "penstock")}
-    more["client_encoding"] = "utf-8"
-    more["connect_timeout"] = str(given.get("connect_timeout") or options.connect_timeout_sec)
-    for name, value in _PRESENCE.items():
-        more[name] = str(given.get(name) or value)
-    if not options.pooler:
-        pinned = " ".join(f"-c {name}={value}" for name, value in options.settings.items())
-        more["options"] = f"{given.get('options') or ''} {pinned}".strip()
-    return make_conninfo(dsn, **more)
-
-
-def _settings(options: ConnectionOptions) -> Statement:
-    calls = (f"set_config('{n}', '{v}', true)" for n, v in options.settings.items())
-    return statement(f"SELECT {', '.join(calls)}")
 
 
 def _monotonic() -> Moment:

@@ -1,5 +1,5 @@
 """
-Statements on their way to the server, and rows on their way back.
+Connections: their options, statements on their way to the server, and rows on their way back.
 
 psycopg makes the connection and knows the types. A psycopg cursor for every statement would cost more than
 most of our statements take to run, so a round trip uses libpq's own calls: a connection prepares every
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from select import POLLIN, POLLOUT, poll
@@ -19,9 +20,12 @@ import msgspec
 import psycopg
 from psycopg import errors
 from psycopg.adapt import Transformer
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ConnStatus, ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import TupleRow
+
+from penstock.core.errors import StoreFailed
 
 #: In order, or by name. A function is called when the statements before are with the server already.
 Values: TypeAlias = (
@@ -118,6 +122,73 @@ class _Sent(NamedTuple):
     prepared: _Prepared
     preparing: int
     early: EarlyRows | None
+
+
+#: After so long a server that does not answer counts as gone; in seconds, and the last in milliseconds.
+_PRESENCE: Final = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """Limits on a server that other programs use too. `pooler`: behind a PgBouncer in transaction mode."""
+
+    statement_timeout_ms: int = 30_000
+    lock_timeout_ms: int = 10_000
+    #: A process that stops in the middle of a transaction keeps others waiting for no longer.
+    idle_timeout_ms: int = 5_000
+    connect_timeout_sec: int = 10
+    connections: int = 16
+    pooler: bool = False
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
+            "search_path": "pg_catalog",
+            "statement_timeout": str(self.statement_timeout_ms),
+            "lock_timeout": str(self.lock_timeout_ms),
+            "idle_in_transaction_session_timeout": str(self.idle_timeout_ms),
+            # A plan is kept as long as its connection, and statistics of such tables are always old: a plan
+            # made for small tables would scan them for ever. All of ours go from key to key.
+            "enable_seqscan": "off",
+            "enable_hashjoin": "off",
+            "enable_mergejoin": "off",
+            # Making a plan costs more than a batch of ten jobs, and there is only one good plan.
+            "plan_cache_mode": "force_generic_plan",
+            "jit": "off",
+            # Starting a process takes longer than any of our statements.
+            "max_parallel_workers_per_gather": "0",
+        }
+
+    @property
+    def settings_statement(self) -> Statement:
+        """Sets them for one transaction: behind a pooler the next may run on another connection."""
+        calls = (f"set_config('{name}', '{value}', true)" for name, value in self.settings.items())
+        return statement(f"SELECT {', '.join(calls)}")
+
+    def conninfo(self, dsn: str) -> str:
+        try:
+            given = conninfo_to_dict(dsn)
+        except psycopg.ProgrammingError:
+            # libpq's message quotes the part that it cannot read, and that may be the password.
+            raise StoreFailed(
+                "the address of the database cannot be read: write postgresql://USER@HOST:PORT/NAME, "
+                "with %40 for an @ and %2F for a / in a name or password",
+                kind="address",
+            ) from None
+        more: dict[str, str] = {"application_name": str(given.get("application_name") or "penstock")}
+        more["client_encoding"] = "utf-8"
+        more["connect_timeout"] = str(given.get("connect_timeout") or self.connect_timeout_sec)
+        for name, value in _PRESENCE.items():
+            more[name] = str(given.get(name) or value)
+        if not self.pooler:
+            pinned = " ".join(f"-c {name}={value}" for name, value in self.settings.items())
+            more["options"] = f"{given.get('options') or ''} {pinned}".strip()
+        return make_conninfo(dsn, **more)
 
 
 class PipelineConnection(psycopg.Connection[TupleRow]):

@@ -12,8 +12,8 @@ leaves that job out and decides again. Without the ledger locks two hosts would 
 A round trip costs more than all statements of a round, so there are two: one locks and reads, one writes and
 commits. The transaction guesses the rows to lock from the round before, because it reads the queues in the
 same trip, and assumes that the heads can be had. Where either is wrong the server writes nothing, and the
-round runs again with what it knows by then. A transaction without a round guesses nothing: it locks the
-ledger rows when it knows which dispatches ended.
+round runs again with what it knows by then. A transaction without a round guesses the same way, if it may end
+dispatches.
 
 The second trip first sends what the server needs to begin. The values for the claimant and the events are
 made while the server works: both sides work at the same time for the larger half of a round.
@@ -23,28 +23,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from time import monotonic
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import psycopg
 
 from penstock.core.jobs.admission import EVERYTHING, Account, Ledger, keys_of, windows
 from penstock.core.jobs.changes import Change, Note, completed
 from penstock.core.jobs.intent import AdmissionClass
-from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of
-from penstock.core.jobs.ordering import Ordering, ready_at
-from penstock.core.jobs.round import Denial, Pick, Placement, RoundResult, running_data, stop_moment
+from penstock.core.jobs.job import Dispatch, EventKind, Job
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.round import Pick, Placement, RoundResult
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment
+from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Admit, Apply, Complete, Grant, Operation
 from penstock.stores.common.group_commit import GroupCommit, answered
-from penstock.stores.common.rows import Queued, encode, new_dispatch, spent_from
+from penstock.stores.common.rows import new_dispatch, spent_from
+from penstock.stores.common.writes import EventRow, Limit, deny, limit_of, start
 from penstock.stores.postgres.admission_view import (
     Heads,
-    LazySpent,
     PostgresAdmissionClasses,
     PostgresAdmissionView,
     ScanHint,
@@ -58,7 +56,6 @@ from penstock.stores.postgres.changes import (
     Effects,
     Ended,
     Ends,
-    EventRow,
     Key,
     PostgresWriteBatch,
     lock_ledger,
@@ -70,8 +67,6 @@ from penstock.stores.postgres.pipeline import Values, array, column, columns
 ROUND_REFUSED: Final = "JB001"
 #: How many jobs that have become due enter the ready queues in one transaction.
 STEPS: Final = 5_000
-#: After a job has become due, rounds assume for so long that others do.
-STEPPING_SEC: Final = 1.0
 
 
 class StartedRound(NamedTuple):
@@ -120,10 +115,6 @@ class RoundBatcher(GroupCommit):
         self._hosts: set[Key] = set()
         #: The ledger rows that the last round needed.
         self._likely: set[Key] = set()
-        #: Until then jobs that are due enter the queues before the round asks whether there are any.
-        self.stepping_until = float("-inf")
-        #: A round has asked for spending, so later ones read it with the rest.
-        self.reads_spending = False
         #: The answer to the last operation that was handed in.
         self._last: Future[Any] = answered([])
         super().__init__(self._write_all)
@@ -149,10 +140,7 @@ class RoundBatcher(GroupCommit):
             ends = Changes(
                 self.classes, [_changes(op, now) for op in operations if not isinstance(op, Admit)]
             )
-        if admissions:
-            written = self._write_rounds(ends, admissions)
-        else:
-            written = self.database.transact(lambda session: self._write_ends(session, ends))
+        written = self._transact(ends, admissions)
         if isinstance(ends, Changes):
             self.scan_hint.disturb()
         grants = iter([self._grants(started) for started in written.started])
@@ -160,22 +148,14 @@ class RoundBatcher(GroupCommit):
         answers = iter(written.answers)
         return [next(grants) if isinstance(op, Admit) else next(answers) for op in operations]
 
-    def _write_ends(self, session: DatabaseSession, ends: Ends) -> Written:
-        now, rows = self.database.lock(session, *ends.calls())
-        effects = ends.judge(session, now, rows)
-        if effects.ended:
-            addons = array(sorted({admission_class.addon_id for _, admission_class in effects.ended}))
-            _, accounts = session.execute_many(lock_ledger(effects.keys), ("accounts", {"addons": addons}))
-            effects.writes.accounts = self.accounts_after(accounts, effects.ended, now)
-        effects.defer(session, self.classes)
-        return Written(effects.answers, effects.writes.defer(session))
-
-    def _write_rounds(self, ends: Ends, admissions: Sequence[Admit]) -> Written:
+    def _transact(self, ends: Ends, admissions: Sequence[Admit]) -> Written:
         hosts = {("host", admission.host) for admission in admissions}
         if new := hosts - self._hosts:
             self.database.transact(lambda session: session.execute("add_ledger", columns(sorted(new))))
             self._hosts |= new
-        keys, careful = self._likely | hosts, False
+        # Changes that end no dispatch need no row, and must not wait for the rounds of others.
+        likely = self._likely | (hosts or self._hosts)
+        keys, careful = likely if admissions or len(ends) else set(), False
         while True:
             attempt = RoundAttempt(self, keys, careful=careful)
             try:
@@ -191,14 +171,6 @@ class RoundBatcher(GroupCommit):
             else:
                 self._likely = attempt.needed or self._likely  # a round over empty queues needs no row
                 return written
-
-    def accounts_after(self, rows: Iterable[Any], ended: Ended, now: Moment) -> dict[AddonId, Account]:
-        """The accounts in these rows, after these dispatches gave their units back."""
-        accounts = accounts_from(rows)
-        for (_, admission_class), n in ended.items():
-            account = accounts.setdefault(admission_class.addon_id, Account())
-            account.hold(-n * admission_class.cost_units, now, self.ordering.sharing)
-        return accounts
 
     def _grants(self, started: StartedRound) -> list[Grant]:
         leased = [d.job_id for d in started.dispatches if d.job_id is not None and d.started_at is not None]
@@ -229,11 +201,14 @@ class RoundAttempt:
     def run(self, session: DatabaseSession, ends: Ends, admissions: Sequence[Admit]) -> Written:
         """What ended, then the rounds, each of which sees what was before it."""
         self.needed = set()
-        state = _LockedState(self._batcher, session, self._keys, ends)
+        state = _LockedState(self._batcher, session, self._keys, ends, looks=bool(admissions))
         first = effects = ends.judge(session, state.now, state.end_rows)
         self._need(effects.keys)
         effects.defer(session, self._batcher.classes)
         started: list[StartedRound] = []
+        if not admissions:
+            effects.writes.accounts = state.accounts(effects.ended)
+            effects.writes.defer(session)
         for number, admission in enumerate(admissions):
             if number:
                 session.flush()
@@ -284,47 +259,53 @@ class RoundAttempt:
 
 
 class _LockedState:
-    """What a round decides on, read behind the locks. A round changes its own copy, and may run again."""
+    """
+    What a round decides on, read behind the locks. A round changes its own copy, and may run again. `looks`: False if
+    there is no round, and nothing but the ledger is read.
+    """
 
     def __init__(
-        self, batcher: RoundBatcher, session: DatabaseSession, keys: set[Key], ends: Ends | None = None
+        self,
+        batcher: RoundBatcher,
+        session: DatabaseSession,
+        keys: set[Key],
+        ends: Ends | None = None,
+        *,
+        looks: bool = True,
     ) -> None:
-        database, given_now = batcher.database, batcher.database.given_now()
-        self._batcher = batcher
+        self._sharing = batcher.ordering.sharing
         first: list[tuple[str, Values]] = [] if ends is None else ends.calls()
-        most, look = batcher.scan_hint.call(0 if ends is None else len(ends), given_now)
-        everything = look[0] == "heads"
-        periods = _periods(database.now()) if batcher.reads_spending else {}
-        spending: list[tuple[str, Values]] = [("spent", periods)] if periods else []
-        stepping: list[tuple[str, Values]] = []
-        if monotonic() < batcher.stepping_until:
-            stepping.append(("step_into_line", {"now": given_now, "most": STEPS}))
         addons = {EVERYTHING, *(name for scope, name in keys if scope == "addon")}
-        self.now, answers = database.lock(
-            session,
-            *first,
+        # After the locks: the ledger row of an addon guards its account.
+        ledger: list[tuple[str, Values]] = [
             lock_ledger(keys),
-            # After the locks: the ledger row of an addon guards its account.
             ("accounts", {"addons": array(sorted(addons))}),
-            *spending,
-            *stepping,
-            look,
-        )
-        self.end_rows, (self._ledger, self._accounts, *more) = answers[: len(first)], answers[len(first) :]
-        self.heads = Heads(more[-1], most, everything=everything)
-        if self.heads.due:
-            batcher.stepping_until = monotonic() + STEPPING_SEC
-            if not stepping:
-                _, rows = session.execute_many(("step_into_line", {"now": self.now, "most": STEPS}), look)
-                self.heads = Heads(rows, most, everything=everything)
-        batcher.scan_hint.has_read(self.heads)
-        self._spent = LazySpent(partial(_read_spent, batcher, session, self.now))
-        if periods and periods == _periods(self.now):  # else midnight has just passed
-            self._spent = LazySpent(lambda: spent_from(more[0], periods["day"]))
+        ]
+        views: list[tuple[str, Values]] = []
+        given_now, periods = batcher.database.given_now(), _periods(batcher.database.now())
+        if looks:
+            most, look = batcher.scan_hint.call(0 if ends is None else len(ends), given_now)
+            views = [("spent", periods), ("step_into_line", {"now": given_now, "most": STEPS}), look]
+        self.now, answers = batcher.database.lock(session, *first, *ledger, *views)
+        self.end_rows, (self._ledger, self._accounts, *rows) = answers[: len(first)], answers[len(first) :]
+        if looks:
+            spent, _, heads = rows
+            self.heads = Heads(heads, most, everything=look[0] == "heads")
+            batcher.scan_hint.has_read(self.heads)
+            if periods != (periods := _periods(self.now)):  # midnight has just passed
+                spent = session.execute("spent", periods)
+            self._spent = spent_from(spent, periods["day"])
+
+    def accounts(self, ended: Ended) -> dict[AddonId, Account]:
+        """The accounts after these dispatches gave their units back."""
+        accounts = accounts_from(self._accounts)
+        for (_, admission_class), n in ended.items():
+            account = accounts.setdefault(admission_class.addon_id, Account())
+            account.hold(-n * admission_class.cost_units, self.now, self._sharing)
+        return accounts
 
     def ledger(self, host: HostId, ended: Ended) -> Ledger:
-        accounts = self._batcher.accounts_after(self._accounts, ended, self.now)
-        ledger = Ledger(accounts=accounts, spent=self._spent)
+        ledger = Ledger(accounts=self.accounts(ended), spent=self._spent)
         add_rows(ledger, self._ledger, host)
         for (where, admission_class), n in ended.items():
             for key in keys_of(admission_class):
@@ -339,23 +320,7 @@ def _periods(now: Moment) -> dict[str, str]:
     return {window.kind: window.name for window in windows(now)}
 
 
-def _read_spent(
-    batcher: RoundBatcher, session: DatabaseSession, now: Moment
-) -> dict[AddonId, dict[str, int]]:
-    batcher.reads_spending = True
-    periods = _periods(now)
-    return spent_from(session.execute("spent", periods), periods["day"])
-
-
-class _Limit(NamedTuple):
-    """When a leased job must be stopped, and for what."""
-
-    stop_at: Moment | None = None
-    stop_for: EndReason | None = None
-
-
-_UNLIMITED: Final = _Limit()
-_ADMITTED: Final = "admitted"
+_UNLIMITED: Final[Limit] = (None, None)
 _KIND: Final = attrgetter("admission_class", "offer")
 
 
@@ -371,11 +336,11 @@ class _Start:
         now: Moment,
     ) -> None:
         self._batcher, self._session, self._writes, self._now = batcher, session, writes, now
-        self._host, self._terms = admission.host, admission.terms
+        self._admit, self._host, self._terms = admission, admission.host, admission.terms
         self._started = StartedRound([], {})
 
     def write(self, result: RoundResult) -> StartedRound:
-        denied = [self._deny(denial) for denial in result.denials]
+        denied = deny(result, self._now, self._writes.note)
         if result.picks or result.standalone_lease is not None:
             self._start(result)
         # Behind the start, which checks that the heads are as they were read.
@@ -385,16 +350,9 @@ class _Start:
             self._session.defer("pass_jobs", [self._now, array([job.no for job in result.passed])])
         return self._started
 
-    def _deny(self, denial: Denial) -> tuple[Any, ...]:
-        queued, code, data = cast("Queued", denial.waiting), denial.reason.code, denial.as_json()
-        n = queued.events + 1
-        subject = (queued.no, queued.job_id, n, JobState.QUEUED)
-        self._writes.note(self._now, Note(EventKind.DENIED, code, data), subject)
-        return code, encode(data) or "{}", self._now, n, queued.no
-
     def _start(self, result: RoundResult) -> None:
         now, terms, picks = self._now, self._terms, result.picks
-        limits = [self._limit(pick) for pick in picks]
+        limits = [limit_of(p, now) if p.offer is Placement.LEASE else _UNLIMITED for p in picks]
         common = {
             "batch": self._session.batch,
             "host": self._host,
@@ -415,7 +373,7 @@ class _Start:
             "standalone_lease": standalone,
             "live": len(picks) + (standalone is not None),
             "expires_at": now + min(terms.lease_for, terms.reserve_for),
-            "stop_at": min((limit.stop_at for limit in limits if limit.stop_at is not None), default=None),
+            "stop_at": min((stop_at for stop_at, _ in limits if stop_at is not None), default=None),
         }
         self._session.defer("insert_flight", common | flight)
         for (admission_class, offer), alike in groupby(picks, _KIND):
@@ -429,13 +387,6 @@ class _Start:
     def _keep(self, rows: list[Any]) -> None:
         jobs = self._batcher.classes.jobs(self._session, rows)
         self._started.jobs.update((job.job_id, job) for job in jobs)
-
-    def _limit(self, pick: Pick) -> _Limit:
-        queued = cast("Queued", pick.waiting)
-        runtime, active = queued.max_runtime_sec, queued.max_active_sec
-        if (runtime is None and active is None) or pick.offer is not Placement.LEASE:
-            return _UNLIMITED
-        return _Limit(*stop_moment(runtime, active, queued.active, self._now))
 
     def _start_standalone(self, admission_class: AdmissionClass, common: dict[str, Any]) -> DispatchId:
         """A lease without a job."""
@@ -451,33 +402,17 @@ class _Start:
         self._writes.note(self._now, Note(EventKind.ADMITTED), dispatch_id=dispatch_id)
         return dispatch_id
 
-    def _start_events(self, picks: list[Pick], limits: list[_Limit]) -> Iterator[EventRow]:
+    def _start_events(self, picks: list[Pick], limits: list[Limit]) -> Iterator[EventRow]:
         """The events of the picks. Makes their dispatches too, which come before a lease without a job."""
-        now, worker, aging = self._now, self._terms.worker, self._batcher.ordering.aging
         dispatches: list[Dispatch] = []
         for pick, limit in zip(picks, limits, strict=True):
-            queued = cast("Queued", pick.waiting)
-            job_id, fence, n = queued.job_id, queued.fence + 1, queued.events + 1
-            made = new_dispatch(
-                dispatch_id_of(job_id, fence),
-                queued,
-                pick.admission_class,
-                pick.offer,
-                self._terms,
-                host=self._host,
-                now=now,
-                ends_at=pick.ends_at,
-                limits=limit,
-            )
+            made, events = start(pick, limit, self._admit, self._now, self._batcher.ordering.aging)
             dispatches.append(made)
-            yield now, EventKind.DISPATCHING, job_id, n, JobState.DISPATCHING, _ADMITTED, str(fence), None
-            if pick.offer is Placement.LEASE:
-                data = running_data(worker, now - ready_at(queued.turn, queued.priority, aging))
-                yield now, EventKind.RUNNING, job_id, n + 1, JobState.RUNNING, "", str(fence), data
+            yield from events
         self._started.dispatches[:0] = dispatches
 
 
-def _heads(result: RoundResult, limits: list[_Limit]) -> dict[str, bytes]:
+def _heads(result: RoundResult, limits: list[Limit]) -> dict[str, bytes]:
     """The values of `start_jobs`: the picks first; of the other heads only how they were read."""
     heads, picks = changed_heads(result), result.picks
     return {
@@ -485,6 +420,6 @@ def _heads(result: RoundResult, limits: list[_Limit]) -> dict[str, bytes]:
         "seen": array(list(heads.values())),
         "leased": array([pick.offer is Placement.LEASE for pick in picks]),
         "ends_at": column([pick.ends_at for pick in picks]),
-        "stop_at": column([limit.stop_at for limit in limits]),
-        "stop_for": column([limit.stop_for for limit in limits]),
+        "stop_at": column([stop_at for stop_at, _ in limits]),
+        "stop_for": column([stop_for for _, stop_for in limits]),
     }

@@ -7,7 +7,7 @@ transaction (`common/group_commit.py`).
 - `SubmitBatcher` (submit.py) inserts jobs. It locks no row that another transaction needs.
 - `RoundBatcher` (rounds.py) applies changes and completions and runs rounds, in that order. It locks rows of
   the ledger until its COMMIT is on disk.
-- `RenewBatcher` (renew.py) renews leases. It locks dispatches, and waits for the rounds handed in before it.
+- `RenewBatcher` (changes.py) renews leases. It locks dispatches, and waits for the rounds handed in before it.
 
 There are three because a round holds the ledger for as long as a sync takes: a submit or a heartbeat in the
 same transaction would wait for the rounds of all other hosts. So a commit that mixes them becomes several
@@ -27,16 +27,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from msgspec.structs import replace
-
 from penstock.core.jobs.changes import Note, addon_note, drain_note
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.types import Moment
 from penstock.stores.api import (
-    LOST_FOR,
     Admit,
     Apply,
     Clock,
@@ -54,16 +50,15 @@ from penstock.stores.api import (
     SetAddon,
     Shift,
     Submit,
-    name_taken,
 )
-from penstock.stores.common.group_commit import Commit, in_turn, outcome_of
-from penstock.stores.common.rows import forget, host_values, uuid7
+from penstock.stores.common.group_commit import failed, outcome_of
+from penstock.stores.common.rows import forget, uuid7
+from penstock.stores.common.writes import register_host, remove_host
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses, accounts_from
-from penstock.stores.postgres.changes import PostgresWriteBatch, lock_ledger
-from penstock.stores.postgres.database import ConnectionOptions, Database, DatabaseSession
-from penstock.stores.postgres.pipeline import array, columns
+from penstock.stores.postgres.changes import PostgresWriteBatch, RenewBatcher, lock_ledger
+from penstock.stores.postgres.database import Database, DatabaseSession
+from penstock.stores.postgres.pipeline import ConnectionOptions, array, columns
 from penstock.stores.postgres.reads import PostgresReads
-from penstock.stores.postgres.renew import RenewBatcher
 from penstock.stores.postgres.rounds import RoundBatcher
 from penstock.stores.postgres.submit import SubmitBatcher
 from penstock.stores.postgres.wakeups import NotificationListener
@@ -108,17 +103,40 @@ class PostgresStore(PostgresReads):
     # writes
 
     def commit(self, *operations: Operation[Any], wait: bool = False) -> list[Future[Any]]:
-        writer = self._writer_of(operations[0])
-        if len(operations) == 1 or all(self._writer_of(operation) == writer for operation in operations):
+        writer, *others = [self._writer_of(operation) for operation in operations]
+        if all(other == writer for other in others):
             return writer(operations, wait=wait)
-        return in_turn([(self._writer_of(operation), operation) for operation in operations])
+        return self._commit_in_turn(operations)
 
-    def _writer_of(self, operation: Operation[Any]) -> Commit:
+    def _writer_of(self, operation: Operation[Any]) -> Callable[..., list[Future[Any]]]:
         if isinstance(operation, Submit):
             return self.submits.commit
         if isinstance(operation, Apply | Complete | Admit):
             return self.rounds.commit
         return self.renewals.commit if isinstance(operation, Renew) else self._commit_upkeep
+
+    def _commit_in_turn(self, operations: Sequence[Operation[Any]]) -> list[Future[Any]]:
+        """Hand each operation to its writer when the one before it has its answer."""
+        answers: list[Future[Any]] = [Future() for _ in operations]
+
+        def hand_in(at: int) -> None:
+            def pass_on(written: Future[Any]) -> None:
+                error = written.exception()
+                if error is None:
+                    answers[at].set_result(written.result())
+                else:
+                    answers[at].set_exception(error)
+                if at + 1 < len(operations):
+                    hand_in(at + 1)
+
+            try:
+                [written] = self._writer_of(operations[at])([operations[at]])
+            except Exception as error:  # noqa: BLE001 - it is the answer
+                written = failed(error)
+            written.add_done_callback(pass_on)
+
+        hand_in(0)
+        return answers
 
     def submit_within(self, connection: Any, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
         """
@@ -180,11 +198,9 @@ class PostgresStore(PostgresReads):
                 values = {"after": after, "most": limit, "per_point": aging.per_point}
                 return int(session.execute("reorder", values)[0][0])
             case RegisterHost(host):
-                return self._register_host(session, host)
-            case RemoveHost(host_id, instance):
-                for name in ("leave_host", "lose_host"):
-                    session.defer(name, {"host": host_id, "instance": instance})
-                return None
+                return register_host(session, host)
+            case RemoveHost():
+                return remove_host(session, operation)
             case DrainHost():
                 return self._drain_host(session, operation)
         raise TypeError(f"{type(operation).__name__} is no operation of this store")
@@ -201,13 +217,6 @@ class PostgresStore(PostgresReads):
         account.paused = account.paused if paused is None else paused
         writes.note(now, addon_note(addon_id, account.weight, account.paused, operation.by))
         writes.defer(session)
-
-    def _register_host(self, session: DatabaseSession, host: Host) -> Host:
-        _, [rows] = self.database.lock(session, ("register_host", host_values(host)))
-        if not rows:
-            raise name_taken(host)
-        session.defer("forget_hosts", {"before": host.seen_at - LOST_FOR})
-        return replace(host, draining=bool(rows[0][0]))
 
     def _drain_host(self, session: DatabaseSession, drain: DrainHost) -> bool:
         values = {"host": drain.host, "draining": int(drain.draining)}

@@ -15,10 +15,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import psycopg
-from msgspec.structs import replace
 from psycopg.errors import UniqueViolation
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
@@ -29,9 +28,10 @@ from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering, Place, place
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId, Moment
-from penstock.stores.api import Depth, Operation, Receipt, Submit, key_conflict
+from penstock.stores.api import NO_LIMIT, Depth, Operation, Receipt, Submit
 from penstock.stores.common.group_commit import BatchUnknown, GroupCommit
-from penstock.stores.common.rows import body_hash, intent_row, job_row, pack
+from penstock.stores.common.rows import intent_row, job_row, pack
+from penstock.stores.common.writes import UsedKeys, key_of, take
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import Call, EarlyRows, Statement, Values, array, columns, text
@@ -141,7 +141,7 @@ class SubmitBatcher(GroupCommit):
         self, session: DatabaseSession, submits: Sequence[Submit], *, exact: bool = True
     ) -> list[list[Receipt]]:
         """`exact`: no other process may submit up to a depth limit at the same time."""
-        keys = sorted({key for s in submits for intent in s.intents if (key := _key(intent))})
+        keys = sorted({key for s in submits for intent in s.intents if (key := key_of(intent))})
         calls: list[tuple[str, Any]] = [("jobs_by_key", columns(keys))] if keys else []
         limits = [s.depth for s in submits if _limited(s.depth)]
         if limits:
@@ -183,13 +183,6 @@ def _fits(depth: Depth, queued: Counter[AddonId], more: Counter[AddonId], share:
     )
 
 
-_Key: TypeAlias = tuple[AddonId, str]
-
-
-def _key(intent: Intent) -> _Key | None:
-    return None if intent.idempotency_key is None else (intent.addon_id, intent.idempotency_key)
-
-
 class _Batch:
     """
     The jobs of one transaction. `used`: rows of `jobs_by_key`. `queued`: how many jobs each addon has in the
@@ -205,43 +198,25 @@ class _Batch:
         queued: Counter[AddonId] | None = None,
     ) -> None:
         self._rows, self._now, self._new_id, self._queued = rows, now, new_id, queued
-        #: The job that each key means, and the hash of what was submitted with it.
-        self._used = {
-            (addon_id, key): (Receipt(job_id, JobState(state), created=False), body)
+        self._used: UsedKeys = {
+            (addon_id, key): (Receipt(job_id, JobState(state), created=False), bytes.fromhex(body))
             for addon_id, key, job_id, state, body in used
         }
         self.jobs: list[tuple[JobId, Intent]] = []
 
     def take(self, submit: Submit) -> list[Receipt]:
-        """A bulk that conflicts is refused for that before it is refused for its size."""
-        receipts = [self._receipt(intent) for intent in submit.intents]
-        if (queued := self._queued) is not None:
-            new = [i for i, receipt in zip(submit.intents, receipts, strict=True) if receipt is None]
-            submit.depth.check(new, lambda addon_id: queued.total() if addon_id is None else queued[addon_id])
-        # Asked for again: the same key may be twice in one bulk.
-        return [
-            receipt or self._receipt(intent) or self._make(intent)
-            for intent, receipt in zip(submit.intents, receipts, strict=True)
-        ]
+        depth = NO_LIMIT if self._queued is None else submit.depth
+        return take(submit.intents, depth, self._used, queued=self._count, insert=self._make)
 
-    def _receipt(self, intent: Intent) -> Receipt | None:
-        if intent.idempotency_key is None:
-            return None
-        used = self._used.get((intent.addon_id, intent.idempotency_key))
-        if used is None:
-            return None
-        receipt, body = used
-        if body != body_hash(intent).hex():
-            raise key_conflict(intent, receipt.job_id)
-        return receipt
+    def _count(self, addon_id: AddonId | None) -> int:
+        assert self._queued is not None
+        return self._queued.total() if addon_id is None else self._queued[addon_id]
 
-    def _make(self, intent: Intent) -> Receipt:
+    def _make(self, _: int, intent: Intent) -> Receipt:
         receipt = Receipt(JobId(self._new_id()), JobState.QUEUED, created=True)
         self.jobs.append((receipt.job_id, intent))
         if self._queued is not None:
             self._queued[intent.addon_id] += 1
-        if key := _key(intent):
-            self._used[key] = (replace(receipt, created=False), body_hash(intent).hex())
         return receipt
 
     def defer(self, session: DatabaseSession) -> None:

@@ -461,6 +461,19 @@ SELECT d.dispatch_id, d.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted
        d.started_in
 FROM penstock.dispatch_full d
 
+-- name: jobs_by_id
+@job_columns WHERE j.job_id = ANY(%(ids)s::text[]);
+
+-- name: dispatches_by_id
+@dispatch_columns WHERE d.dispatch_id = ANY(%(ids)s::text[]);
+
+-- name: attempts
+@dispatch_columns WHERE d.dispatch_id > %(job_id)s || '.' AND d.dispatch_id < %(job_id)s || '/' ORDER BY d.fence;
+
+-- name: live
+@dispatch_columns WHERE d.dispatch_id = ANY(ARRAY(SELECT dispatch_id FROM penstock.dispatch_in_flight)) AND d.phase = ANY(%(phases)s::text[])
+AND (%(addon_id)s::text IS NULL OR d.addon_id = %(addon_id)s) ORDER BY d.admitted_at, d.dispatch_id LIMIT %(most)s;
+
 -- name: checkpoint
 SELECT c.data FROM penstock.checkpoint c JOIN penstock.job j ON j.no = c.job_no WHERE j.job_id = %(job_id)s;
 

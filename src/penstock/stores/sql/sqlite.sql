@@ -8,7 +8,8 @@ SELECT jobs, batch + size - 1 FROM trail ORDER BY batch DESC LIMIT 1;
 SELECT no FROM admission_class WHERE key = :key;
 
 -- name: classes_by_no
-SELECT addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels FROM admission_class WHERE no = :no;
+SELECT no, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels
+FROM admission_class WHERE no IN (SELECT value FROM json_each(:nos));
 
 -- name: add_class
 INSERT INTO admission_class (key, addon_id, job_type, cost_units, constraints, run_when, quiet_for_sec, high, duration_class, labels)
@@ -42,7 +43,7 @@ INSERT INTO mention (job_no, batch) SELECT value, ? FROM json_each(?);
 
 -- name: jobs_by_key
 SELECT j.job_id, j.state, i.body_hash FROM job_full j JOIN intent i USING (no)
-WHERE j.addon_id = :addon_id AND j.idempotency_key = :key;
+WHERE j.addon_id = ? AND j.idempotency_key = ?;
 
 -- name: due_jobs
 -- In line, or in the urgent line. Bounded: the next round takes the rest.
@@ -184,15 +185,17 @@ UPDATE active_dispatch SET phase = ?, started_at = coalesce(started_at, ?), expi
 WHERE phase = ? AND no = ?;
 
 -- name: dispatches_for_beats
-SELECT l.phase, l.expires_at, l.reason, m.addon_id, l.spent, j.no, j.job_id, j.spent, j.spent_before, l.events, i.cost_limit, l.no
-FROM active_dispatch l JOIN admission_class m ON m.no = l.class_no LEFT JOIN job j ON j.no = l.no LEFT JOIN intent i ON i.no = l.no
-WHERE l.no = coalesce((SELECT no FROM job WHERE job_id = :job_id), (SELECT no FROM active_dispatch WHERE standalone_lease = :dispatch_id)) AND l.fence = :fence;
+SELECT asked.value ->> 0, l.phase, l.expires_at, l.reason, m.addon_id, l.spent, l.progress, l.fence, j.no, j.job_id, j.spent, j.spent_before, l.events, l.no,
+       j.progress, i.cost_limit, l.pid
+FROM json_each(:ids) AS asked CROSS JOIN active_dispatch l ON l.fence = asked.value ->> 2 AND l.no = coalesce(
+    (SELECT no FROM job WHERE job_id = asked.value ->> 1), (SELECT no FROM active_dispatch WHERE standalone_lease = asked.value ->> 0))
+CROSS JOIN admission_class m ON m.no = l.class_no LEFT JOIN job j ON j.no = l.no LEFT JOIN intent i ON i.no = l.no;
 
 -- name: renew
-UPDATE active_dispatch SET expires_at = ?, progress = coalesce(?, progress), spent = ?, events = ?, pid = coalesce(?, pid) WHERE no = ?;
+UPDATE active_dispatch SET expires_at = ?, progress = ?, spent = ?, events = ?, pid = ? WHERE no = ?;
 
 -- name: beat_jobs
-UPDATE job SET progress = coalesce(?, progress), spent = spent + ? WHERE no = ?;
+UPDATE job SET progress = ?, spent = ? WHERE no = ?;
 
 -- name: set_checkpoints
 INSERT INTO checkpoint (job_no, at, fence, data) VALUES (?, ?, ?, ?)
@@ -200,10 +203,7 @@ ON CONFLICT (job_no) DO UPDATE SET at = excluded.at, fence = excluded.fence, dat
 
 -- name: spend
 INSERT INTO budget (addon_id, period, spent) VALUES (?, ?, ?)
-ON CONFLICT (addon_id, period) DO UPDATE SET spent = spent + excluded.spent;
-
--- name: spent_in
-SELECT spent FROM budget WHERE addon_id = :addon_id AND period = :period;
+ON CONFLICT (addon_id, period) DO UPDATE SET spent = spent + excluded.spent RETURNING addon_id, period, spent;
 
 -- name: spent
 SELECT addon_id, period, spent FROM budget WHERE period IN (:day, :month);
@@ -224,10 +224,12 @@ SELECT addon_id, weight, paused, average, units, at FROM addon_totals ORDER BY a
 SELECT addon_id, state, jobs FROM tally_totals WHERE jobs > 0;
 
 -- name: expired
-SELECT no, fence FROM active_dispatch WHERE expires_at <= :now ORDER BY expires_at LIMIT :most;
+SELECT coalesce(l.standalone_lease, j.job_id || '.' || l.fence) FROM active_dispatch l LEFT JOIN job j ON j.no = l.no
+WHERE l.expires_at <= :now ORDER BY l.expires_at LIMIT :most;
 
 -- name: to_stop
-SELECT no, fence FROM active_dispatch WHERE phase = 'leased' AND stop_at <= :now ORDER BY stop_at LIMIT :most;
+SELECT coalesce(l.standalone_lease, j.job_id || '.' || l.fence) FROM active_dispatch l LEFT JOIN job j ON j.no = l.no
+WHERE l.phase = 'leased' AND l.stop_at <= :now ORDER BY l.stop_at LIMIT :most;
 
 -- name: past_deadline
 SELECT job_id FROM queue WHERE deadline_at IS NOT NULL AND deadline_at <= :now ORDER BY deadline_at LIMIT :most;
@@ -337,10 +339,10 @@ SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence,
 
 -- name: jobs_by_id
 -- CROSS: in the order of the ids, and by look-ups, whatever the planner thinks of the sizes.
-FROM json_each(?) AS asked CROSS JOIN job_full j ON j.job_id = asked.value CROSS JOIN intent i USING (no)
+@job_columns FROM json_each(:ids) AS asked CROSS JOIN job_full j ON j.job_id = asked.value CROSS JOIN intent i USING (no)
 
 -- name: all_jobs
-FROM job_full j CROSS JOIN intent i USING (no)
+@job_columns FROM job_full j CROSS JOIN intent i USING (no)
 
 -- name: queued_jobs
 SELECT job.no FROM queue AS place CROSS JOIN job ON job.no = place.no WHERE ? = 'QUEUED'
@@ -359,6 +361,18 @@ SELECT job.no FROM ended_dispatch AS place CROSS JOIN job ON job.no = place.job_
 SELECT d.dispatch_id, d.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
        d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.pid, d.class_no
 FROM dispatch_full d
+
+-- name: dispatches_by_id
+-- One. The fence of a lease without a job is 0, which no attempt at a job has.
+@dispatch_columns WHERE d.fence = :fence AND d.number = coalesce((SELECT no FROM job WHERE job_id = :job_id),
+    (SELECT no FROM active_dispatch WHERE standalone_lease = :dispatch_id), (SELECT job_no FROM ended_dispatch WHERE standalone_lease = :dispatch_id));
+
+-- name: attempts
+@dispatch_columns WHERE d.number = (SELECT no FROM job WHERE job_id = :job_id) ORDER BY d.fence;
+
+-- name: live
+@dispatch_columns WHERE d.phase <> 'ended' AND d.phase IN (SELECT value FROM json_each(:phases)) AND (:addon_id IS NULL OR d.addon_id = :addon_id)
+ORDER BY d.admitted_at, d.dispatch_id LIMIT :most;
 
 -- name: register_host
 -- The row of another scheduler that is alive stays as it is: then no row is returned.

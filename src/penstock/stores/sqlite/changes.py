@@ -13,20 +13,18 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from msgspec.structs import replace
 
-from penstock.core.jobs.admission import windows
-from penstock.core.jobs.changes import Change, Note, Renewal
+from penstock.core.jobs.changes import Change
 from penstock.core.jobs.intent import Intent, all_but_payload
 from penstock.core.jobs.job import DispatchStep, EventKind, JobStep
 from penstock.core.jobs.ordering import place
-from penstock.core.jobs.spending import NOTHING_SPENT, Standing
+from penstock.core.jobs.spending import Standing
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
-from penstock.core.jobs.types import AddonId, EndReason, HostId, JobId, Money, Span
-from penstock.stores.api import CompletedDispatch, Depth, NotesFor, Receipt, key_conflict
-from penstock.stores.common.rows import body_hash, by_name, intent_row, job_row, listed, parts_of
-from penstock.stores.sqlite.connection import one, query
-from penstock.stores.sqlite.transaction import NO_JOB, EventJob, Transaction
+from penstock.core.jobs.types import AddonId, EndReason, HostId, JobId, Span
+from penstock.stores.api import CompletedDispatch, Depth, Receipt, Renew
+from penstock.stores.common.rows import by_name, intent_row, job_row, listed
+from penstock.stores.common.writes import NO_JOB, EventJob, Heartbeats, UsedKeys, key_of, take
+from penstock.stores.sqlite.transaction import Transaction
 
 #: As they are written: a word costs the encoder half of what the enumeration's member does.
 _SUBMITTED, _DONE = str(EventKind.SUBMITTED), str(EventKind.DONE)
@@ -47,41 +45,22 @@ def submit(
     sure: bool = True,
 ) -> list[Receipt]:
     """`job_ids`: the ids that the jobs shall have. Not `sure`: another process may have written them already."""
-    known = {i: _by_key(tx, intent) for i, intent in enumerate(intents) if intent.idempotency_key is not None}
-    known.update({} if sure else _written(tx, job_ids))
-    depth.check([intent for i, intent in enumerate(intents) if known.get(i) is None], tx.totals.queued)
-    receipts = []
-    made: dict[tuple[AddonId, str], tuple[Receipt, bytes]] = {}
-    for i, intent in enumerate(intents):
-        receipt = known.get(i)
-        key = (intent.addon_id, intent.idempotency_key or "")
-        if receipt is None and key in made:
-            receipt = _same_body(*made[key], intent)
-        if receipt is None:
-            receipt = _insert(tx, intent, job_ids[i] if job_ids else JobId(tx.new_id()))
-            if intent.idempotency_key is not None:
-                made[key] = (replace(receipt, created=False), body_hash(intent))
-        receipts.append(receipt)
-    return receipts
+    used: UsedKeys = {}
+    for key in {key for intent in intents if (key := key_of(intent)) is not None}:
+        tx.flush_jobs()
+        for job_id, state, body in tx.execute("jobs_by_key", key):
+            used[key] = (Receipt(job_id, JobState(state), created=False), body)
 
+    def insert(at: int, intent: Intent) -> Receipt:
+        return _insert(tx, intent, job_ids[at] if job_ids else JobId(tx.new_id()))
 
-def _by_key(tx: Transaction, intent: Intent) -> Receipt | None:
-    tx.flush_jobs()
-    values = {"addon_id": intent.addon_id, "key": intent.idempotency_key}
-    for job_id, state, body in query(tx.con, "jobs_by_key", values):
-        return _same_body(Receipt(job_id, JobState(state), created=False), body, intent)
-    return None
-
-
-def _same_body(receipt: Receipt, body: bytes, intent: Intent) -> Receipt:
-    if body != body_hash(intent):
-        raise key_conflict(intent, receipt.job_id)
-    return receipt
+    written = {} if sure else _written(tx, job_ids)
+    return take(intents, depth, used, queued=tx.totals.queued, insert=insert, written=written)
 
 
 def _written(tx: Transaction, job_ids: Sequence[JobId]) -> dict[int, Receipt]:
     tx.flush_jobs()
-    states = {row[-1]: row[1] for row in query(tx.con, "jobs_for_changes", {"ids": listed(job_ids)})}
+    states = {row[-1]: row[1] for row in tx.execute("jobs_for_changes", {"ids": listed(job_ids)})}
     return {
         i: Receipt(job_id, JobState(states[job_id]), created=True)
         for i, job_id in enumerate(job_ids)
@@ -103,7 +82,7 @@ def _insert(tx: Transaction, intent: Intent, job_id: JobId) -> Receipt:
 
 def _template(tx: Transaction, intent: Intent) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
     its_place = place(intent, tx.now, None, tx.ordering)
-    class_no = tx.classes.number(tx.con, its_place.admission_class)
+    class_no = tx.classes.number(tx, its_place.admission_class)
     row = job_row(0, JobId(""), intent, its_place, class_no=class_no, now=tx.now)
     addon_id, _, line, turn, ready_at, urgent_at, priority, now, earliest, deadline, *limits, key = row[2:]
     of_job = (addon_id, class_no, ready_at, priority, now, earliest, deadline, *limits, key)
@@ -121,11 +100,11 @@ def apply(tx: Transaction, change: Change) -> bool:
     job_row: Any = _NO_ROW
     dispatch_row: Any = None
     if job is not None:
-        job_row = one(tx.con, "jobs_for_changes", {"ids": listed([job.job_id])})
+        job_row = tx.one("jobs_for_changes", {"ids": listed([job.job_id])})
         if not _job_matches(job, job_row):
             return False
     if dispatch is not None:
-        dispatch_row = one(tx.con, "dispatches_for_changes", {"ids": by_name([dispatch.dispatch_id])})
+        dispatch_row = tx.one("dispatches_for_changes", {"ids": by_name([dispatch.dispatch_id])})
         if not _dispatch_matches(tx, dispatch, dispatch_row):
             return False
     no, _, _, n, addon_id, _ = job_row
@@ -203,7 +182,7 @@ def _settle(tx: Transaction, step: JobStep, no: int, events: int, active: Span) 
 def _to_queue(tx: Transaction, step: JobStep, no: int, events: int, active: Span) -> None:
     assert step.place is not None
     place = step.place
-    order = (place.ready_at, place.priority, tx.classes.number(tx.con, place.admission_class))
+    order = (place.ready_at, place.priority, tx.classes.number(tx, place.admission_class))
     times = (place.earliest_start_at, place.not_before, place.deadline_at)
     if step.source is JobState.QUEUED:
         line = (place.line(tx.now), place.turn, place.ready_at, place.urgent_at, *order[1:])
@@ -271,60 +250,25 @@ def _running_leases(tx: Transaction, reports: Sequence[CompletedDispatch]) -> li
             if lease is not None and lease.expires_at > tx.now
         ]
     values = {"ids": by_name([report.dispatch_id for report in reports]), "now": tx.now}
-    (text,) = one(tx.con, "leases_to_complete", values)
+    (text,) = tx.one("leases_to_complete", values)
     return _leases(text)
 
 
 # renew
 
 
-def renew(tx: Transaction, renewal: Renewal, notes_for: NotesFor) -> Standing | None:
+def renew(tx: Transaction, operation: Renew) -> list[Standing | None]:
     tx.totals.leases.clear()
-    job_id, fence = parts_of(renewal.dispatch_id)
-    named = {"dispatch_id": renewal.dispatch_id, "job_id": job_id, "fence": fence}
-    row = one(tx.con, "dispatches_for_beats", named)
-    if row is None:
-        return None
-    phase, expires_at, reason, addon_id, spent, no, job_id, job_spent, spent_before, n, limit, dispatch_no = (
-        row
+    tx.flush_jobs()
+    ids = by_name({renewal.dispatch_id for renewal in operation.renewals})
+    heartbeats = Heartbeats(tx.now, tx.execute("dispatches_for_beats", {"ids": ids}), tx.add_note)
+    [standings] = heartbeats.standings(
+        [operation], lambda rows: [tx.execute("spend", row)[0] for row in rows]
     )
-    if phase not in (DispatchPhase.LEASED, DispatchPhase.ENDING) or expires_at <= tx.now:
-        return None
-    until = renewal.expires_at if phase == DispatchPhase.LEASED else expires_at
-    more = max(0, (renewal.spent or 0) - spent)
-    for window in windows(tx.now) if more else ():
-        tx.run("spend", (addon_id, window.name, more))
-    before = 0 if no is None else job_spent - spent_before
-    standing = Standing(
-        renewal.dispatch_id,
-        None if job_id is None else JobId(job_id),
-        AddonId(addon_id),
-        DispatchPhase(phase),
-        None if reason is None else EndReason(reason),
-        until,
-        before,
-        before + more,
-        limit,
-        _addon_spent(tx, addon_id) if more else NOTHING_SPENT,
-    )
-    notes = list(notes_for(standing))
-    if no is not None and (more or notes or renewal.progress is not None or renewal.checkpoint is not None):
-        if renewal.checkpoint is not None:
-            tx.run("set_checkpoints", (no, tx.now, fence, renewal.checkpoint))
-            notes.insert(0, Note(EventKind.CHECKPOINT))
-        tx.run("beat_jobs", (renewal.progress, more, no))
-    for note in notes:
-        job = NO_JOB
-        if note.of_job and no is not None:
-            n += 1
-            job = EventJob(no, JobId(job_id), n, JobState.RUNNING)
-        tx.add_note(tx.now, note, job, renewal.dispatch_id)
-    tx.run("renew", (until, renewal.progress, spent + more, n, renewal.pid, dispatch_no))
-    return standing
-
-
-def _addon_spent(tx: Transaction, addon_id: str) -> dict[str, Money]:
-    return {
-        window.kind: one(tx.con, "spent_in", {"addon_id": addon_id, "period": window.name})[0]
-        for window in windows(tx.now)
-    }
+    for each in heartbeats.renewed:
+        tx.execute("renew", (each.expires_at, each.progress, each.spent, each.events, each.pid, each.place))
+        if each.job_changes:
+            tx.execute("beat_jobs", (each.job_progress, each.job_spent, each.no))
+    for checkpoint in heartbeats.checkpoints.values():
+        tx.execute("set_checkpoints", checkpoint)
+    return standings

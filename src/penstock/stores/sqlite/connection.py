@@ -16,22 +16,22 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import apsw
 
 from penstock.core.errors import DispatcherHeld, SchemaNewer, StoreFailed
-from penstock.stores.common.rows import migrations
-from penstock.stores.common.rows import statements as by_name
+from penstock.stores.common.rows import migrations, statements
 
 #: "PEN1": a database of another program is refused, and not migrated.
 APPLICATION_ID: Final = 0x50454E31
 #: Before this one, two connections that write and checkpoint can corrupt a database in WAL mode.
 SAFE_WAL: Final = (3, 51, 3)
+#: The statements of this store, by name.
+SQL: Final = statements("sqlite")
 #: All statements of the store fit: to compile one that fell out of the cache costs more than to run most of them.
 STATEMENTS: Final = 400
 
@@ -189,27 +189,17 @@ def write_copy(con: apsw.Connection, target: Path) -> None:
     partial.replace(target)
 
 
-@cache
-def statements() -> dict[str, str]:
-    return by_name("sqlite")
-
-
-def query(con: apsw.Connection, name: str, values: apsw.Bindings | None = None) -> Iterator[Any]:
-    """The rows of a named statement. The type checker does not know its columns."""
-    return iter(con.execute(statements()[name], values))
-
-
-def one(con: apsw.Connection, name: str, values: apsw.Bindings | None = None) -> Any:
-    """The first row, or None."""
-    return next(query(con, name, values), None)
+def newest_numbers(con: apsw.Connection) -> tuple[int, int]:
+    """The numbers of the newest job and of the newest event; 0 in a file that has none yet."""
+    row: Any = con.execute(SQL["newest_numbers"]).fetchone()
+    return row or (0, 0)
 
 
 def newest_event(con: apsw.Connection) -> int:
-    """The number of the trail's newest event; 0 in a file that has no trail yet."""
     try:
-        return int((one(con, "newest_numbers") or (0, 0))[1])
+        return newest_numbers(con)[1]
     except apsw.SQLError:
-        return 0
+        return 0  # a file without a trail
 
 
 class WriteLock:

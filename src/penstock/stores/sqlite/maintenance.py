@@ -8,16 +8,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from msgspec.structs import replace
 
 from penstock.core.jobs.changes import Note, addon_note, drain_note
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, HostId, Moment, Span
 from penstock.stores.api import (
-    LOST_FOR,
     DrainHost,
     Operation,
     Prune,
@@ -26,12 +23,12 @@ from penstock.stores.api import (
     Reorder,
     SetAddon,
     Shift,
-    name_taken,
 )
-from penstock.stores.common.rows import forget, host_values, listed
-from penstock.stores.sqlite.connection import one, query
+from penstock.stores.common.rows import forget, listed
+from penstock.stores.common.writes import NO_JOB, register_host, remove_host
+from penstock.stores.sqlite.connection import SQL
 from penstock.stores.sqlite.guard import Loss
-from penstock.stores.sqlite.transaction import NO_JOB, Transaction
+from penstock.stores.sqlite.transaction import Transaction
 
 _FORGET: Final = ("forget_mentions", "forget_checkpoint", "forget_intent", "forget_dispatches", "forget_job")
 _numbers: Final = msgspec.json.Decoder(list[int]).decode
@@ -54,9 +51,9 @@ def maintain(tx: Transaction, operation: Operation[Any]) -> Any:
         case Reorder(aging, after, limit):
             return _reorder(tx, aging, after, limit)
         case RegisterHost(host):
-            return _register_host(tx, host)
-        case RemoveHost(host_id, instance):
-            return _remove_host(tx, host_id, instance)
+            return register_host(tx, host)
+        case RemoveHost():
+            return remove_host(tx, operation)
         case DrainHost(host_id, draining, by):
             return _drain_host(tx, host_id, draining, by)
         case AcceptLoss(loss):
@@ -71,21 +68,8 @@ def _set_addon(tx: Transaction, addon_id: AddonId, weight: int | None, paused: b
     tx.add_note(tx.now, addon_note(addon_id, account.weight, account.paused, by), NO_JOB)
 
 
-def _register_host(tx: Transaction, host: Host) -> Host:
-    row = one(tx.con, "register_host", host_values(host))
-    if row is None:
-        raise name_taken(host)
-    tx.run("forget_hosts", {"before": host.seen_at - LOST_FOR})
-    return replace(host, draining=bool(row[0]))
-
-
-def _remove_host(tx: Transaction, host: HostId, instance: str) -> None:
-    for name in ("leave_host", "lose_host"):
-        tx.run(name, {"host": host, "instance": instance})
-
-
 def _drain_host(tx: Transaction, host: HostId, draining: bool, by: str) -> bool:
-    if one(tx.con, "drain_host", {"host": host, "draining": int(draining)}) is None:
+    if tx.one("drain_host", {"host": host, "draining": int(draining)}) is None:
         return False
     tx.add_note(tx.now, drain_note(host, draining, by), NO_JOB)
     return True
@@ -95,12 +79,12 @@ def _prune(tx: Transaction, before: Moment, limit: int) -> int:
     tx.flush_jobs()
     values = {"before": before, "most": limit}
     batches, done = _old_done(tx, values)
-    settled = [tuple(row) for row in query(tx.con, "old_jobs", values)]
+    settled = [tuple(row) for row in tx.execute("old_jobs", values)]
     old = sorted(settled + done)[:limit]
     _forget_events(tx, {no: job_id for _, no, job_id, *_ in old})
     for _, no, _, addon_id, state in old:
         for name in _FORGET:
-            tx.run(name, (no,))
+            tx.execute(name, (no,))
         tx.totals.count(addon_id, state, -1)
     if old:
         _shorten_done(tx, batches, {no for _, no, *_ in old})
@@ -112,9 +96,10 @@ def _old_done(tx: Transaction, values: dict[str, int]) -> tuple[dict[int, list[i
     """Which were done together, and all of them as rows of `old_jobs`."""
     batches: dict[int, list[int]] = {}
     rows: list[tuple[Any, ...]] = []
-    for batch, at, jobs in query(tx.con, "old_ended_jobs", values):
+    lists: Any = tx.con.execute(SQL["old_ended_jobs"], values)
+    for batch, at, jobs in lists:
         batches[batch] = _numbers(jobs)
-        rows += [(at, *job, JobState.DONE) for job in query(tx.con, "done_jobs", {"nos": jobs})]
+        rows += [(at, *job, JobState.DONE) for job in tx.execute("done_jobs", {"nos": jobs})]
         if len(rows) >= values["most"]:
             break
     return batches, rows
@@ -124,27 +109,27 @@ def _shorten_done(tx: Transaction, batches: dict[int, list[int]], gone: set[int]
     for batch, jobs in batches.items():
         kept = [no for no in jobs if no not in gone]
         if not kept:
-            tx.run("forget_ended_jobs", (batch,))
+            tx.execute("forget_ended_jobs", (batch,))
         elif len(kept) < len(jobs):
-            tx.run("shorten_ended_jobs", (listed(kept), batch))
+            tx.execute("shorten_ended_jobs", (listed(kept), batch))
 
 
 def _forget_events(tx: Transaction, gone: dict[int, str]) -> None:
     jobs = set(gone.values())
-    for batch, text in list(query(tx.con, "batches_of", {"nos": listed([*gone])})):
+    for batch, text in tx.execute("batches_of", {"nos": listed([*gone])}):
         rewritten = forget(text, jobs)
         if rewritten is None:
-            tx.run("forget_batches", (batch,))
+            tx.execute("forget_batches", (batch,))
         else:
-            tx.run("rewrite_batches", (rewritten, batch))
+            tx.execute("rewrite_batches", (rewritten, batch))
 
 
 def _reorder(tx: Transaction, aging: Aging, after: int, limit: int) -> int:
     tx.flush_jobs()
-    (last,) = one(tx.con, "last_to_reorder", {"after": after, "most": limit})
+    (last,) = tx.one("last_to_reorder", {"after": after, "most": limit})
     if last is not None:
         values = {"after": after, "last": last, "per_point": aging.per_point}
-        tx.run("reorder", values)
+        tx.execute("reorder", values)
     return last or 0
 
 
@@ -157,10 +142,10 @@ def _accept_loss(tx: Transaction, loss: Loss) -> None:
 def _shift(tx: Transaction, by: Span) -> int:
     tx.totals.leases.clear()
     tx.flush_jobs()
-    tx.run("shift", {"by": by})
+    tx.execute("shift", {"by": by})
     moved = tx.con.changes()
-    tx.run("shift_queue", {"by": by, "now": tx.now})
-    tx.run("shift_queued_jobs", {"by": by})
-    tx.run("shift_dispatched_jobs", {"by": by})
+    tx.execute("shift_queue", {"by": by, "now": tx.now})
+    tx.execute("shift_queued_jobs", {"by": by})
+    tx.execute("shift_dispatched_jobs", {"by": by})
     tx.add_note(tx.now, Note(EventKind.CLOCK_SHIFTED, data={"by": by}), NO_JOB)
     return moved

@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.types import JobId, Moment
+from penstock.core.jobs.types import JobId
 from penstock.stores.api import (
     Admit,
     Apply,
@@ -95,7 +95,7 @@ class SqliteStore(SqliteReads):
             self._con,
             self._write_lock,
             self._path,
-            self._clock,
+            clock,
             self._ordering,
             guard=self._guard,
             new_id=self._new_id,
@@ -131,9 +131,6 @@ class SqliteStore(SqliteReads):
                 closing(FileGuard(path, self._con, alone=self._presence.alone))
             )
         return loss
-
-    def now(self) -> Moment:
-        return self._clock()
 
     # writes
 
@@ -173,7 +170,8 @@ class SqliteStore(SqliteReads):
         self._has_events = False
         self._notify_listeners()
         if self._wakeups is not None:
-            self._wakeups.notify_clients()
+            if self._wakeups.clients:
+                self._wakeups.notify_clients()
         elif notify(self._names.wakeups, self._sender) and self._relay is not None:
             self._stand_down()  # the dispatcher commits for all from now on, and starts what it commits
 
@@ -261,7 +259,6 @@ def _write(tx: Transaction, operation: Operation[Any]) -> Any:
             return admit(tx, operation)
         case Apply(changes):
             return [apply(tx, change) for change in changes]
-        case Renew(renewals, notes_for):
-            tx.flush_jobs()
-            return [renew(tx, renewal, notes_for) for renewal in renewals]
+        case Renew():
+            return renew(tx, operation)
     return maintain(tx, operation)

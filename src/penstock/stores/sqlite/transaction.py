@@ -34,8 +34,10 @@ from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Clock
-from penstock.stores.common.rows import class_from, class_row, listed, pack
-from penstock.stores.sqlite.connection import WriteLock, failures, one, query, statements
+from penstock.stores.common.reads import AdmissionClasses
+from penstock.stores.common.rows import class_row, listed, pack
+from penstock.stores.common.writes import EventJob, EventRow, event_row
+from penstock.stores.sqlite.connection import SQL, WriteLock, failures
 from penstock.stores.sqlite.guard import FileGuard, FileLost
 
 #: Rows that one INSERT writes. `executemany` takes the statement out of the connection's cache and puts it back for every
@@ -43,19 +45,26 @@ from penstock.stores.sqlite.guard import FileGuard, FileLost
 ROWS_AT_ONCE: Final = (64, 16, 4, 3, 2, 1)
 
 
-class EventJob(NamedTuple):
-    """The job of an event: its number and id, the event's number within the job, and the job's state after it."""
+class SqliteSession:
+    """Named statements on one connection: a snapshot, or the write transaction."""
 
-    no: int | None
-    job_id: JobId | None
-    n: int
-    state: JobState | None
+    def __init__(self, con: apsw.Connection) -> None:
+        self.con = con
+
+    def execute(self, name: str, values: apsw.Bindings | None = None) -> list[Any]:
+        return self.con.execute(SQL[name], values).fetchall()
+
+    def execute_many(self, *calls: tuple[str, apsw.Bindings | None]) -> list[list[Any]]:
+        return [self.execute(name, values) for name, values in calls]
+
+    def one(self, name: str, values: apsw.Bindings | None = None) -> Any:
+        """The first row, or None."""
+        return self.con.execute(SQL[name], values).fetchone()
+
+    array = staticmethod(listed)
 
 
-NO_JOB: Final = EventJob(None, None, 0, None)
-
-
-class Transaction:
+class Transaction(SqliteSession):
     """
     Entered for one write transaction at a time: committed at the end, rolled back if anything raises. All that is committed
     together has one moment, `now`, read from the clock when the lock has been waited for.
@@ -72,10 +81,11 @@ class Transaction:
         guard: FileGuard,
         new_id: Callable[[], str],
     ) -> None:
-        self.con, self.ordering, self.new_id = con, ordering, new_id
-        self.classes, self.totals = SqliteAdmissionClasses(), SqliteTotals(con)
+        super().__init__(con)
+        self.ordering, self.new_id = ordering, new_id
+        self.classes, self.totals = SqliteAdmissionClasses(), SqliteTotals(self)
         self._lock, self._path, self._clock, self._guard = lock, path, clock, guard
-        self._sql, self._failures = statements(), failures(path)
+        self._failures = failures(path)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -92,7 +102,7 @@ class Transaction:
         self._jobs: list[tuple[Any, ...]] = []
         self._queued: list[tuple[Any, ...]] = []
         self._intents: list[tuple[Any, ...]] = []
-        self._events: list[tuple[Any, ...]] = []
+        self._events: list[EventRow] = []
         self._mentioned: set[int] = set()
 
     # begin and end
@@ -180,13 +190,9 @@ class Transaction:
         state, there is a bug in this store, and nothing of it may be committed.
         """
         before = self.con.total_changes()
-        self.con.execute(self._sql[name], values)
+        self.con.execute(SQL[name], values)
         if self.con.total_changes() - before != rows:
             raise AssertionError(f"{name}: a row was not in the state it was read in")
-
-    def run(self, name: str, values: apsw.Bindings) -> None:
-        """Execute a statement that may change any number of rows."""
-        self.con.execute(self._sql[name], values)
 
     def insert(self, name: str, rows: Sequence[tuple[Any, ...]]) -> None:
         first, remaining = 0, len(rows)
@@ -223,7 +229,7 @@ class Transaction:
     def has_events(self) -> bool:
         return bool(self._events)
 
-    def add_events(self, *events: tuple[Any, ...]) -> None:
+    def add_events(self, *events: EventRow) -> None:
         """
         As `rows.pack` says. Their numbers are taken under the write lock, so they follow commits and a reader's cursor skips
         nothing. A job knows in which batch it was submitted, and an attempt in which it began and was completed; every
@@ -232,12 +238,7 @@ class Transaction:
         self._events += events
 
     def add_note(self, at: Moment, note: Note, job: EventJob, dispatch_id: DispatchId | None = None) -> None:
-        attempt = dispatch_id
-        if job.job_id is not None and dispatch_id is not None:
-            attempt = DispatchId(dispatch_id[len(job.job_id) + 1 :])
-        self.add_events(
-            (at, note.kind, job.job_id, job.n, job.state, note.reason, attempt, note.data or None)
-        )
+        self._events.append(event_row(at, note, job, dispatch_id))
         if job.no is not None and job.no <= self.totals.last_job:
             self._mentioned.add(job.no)
 
@@ -245,19 +246,19 @@ class Transaction:
         self.flush_jobs()
         if self._events:  # no job is submitted or moved without one
             size = len(self._events)
-            self.run("insert_events", (self.batch, size, self._last_job, pack(self._events).decode()))
+            self.execute("insert_events", (self.batch, size, self._last_job, pack(self._events).decode()))
             if self._mentioned:
-                self.run("insert_mentions", (self.batch, listed(sorted(self._mentioned))))
+                self.execute("insert_mentions", (self.batch, listed(sorted(self._mentioned))))
             self.totals.last_job, self.totals.last_event = self._last_job, self.batch + size - 1
         if self.done:
-            self.run("insert_ended_jobs", (self.now, listed(self.done)))
+            self.execute("insert_ended_jobs", (self.now, listed(self.done)))
         self.insert("set_totals", self.totals.changed_rows())
 
     # what dispatches hold
 
     def give_back(self, host: HostId, class_no: int, n: int) -> AdmissionClass:
         """Return what `n` dispatches held that have ended. Nowhere else are units returned."""
-        admission_class = self.classes.admission_class(self.con, class_no)
+        admission_class = self.classes.read(self, (class_no,))[class_no]
         self.totals.hold(host, admission_class, -n)
         account = self.totals.account(admission_class.addon_id)
         account.hold(-n * admission_class.cost_units, self.now, self.ordering.sharing)
@@ -266,39 +267,28 @@ class Transaction:
 
 @cache
 def _of_many_rows(name: str, size: int) -> str:
-    head, _, values = statements()[name].rpartition("VALUES")
+    head, _, values = SQL[name].rpartition("VALUES")
     return f"{head}VALUES {', '.join([values] * size)}"
 
 
 # what admission reads
 
 
-class SqliteAdmissionClasses:
-    """Admission classes are few and never change, so each is read once. Forgotten on a rollback, which may undo one."""
+class SqliteAdmissionClasses(AdmissionClasses):
+    """Forgotten on a rollback, which may undo one."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[AdmissionClass, int] = {}
-        self._classes: dict[int, AdmissionClass] = {}
-
-    def number(self, con: apsw.Connection, admission_class: AdmissionClass) -> int:
+    def number(self, session: SqliteSession, admission_class: AdmissionClass) -> int:
         no = self._numbers.get(admission_class)
         if no is None:
-            (no,) = one(con, "class_by_key", {"key": admission_class.key}) or one(
-                con, "add_class", class_row(admission_class)
+            (no,) = session.one("class_by_key", {"key": admission_class.key}) or session.one(
+                "add_class", class_row(admission_class)
             )
             self._numbers[admission_class] = no
         return no
 
-    def admission_class(self, con: apsw.Connection, no: int) -> AdmissionClass:
-        admission_class = self._classes.get(no)
-        if admission_class is None:
-            admission_class = class_from(one(con, "classes_by_no", {"no": no}))
-            self._classes[no] = admission_class
-        return admission_class
-
     def forget(self) -> None:
         self._numbers.clear()
-        self._classes.clear()
+        self._by_number.clear()
 
 
 #: A row of `totals`: scope and name.
@@ -324,8 +314,8 @@ class SqliteTotals:
     dispatches of each row. A round changes the accounts as it picks.
     """
 
-    def __init__(self, con: apsw.Connection) -> None:
-        self._con = con
+    def __init__(self, session: SqliteSession) -> None:
+        self._session, self._con = session, session.con
         self.forget()
 
     def forget(self) -> None:
@@ -344,10 +334,10 @@ class SqliteTotals:
         if self._con.data_version() != self._version:
             self.forget()
             self.read()
-            self.last_job, self.last_event = one(self._con, "newest_numbers") or (0, 0)
+            self.last_job, self.last_event = self._session.one("newest_numbers") or (0, 0)
 
     def read(self) -> Self:
-        for row in query(self._con, "totals"):
+        for row in self._session.execute("totals"):
             scope, name, units, running, weight, paused, average, held, at, jobs = row
             self.ledger[scope, name] = (units, running)
             if weight is not None:

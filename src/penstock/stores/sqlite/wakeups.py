@@ -56,7 +56,7 @@ class WakeupServer:
     def __init__(self, names: SocketNames, on_wakeup: Callable[[], None]) -> None:
         self._on_wakeup = on_wakeup
         #: By its socket's name, until when a client wants to be notified.
-        self._clients: dict[bytes, float] = {}
+        self.clients: dict[bytes, float] = {}
         self._lock = Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         names.make()
@@ -70,13 +70,11 @@ class WakeupServer:
 
     def notify_clients(self) -> None:
         """After a commit."""
-        if not self._clients:
-            return
         now = time.monotonic()
         with self._lock:
-            self._clients = {
+            self.clients = {
                 client: until
-                for client, until in self._clients.items()
+                for client, until in self.clients.items()
                 if until > now and notify(client, self._socket)
             }
 
@@ -89,9 +87,9 @@ class WakeupServer:
 
     def _add(self, client: bytes) -> None:
         with self._lock:
-            is_new = client not in self._clients
-            if not is_new or len(self._clients) < MOST_CLIENTS:
-                self._clients[client] = time.monotonic() + CLIENT_SEC
+            is_new = client not in self.clients
+            if not is_new or len(self.clients) < MOST_CLIENTS:
+                self.clients[client] = time.monotonic() + CLIENT_SEC
         if is_new:
             notify(client, self._socket)  # something may have been committed while it asked
 

@@ -1,0 +1,267 @@
+"""
+The reads that both SQL stores share: jobs, dispatches, events, the questions of maintenance, and the audit, which
+recomputes every total and checks every invariant (`db check` runs it, and the simulation after each commit).
+
+A statement that both dialects have gives the same columns in both. So these reads know names and columns only; a store
+adds how it opens a snapshot, and what its dialect needs (`SqlReads` names it).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from penstock.core.jobs.admission import keys_of
+from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
+from penstock.core.jobs.load import Host
+from penstock.core.jobs.states import DispatchPhase, JobState
+from penstock.core.jobs.types import AddonId, DispatchId, JobId, Moment
+from penstock.stores.api import Addon, Due, Overdue
+from penstock.stores.common.rows import (
+    ADMISSION_CLASS,
+    class_from,
+    dispatch_from,
+    host_from,
+    job_from,
+    unpack,
+)
+
+T = TypeVar("T")
+#: Columns of a row of `job_columns` and of `dispatch_columns`; what a dialect adds comes behind them.
+JOB_WIDTH: Final = 35
+DISPATCH_WIDTH: Final = 22
+#: An addon without a row: weight, paused, average, units, moment.
+_NEW_ADDON: Final = (100, 0, 0.0, 0, 0)
+
+
+class SqlSession(Protocol):
+    """A transaction or a snapshot that runs named statements."""
+
+    def execute(self, name: str, values: Any = None) -> list[Any]: ...
+
+    def execute_many(self, *calls: tuple[str, Any]) -> list[list[Any]]: ...
+
+    def array(self, values: Sequence[Any]) -> Any:
+        """Many values as one value of a statement."""
+        ...
+
+
+S = TypeVar("S", bound=SqlSession)
+
+
+class AdmissionClasses:
+    """The admission classes by number. They are few and never change, so a process reads each once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[AdmissionClass, int] = {}
+        self._by_number: dict[int, AdmissionClass] = {}
+
+    def read(self, session: SqlSession, numbers: Iterable[int]) -> Mapping[int, AdmissionClass]:
+        if missing := set(numbers) - self._by_number.keys():
+            for no, *row in session.execute("classes_by_no", {"nos": session.array(sorted(missing))}):
+                admission_class = self._by_number[no] = class_from(row)
+                self._numbers[admission_class] = no
+        return self._by_number
+
+    def jobs(self, session: SqlSession, rows: Sequence[Any]) -> list[Job]:
+        """Jobs from rows of `job_columns`."""
+        classes = self.read(session, {row[ADMISSION_CLASS] for row in rows})
+        fixed = slice(ADMISSION_CLASS + 1, JOB_WIDTH)
+        return [
+            job_from(row[: ADMISSION_CLASS + 1], row[fixed], classes[row[ADMISSION_CLASS]]) for row in rows
+        ]
+
+    def dispatches(self, session: SqlSession, rows: Sequence[Any]) -> list[Dispatch]:
+        """Dispatches from rows of `dispatch_columns`."""
+        classes = self.read(session, {row[DISPATCH_WIDTH - 1] for row in rows})
+        return [dispatch_from(row[:DISPATCH_WIDTH], classes[row[DISPATCH_WIDTH - 1]]) for row in rows]
+
+
+class SqlReads(ABC, Generic[S]):
+    """`given_now`: the moment that statements judge by; None if that is the server's own."""
+
+    def __init__(self, classes: AdmissionClasses, given_now: Callable[[], Moment | None]) -> None:
+        self.classes, self._given_now = classes, given_now
+
+    # what a dialect adds
+
+    @abstractmethod
+    def _snapshot(self, work: Callable[[S], T]) -> T:
+        """Call `work`, perhaps again: everything that it reads is as of one moment."""
+
+    @abstractmethod
+    def _query(self, name: str, values: Any = None) -> list[Any]:
+        """One statement."""
+
+    @abstractmethod
+    def _batches(self, name: str, values: dict[str, Any]) -> Generator[tuple[int, str], None, None]:
+        """The batches of the trail behind the event `after`, one by one, as `unpack` takes them."""
+
+    @abstractmethod
+    def _dispatch_rows(self, session: S, dispatch_ids: Sequence[DispatchId]) -> Sequence[Any]:
+        """Rows of `dispatch_columns`."""
+
+    def _number(self) -> None:
+        """Number the events that were committed before: here a commit does that."""
+
+    # jobs and dispatches
+
+    def job(self, job_id: JobId) -> Job | None:
+        return next(iter(self.jobs([job_id])), None)
+
+    def jobs(self, job_ids: Sequence[JobId]) -> list[Job]:
+        if not job_ids:
+            return []
+        jobs = self._snapshot(lambda session: self._jobs(session, job_ids))
+        return [jobs[job_id] for job_id in job_ids if job_id in jobs]
+
+    def _jobs(self, session: S, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
+        rows = session.execute("jobs_by_id", {"ids": session.array(job_ids)})
+        return {job.job_id: job for job in self.classes.jobs(session, rows)}
+
+    def dispatch(self, dispatch_id: DispatchId) -> Dispatch | None:
+        return self._snapshot(lambda session: self._dispatches(session, [dispatch_id])).get(dispatch_id)
+
+    def _dispatches(self, session: S, dispatch_ids: Sequence[DispatchId]) -> dict[DispatchId, Dispatch]:
+        rows = self._dispatch_rows(session, dispatch_ids)
+        return {each.dispatch_id: each for each in self.classes.dispatches(session, rows)}
+
+    def attempts(self, job_id: JobId) -> list[Dispatch]:
+        def read(session: S) -> list[Dispatch]:
+            return self.classes.dispatches(session, session.execute("attempts", {"job_id": job_id}))
+
+        return self._snapshot(read)
+
+    def live(
+        self, *, addon_id: AddonId | None = None, phases: Collection[DispatchPhase] = (), limit: int = 1_000
+    ) -> list[Dispatch]:
+        def read(session: S) -> list[Dispatch]:
+            wanted = session.array([str(phase) for phase in phases or DispatchPhase])
+            rows = session.execute("live", {"addon_id": addon_id, "phases": wanted, "most": limit})
+            return self.classes.dispatches(session, rows)
+
+        return self._snapshot(read)
+
+    def checkpoint(self, job_id: JobId) -> str | None:
+        rows = self._query("checkpoint", {"job_id": job_id})
+        return str(rows[0][0]) if rows else None
+
+    def addons(self) -> list[Addon]:
+        tally, rows = self._snapshot(lambda session: session.execute_many(("tally", None), ("addons", None)))
+        jobs: dict[str, dict[JobState, int]] = {}
+        for addon_id, state, count in tally:
+            jobs.setdefault(addon_id, {})[JobState(state)] = count
+        accounts = {row[0]: row[1:] for row in rows}
+        return [
+            Addon(AddonId(name), weight, bool(paused), average, units, jobs.get(name, {}))
+            for name in sorted(accounts.keys() | jobs.keys())
+            for weight, paused, average, units, _ in [accounts.get(name, _NEW_ADDON)]
+        ]
+
+    def hosts(self) -> list[Host]:
+        return [host_from(row) for row in self._query("hosts")]
+
+    # the trail
+
+    def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
+        if job_id is None:
+            values = {"after": after, "most": limit}
+            return self._events("events", values, limit, lambda event: event.seq > after)
+        self._number()
+        rows = self._query("events_of_job", {"job_id": job_id})
+        events = [e for row in rows for e in unpack(*row) if e.job_id == job_id and e.n > after]
+        return sorted(events, key=lambda event: event.n)[:limit]
+
+    def events_of(self, kinds: Collection[EventKind], after: int, limit: int) -> list[Event]:
+        values = {"after": after, "kinds": [str(kind) for kind in kinds]}
+        return self._events(
+            "events_of", values, limit, lambda event: event.seq > after and event.kind in kinds
+        )
+
+    def _events(
+        self, name: str, values: dict[str, Any], limit: int, wanted: Callable[[Event], bool]
+    ) -> list[Event]:
+        """Reads batch by batch, until there are enough: pruned events leave gaps in the batches."""
+        with closing(self._batches(name, values)) as batches:
+            events = (event for before, text in batches for event in unpack(before, text))
+            return list(islice(filter(wanted, events), limit))
+
+    def newest(self) -> int:
+        self._number()
+        return int(self._query("newest")[0][0])
+
+    # for maintenance
+
+    def overdue(self, limit: int) -> list[Overdue]:
+        when = {"now": self._given_now(), "most": limit}
+        return self._snapshot(lambda session: list(self._overdue(session, when)))[:limit]
+
+    def _overdue(self, session: S, when: dict[str, Any]) -> Iterator[Overdue]:
+        expired, to_stop, late = session.execute_many(
+            ("expired", when), ("to_stop", when), ("past_deadline", when)
+        )
+        named = [dispatch_id for (dispatch_id,) in (*expired, *to_stop)]
+        dispatches = self._dispatches(session, named) if named else {}
+        jobs_named = [d.job_id for d in dispatches.values() if d.job_id is not None]
+        jobs_named += [job_id for (job_id,) in late]
+        jobs = self._jobs(session, jobs_named) if jobs_named else {}
+        for due, rows in ((Due.EXPIRED, expired), (Due.STOP, to_stop)):
+            for (dispatch_id,) in rows:
+                dispatch = dispatches[dispatch_id]
+                yield Overdue(due, None if dispatch.job_id is None else jobs[dispatch.job_id], dispatch)
+        for (job_id,) in late:
+            yield Overdue(Due.DEADLINE, jobs[job_id], None)
+
+    def alarm(self) -> Moment | None:
+        [(moment,)] = self._query("alarm", {"now": self._given_now()})
+        return None if moment is None else int(moment)
+
+    def audit(self) -> list[str]:
+        return self._snapshot(
+            lambda session: [*_total_problems(session, self.classes), *_job_problems(session)]
+        )
+
+
+# the audit
+
+
+def _total_problems(session: SqlSession, classes: AdmissionClasses) -> Iterator[str]:
+    """Recompute every total from the rows of dispatches."""
+    units: Counter[tuple[str, str]] = Counter()
+    running: Counter[tuple[str, str]] = Counter()
+    held: Counter[str] = Counter()
+    rows = session.execute("audit_dispatches")
+    for dispatch_id, host, cost, addon_id, class_no, phase, fence, job_id, state, job_fence in rows:
+        held[addon_id] += cost
+        for key in [("host", host), *keys_of(classes.read(session, [class_no])[class_no])]:
+            units[key] += cost
+            running[key] += 1
+        expected = JobState.DISPATCHING if phase == DispatchPhase.RESERVED else JobState.RUNNING
+        if job_id is not None and (state != expected or fence != job_fence):
+            yield f"dispatch {dispatch_id} is {phase}, its job is {state} with fence {job_fence}"
+    ledger = {(scope, name): (u, r) for scope, name, u, r in session.execute("ledger")}
+    for key in ledger.keys() | units.keys():
+        if ledger.get(key, (0, 0)) != (units[key], running[key]):
+            yield f"ledger {key} says {ledger.get(key)}, its dispatches say {(units[key], running[key])}"
+    for addon_id, _, _, _, account, _ in session.execute("addons"):
+        if account != held[addon_id]:
+            yield f"account {addon_id} holds {account}, its dispatches hold {held[addon_id]}"
+
+
+def _job_problems(session: SqlSession) -> Iterator[str]:
+    tally = {(addon_id, state): n for addon_id, state, n in session.execute("tally")}
+    counted = {(addon_id, state): n for addon_id, state, n in session.execute("audit_tally")}
+    if tally != counted:
+        yield f"the tally says {tally}, the jobs are {counted}"
+    for name, problem in (
+        ("audit_in_flight", "is in flight without a live dispatch"),
+        ("audit_trail", "has a gap in its events"),
+        ("audit_fold", "is not in the state its last event tells"),
+    ):
+        for (job_id,) in session.execute(name):
+            yield f"job {job_id} {problem}"

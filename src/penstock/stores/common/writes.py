@@ -1,0 +1,306 @@
+"""
+The decisions that stores share when they write: which jobs a submit makes, the values of what a round starts and denies,
+what heartbeats change, and how an event is put down. A store reads the rows for them, and writes what they decide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+from msgspec.structs import replace
+
+from penstock.core.jobs.admission import windows
+from penstock.core.jobs.changes import Note, Renewal
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import Dispatch, EventKind
+from penstock.core.jobs.load import Host
+from penstock.core.jobs.ordering import Aging, ready_at
+from penstock.core.jobs.round import Pick, Placement, RoundResult, running_data, stop_moment
+from penstock.core.jobs.spending import Standing
+from penstock.core.jobs.states import DispatchPhase, JobState
+from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Moment, Money
+from penstock.stores.api import (
+    LOST_FOR,
+    Admit,
+    Depth,
+    Receipt,
+    RemoveHost,
+    Renew,
+    key_conflict,
+    name_taken,
+)
+from penstock.stores.common.reads import SqlSession
+from penstock.stores.common.rows import Queued, body_hash, encode, host_values, new_dispatch
+
+# events
+
+
+class EventJob(NamedTuple):
+    """The job of an event: its number and id, the event's number within the job, and the job's state after it."""
+
+    no: int | None
+    job_id: JobId | None
+    n: int
+    state: JobState | None
+
+
+NO_JOB: Final = EventJob(None, None, 0, None)
+#: In the order that `pack` expects.
+EventRow: TypeAlias = tuple[
+    Moment, str, str | None, int, str | None, str, str | None, Mapping[str, Any] | None
+]
+
+
+def event_row(at: Moment, note: Note, job: EventJob, dispatch_id: DispatchId | None = None) -> EventRow:
+    attempt: str | None = dispatch_id
+    if job.job_id is not None and dispatch_id is not None:
+        attempt = dispatch_id[len(job.job_id) + 1 :]
+    return at, note.kind, job.job_id, job.n, job.state, note.reason, attempt, note.data or None
+
+
+# rounds
+
+#: As they are written: a word costs the encoder half of what the enumeration's member does.
+_DISPATCHING, _RUNNING = str(EventKind.DISPATCHING), str(EventKind.RUNNING)
+_IS_DISPATCHING, _IS_RUNNING = str(JobState.DISPATCHING), str(JobState.RUNNING)
+#: When a leased job must be stopped, and for what.
+Limit: TypeAlias = tuple[Moment | None, EndReason | None]
+
+
+def limit_of(pick: Pick, now: Moment) -> Limit:
+    queued = cast("Queued", pick.waiting)
+    return stop_moment(queued.max_runtime_sec, queued.max_active_sec, queued.active, now)
+
+
+def start(
+    pick: Pick, limit: Limit, admit: Admit, now: Moment, aging: Aging
+) -> tuple[Dispatch, Sequence[EventRow]]:
+    """The dispatch of a job that a round has picked, and its events. A leased job runs from now on."""
+    queued = cast("Queued", pick.waiting)
+    job_id, n, attempt = queued.job_id, queued.events + 1, str(queued.fence + 1)
+    dispatch = new_dispatch(
+        DispatchId(f"{job_id}.{attempt}"),
+        queued,
+        pick.admission_class,
+        pick.offer,
+        admit.terms,
+        host=admit.host,
+        now=now,
+        ends_at=pick.ends_at,
+        limits=limit,
+    )
+    admitted = (now, _DISPATCHING, job_id, n, _IS_DISPATCHING, "admitted", attempt, None)
+    if pick.offer is not Placement.LEASE:
+        return dispatch, (admitted,)
+    data = running_data(admit.terms.worker, now - ready_at(queued.turn, queued.priority, aging))
+    return dispatch, (admitted, (now, _RUNNING, job_id, n + 1, _IS_RUNNING, "", attempt, data))
+
+
+def deny(result: RoundResult, now: Moment, add_note: Callable[..., None]) -> list[tuple[Any, ...]]:
+    """The rows of `deny_jobs`; their events are added."""
+    rows: list[tuple[Any, ...]] = []
+    for denial in result.denials:
+        queued, code, data = cast("Queued", denial.waiting), denial.reason.code, denial.as_json()
+        n = queued.events + 1
+        job = EventJob(queued.no, queued.job_id, n, JobState.QUEUED)
+        add_note(now, Note(EventKind.DENIED, code, data), job)
+        rows.append((code, encode(data) or "{}", now, n, queued.no))
+    return rows
+
+
+# submits
+
+#: The job that an idempotency key means, by addon and key, and the hash of what was submitted with it.
+UsedKeys: TypeAlias = dict[tuple[AddonId, str], tuple[Receipt | None, bytes]]
+
+
+def key_of(intent: Intent) -> tuple[AddonId, str] | None:
+    return None if intent.idempotency_key is None else (intent.addon_id, intent.idempotency_key)
+
+
+def take(
+    intents: Sequence[Intent],
+    depth: Depth,
+    used: UsedKeys,
+    *,
+    queued: Callable[[AddonId | None], int],
+    insert: Callable[[int, Intent], Receipt],
+    written: Mapping[int, Receipt] = MappingProxyType({}),
+) -> list[Receipt]:
+    """
+    The receipts of one submit; `insert` makes a job, and gets the position of its intent. `used`: the keys of these intents
+    that have a job, to which those of new jobs are added. `written`: the jobs that exist already, by their position. A bulk
+    that conflicts is refused for that before it is refused for its size, and before a job is made.
+    """
+    new: list[Intent] = []
+    for at, intent in enumerate(intents):
+        key = key_of(intent)
+        if key is not None:
+            receipt, body = used.setdefault(key, (None, body_hash(intent)))
+            if body != body_hash(intent):
+                raise key_conflict(intent, None if receipt is None else receipt.job_id)
+        if at not in written and (key is None or used[key][0] is None):
+            new.append(intent)
+    depth.check(new, queued)
+    receipts: list[Receipt] = []
+    for at, intent in enumerate(intents):
+        key = key_of(intent)
+        receipt = written.get(at) or (None if key is None else used[key][0])
+        if receipt is None:
+            receipt = insert(at, intent)
+            if key is not None:
+                used[key] = (replace(receipt, created=False), used[key][1])
+        receipts.append(receipt)
+    return receipts
+
+
+# heartbeats
+
+
+@dataclass(slots=True)
+class Renewed:
+    """A row of `dispatches_for_beats`: a dispatch, and what a heartbeat may change of its job."""
+
+    dispatch_id: DispatchId
+    phase: str
+    expires_at: Moment
+    reason: str | None
+    addon_id: AddonId
+    spent: int
+    progress: float | None
+    fence: int
+    no: int | None
+    job_id: JobId | None
+    job_spent: int
+    spent_before: int
+    events: int
+    #: The flight of the dispatch on PostgreSQL, its number on SQLite.
+    place: int
+    job_progress: float | None
+    cost_limit: int | None
+    pid: int | None
+    renewed: bool = False
+    hastened: bool = False
+    job_changes: bool = False
+
+
+class Heartbeats:
+    """
+    The heartbeats of one transaction, judged one after the other. A dispatch or job is written only if its heartbeat changes
+    it. `add_note` adds an event to the transaction.
+    """
+
+    def __init__(self, now: Moment, rows: Sequence[Any], add_note: Callable[..., None]) -> None:
+        self._now, self._add_note = now, add_note
+        self._dispatches = {row[0]: Renewed(*row) for row in rows}
+        self._spent: Counter[tuple[str, str]] = Counter()
+        self._addon_spent: dict[tuple[str, str], Money] = {}
+        #: By the job's number: number, moment, fence, text.
+        self.checkpoints: dict[int, tuple[Any, ...]] = {}
+
+    def standings(
+        self,
+        operations: Sequence[Renew],
+        spend: Callable[[list[tuple[str, str, Money]]], Sequence[tuple[str, str, Money]]],
+    ) -> list[list[Standing | None]]:
+        """`spend` adds to the budgets of addons, by period, and returns what each has by then."""
+        renewed = [[self._renew(renewal) for renewal in operation.renewals] for operation in operations]
+        if self._spent:  # in one order for all transactions, so that none waits in a circle
+            for addon_id, period, spent in spend([(*key, more) for key, more in sorted(self._spent.items())]):
+                self._addon_spent[addon_id, period] = spent - self._spent[addon_id, period]
+        return [
+            [None if standing is None else self._write_notes(standing, operation) for standing in row]
+            for operation, row in zip(operations, renewed, strict=True)
+        ]
+
+    @property
+    def renewed(self) -> list[Renewed]:
+        return [dispatch for dispatch in self._dispatches.values() if dispatch.renewed]
+
+    def _renew(self, renewal: Renewal) -> Standing | None:
+        dispatch = self._dispatches.get(renewal.dispatch_id)
+        if (
+            dispatch is None
+            or dispatch.phase not in (DispatchPhase.LEASED, DispatchPhase.ENDING)
+            or dispatch.expires_at <= self._now
+        ):
+            return None
+        dispatch.renewed = True
+        if dispatch.phase == DispatchPhase.LEASED:
+            dispatch.hastened |= renewal.expires_at < dispatch.expires_at
+            dispatch.expires_at = renewal.expires_at
+        more = max(0, (renewal.spent or 0) - dispatch.spent)
+        dispatch.spent += more
+        if renewal.progress is not None:
+            dispatch.progress = renewal.progress
+        if renewal.pid is not None:
+            dispatch.pid = renewal.pid
+        before = 0 if dispatch.no is None else dispatch.job_spent - dispatch.spent_before
+        if dispatch.no is not None and (
+            more or renewal.progress is not None or renewal.checkpoint is not None
+        ):
+            self._report(dispatch, dispatch.no, renewal, more)
+        for window in windows(self._now) if more else ():
+            self._spent[dispatch.addon_id, window.name] += more
+        return Standing(
+            renewal.dispatch_id,
+            dispatch.job_id,
+            dispatch.addon_id,
+            DispatchPhase(dispatch.phase),
+            None if dispatch.reason is None else EndReason(dispatch.reason),
+            dispatch.expires_at,
+            before,
+            before + more,
+            dispatch.cost_limit,
+        )
+
+    def _report(self, dispatch: Renewed, no: int, renewal: Renewal, more: Money) -> None:
+        dispatch.job_changes = True
+        dispatch.job_spent += more
+        if renewal.progress is not None:
+            dispatch.job_progress = renewal.progress
+        if renewal.checkpoint is not None:
+            self.checkpoints[no] = (no, self._now, dispatch.fence, renewal.checkpoint)
+            self._note(dispatch, Note(EventKind.CHECKPOINT))
+
+    def _note(self, dispatch: Renewed, note: Note) -> None:
+        job = NO_JOB
+        if note.of_job and dispatch.no is not None:
+            dispatch.job_changes, dispatch.events = True, dispatch.events + 1
+            job = EventJob(dispatch.no, dispatch.job_id, dispatch.events, JobState.RUNNING)
+        self._add_note(self._now, note, job, dispatch.dispatch_id)
+
+    def _write_notes(self, standing: Standing, operation: Renew) -> Standing:
+        """
+        Write the notes that the operation makes of the standing, with what its addon has spent by then: the amounts of one
+        transaction count one after the other.
+        """
+        if more := standing.spent - standing.spent_before:
+            spent: dict[str, Money] = {}
+            for window in windows(self._now):
+                self._addon_spent[standing.addon_id, window.name] += more
+                spent[window.kind] = self._addon_spent[standing.addon_id, window.name]
+            standing = replace(standing, addon_spent=spent)
+        for note in operation.notes_for(standing):
+            self._note(self._dispatches[standing.dispatch_id], note)
+        return standing
+
+
+# hosts
+
+
+def register_host(session: SqlSession, host: Host) -> Host:
+    rows = session.execute("register_host", host_values(host))
+    if not rows:
+        raise name_taken(host)
+    session.execute("forget_hosts", {"before": host.seen_at - LOST_FOR})
+    return replace(host, draining=bool(rows[0][0]))
+
+
+def remove_host(session: SqlSession, operation: RemoveHost) -> None:
+    values = {"host": operation.host, "instance": operation.instance}
+    session.execute_many(("leave_host", values), ("lose_host", values))
