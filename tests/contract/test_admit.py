@@ -7,8 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
-from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Caps, Conditions
 from penstock.core.jobs.ordering import Aging, Ordering, order_key
 from penstock.core.jobs.round import Placement, RoundInputs, RoundResult, RunningJob, decide_standalone_lease
 from penstock.core.jobs.states import DispatchPhase, JobState

@@ -7,7 +7,7 @@ from tests.contract.conftest import OF_ONE_HOST
 
 from penstock.core.errors import DispatcherHeld
 from penstock.core.jobs import changes
-from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.round import RoundResult
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import HOUR, SECOND, EndReason

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from penstock.core.jobs.admission import (
     EVERYTHING,
     Account,
+    AdmissionClass,
     AdmissionLimits,
     Budget,
     Caps,
@@ -19,7 +20,6 @@ from penstock.core.jobs.admission import (
     Kept,
     Ledger,
 )
-from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.reasons import (
     REASONS,

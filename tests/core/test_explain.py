@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.explain import explain
 from penstock.core.jobs.forecast import Ahead, Outlook
-from penstock.core.jobs.intent import AdmissionClass, Intent
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.reasons import NotEnoughUnits, NotReady
 from penstock.core.jobs.states import Counters, DispatchPhase, JobState

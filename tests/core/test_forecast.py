@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.core.jobs.admission import Account, AdmissionLimits, Conditions, Ledger
+from penstock.core.jobs.admission import Account, AdmissionClass, AdmissionLimits, Conditions, Ledger
 from penstock.core.jobs.forecast import forecast, try_round
-from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.ordering import Ordering, QueuedJob
 from penstock.core.jobs.round import Placement, ReadyQueue, RoundInputs, RunningJob
 from penstock.core.jobs.types import SECOND

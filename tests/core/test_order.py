@@ -8,8 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.core.jobs.admission import EVERYTHING, Account, AdmissionLimits, Caps, Conditions, Ledger
-from penstock.core.jobs.intent import AdmissionClass, Intent
+from penstock.core.jobs.admission import (
+    EVERYTHING,
+    Account,
+    AdmissionClass,
+    AdmissionLimits,
+    Caps,
+    Conditions,
+    Ledger,
+)
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.ordering import Aging, Ordering, QueuedJob, band, effective, order_key, urgent_from
 from penstock.core.jobs.round import Placement, ReadyQueue, RoundInputs, RunningJob, run_round

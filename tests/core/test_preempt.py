@@ -2,8 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.jobs.admission import Account, AdmissionLimits, Caps, Conditions, FairShare, Ledger
-from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.admission import (
+    Account,
+    AdmissionClass,
+    AdmissionLimits,
+    Caps,
+    Conditions,
+    FairShare,
+    Ledger,
+)
 from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.ordering import Ordering, QueuedJob
 from penstock.core.jobs.preemption import Act, Cycle, Preemption, advance, begin, choose, wanted

@@ -447,7 +447,7 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: labels are no part of what a job asks for",
-        "penstock/core/jobs/intent.py",
+        "penstock/core/jobs/admission.py",
         "admission_class_of",
         "        labels=tuple(sorted(intent.labels)) if intent.labels else (),\n",
         "",

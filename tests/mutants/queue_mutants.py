@@ -405,8 +405,8 @@ MUTANTS = [
         "queue: first in, last out",
         "penstock/core/calls/queue.py",
         "DispatchQueue._pop_pending",
-        "            ticket = queue.popleft()\n            if ticket.stage is PENDING:",
-        "            ticket = queue.pop()\n            if ticket.stage is PENDING:",
+        "        ticket = queue.popleft()\n        while ticket.stage is not PENDING:",
+        "        ticket = queue.pop()\n        while ticket.stage is not PENDING:",
         (
             "tests/core/test_queue_examples.py",
             "tests/core/test_queue_endings.py",
@@ -417,8 +417,8 @@ MUTANTS = [
         "queue: canceled calls are dispatched",
         "penstock/core/calls/queue.py",
         "DispatchQueue._pop_pending",
-        "            ticket = queue.popleft()\n            if ticket.stage is PENDING:",
-        "            ticket = queue.popleft()\n            if True:",
+        "        while ticket.stage is not PENDING:",
+        "        while False:",
         (
             "tests/core/test_queue_examples.py",
             "tests/core/test_queue_endings.py",

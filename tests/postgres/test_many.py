@@ -13,8 +13,8 @@ from tests.postgres.conftest import JOB, exchange, tick, until_there_is
 
 from penstock.core.errors import KeyConflict, QueueFull
 from penstock.core.jobs import changes
-from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions, keys_of
-from penstock.core.jobs.intent import AdmissionClass, Intent
+from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Caps, Conditions, keys_of
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.round import Placement, RoundInputs, RoundResult, run_round
 from penstock.core.jobs.states import Schedules

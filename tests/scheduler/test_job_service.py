@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.errors import BadIntent, IllegalMove, NotFound, StaleDispatch
-from penstock.core.jobs.intent import MAX_PAYLOAD, AdmissionClass, Intent
+from penstock.core.jobs.admission import AdmissionClass
+from penstock.core.jobs.intent import MAX_PAYLOAD, Intent
 from penstock.core.jobs.reasons import retry_after_sec
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND, EndReason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 from penstock.core.errors import NotFound, Refused, StaleDispatch
-from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.types import EndReason
 from penstock.stores.api import Admit
 

@@ -109,7 +109,7 @@ def test_what_was_told_to_stop_is_given_no_more_time(kit):
 
 
 def test_a_lease_without_a_job_is_given_back_with_its_scheduler(kit):
-    from penstock.core.jobs.intent import AdmissionClass
+    from penstock.core.jobs.admission import AdmissionClass
 
     kit.job_service.ask(AdmissionClass("guest", "t", 80), 50, "runner:1")
     kit.job_service.ask(AdmissionClass("guest", "t", 5), 50, "w1")

@@ -189,7 +189,7 @@ def test_a_budget_that_was_spent_while_the_scheduler_died_is_closed_by_the_next_
 
 
 def test_a_lease_without_a_job_spends_its_addons_budget_too(budgeted):
-    from penstock.core.jobs.intent import AdmissionClass
+    from penstock.core.jobs.admission import AdmissionClass
 
     lease, _ = budgeted.job_service.ask(AdmissionClass("a", "t", 10), 50)
     answer = budgeted.job_service.heartbeat(lease.dispatch_id, spent=1_000)

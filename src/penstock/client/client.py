@@ -382,8 +382,7 @@ def job_of(addon_id: str, job_type: str, payload: Any = None, **fields: Any) -> 
     """A job to submit, from plain values."""
     unknown = fields.keys() - set(wire.SubmitBody.__struct_fields__)
     if unknown:
-        problems = [{"field": name, "message": "is not a field of a job"} for name in sorted(unknown)]
-        raise BadIntent(f"{problems[0]['field']} {problems[0]['message']}", problems=problems)
+        raise BadIntent.of(*((name, "is not a field of a job") for name in sorted(unknown)))
     try:
         content = _encode(payload)
         if payload is not None and b"null" in content:
@@ -411,7 +410,7 @@ def _not_utf8(fields: dict[str, Any]) -> BadIntent:
 
 
 def _bad(field: str, message: str) -> BadIntent:
-    return BadIntent(f"{field} {message}", problems=[{"field": field, "message": message}])
+    return BadIntent.of((field, message))
 
 
 def _path(path: str, query: dict[str, Any]) -> str:

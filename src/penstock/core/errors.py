@@ -12,7 +12,7 @@ Every error that Penstock raises, in one tree. The first level says who has to a
     │   ├── NodeFailed         the node raised what must not travel as itself (SystemExit, a CancelledError)
     │   ├── JobStopped         leaves the function of a job that was asked to end
     │   ├── JobFailed          the job that the caller waits for is FAILED or BLOCKED
-    │   └── JobCanceled        the job that the caller waits for was canceled (also a CancelledError)
+    │   └── JobCanceled        the awaited job was canceled (also a concurrent.futures.CancelledError)
     ├── BadCall                the caller's mistake; the message names what to change
     │   ├── NotPicklable       an argument, a function or a result cannot cross to a worker (also a TypeError)
     │   ├── BadArgument        an argument does not fit the job's function (also a TypeError)
@@ -172,6 +172,12 @@ class BadIntent(Refused, ValueError):
 
     code = "bad_intent"
     status = 422
+
+    @classmethod
+    def of(cls, *problems: tuple[str, str]) -> Self:
+        """From pairs of a field and what is wrong with it. The text is the first of them."""
+        listed = [{"field": field, "message": message} for field, message in problems]
+        return cls(" ".join(problems[0]), problems=listed)
 
 
 class NotFound(Refused, LookupError):

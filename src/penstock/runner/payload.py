@@ -196,7 +196,7 @@ def _only(fields: dict[str, Any], *allowed: str) -> None:
 
 def _bad(name: str, message: str) -> BadIntent:
     where = name if name in {"payload", "job_type"} else f"payload.{name}"
-    return BadIntent(f"{where} {message}", problems=[{"field": where, "message": message}])
+    return BadIntent.of((where, message))
 
 
 #: The variables of the daemon's environment that a job sees. All others stay behind, its secrets among them.

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.core.errors import NotFound
+from penstock.core.jobs.admission import AdmissionClass, admission_class_of
 from penstock.core.jobs.explain import Explanation, Viewer, explain
 from penstock.core.jobs.forecast import likely_starts, outlook, reachable
-from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import dispatch_id_of
 from penstock.core.jobs.reasons import AwaitsWorker, LabelMissing, NotEnoughUnits
 from penstock.core.jobs.states import JobState

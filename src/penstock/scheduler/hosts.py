@@ -1,8 +1,5 @@
 """
-This host: its load as admission sees it, and its place among the other hosts.
-
-`HostLoad` turns readings into conditions. Readings come from the load sampler of this host or from an
-application over HTTP; `HostLoad` keeps them in memory, and every round looks at them.
+The registration of this host among the other hosts of its store.
 
 `HostRegistration` renews the host's row with what the host has, and reads whether an operator drained it. A
 store that no other host shares gets the row seldom: the lock on the file shows that this process lives, and
@@ -11,106 +8,16 @@ an idle scheduler need not write.
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Iterator, Mapping
 from importlib import metadata
-from threading import Lock
 from typing import Final, NamedTuple
 
-from penstock.core.errors import BadIntent
-from penstock.core.jobs.admission import Conditions
-from penstock.core.jobs.load import REPORTED, Host, Quiet, Reading, busy, is_fresh, observe
-from penstock.core.jobs.types import HOUR, SECOND, AddonId, Moment, Span
+from penstock.core.jobs.load import Host
+from penstock.core.jobs.types import Moment
+from penstock.scheduler.dispatcher import HostLoad
 from penstock.scheduler.driver import comes_later
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import LOST_FOR, RegisterHost, RemoveHost, Store, committed
-
-MOST_SOURCES: Final = 200
-
-
-class HostLoad:
-    def __init__(self, rules: SchedulerRules) -> None:
-        self._rules = rules
-        self._labels = frozenset(rules.labels)
-        self._readings: dict[tuple[str, str], Reading] = {}
-        self._quiet: Quiet | None = None
-        self._lock = Lock()
-        #: The process is about to stop.
-        self.draining = False
-        #: An operator drained this host.
-        self.drained = False
-
-    def report(self, reading: Reading) -> None:
-        with self._lock:
-            self._readings[reading.source, reading.name] = reading
-
-    def report_application(
-        self,
-        source: AddonId,
-        values: Mapping[str, float],
-        now: Moment,
-        ttl: Span | None = None,
-        *,
-        bound: bool = False,
-    ) -> None:
-        """
-        An application's own figures. They count until their time is over, and are forgotten if the
-        application stops reporting. `bound`: reported with a token of that addon alone. Such figures make the
-        machine NORMAL at worst: other addons keep half of the units, and jobs that need no quiet start.
-        """
-        problems = [*_problems(values), *_ttl_problems(ttl)]
-        if problems:
-            first = problems[0]
-            raise BadIntent(f"{first['field']} {first['message']}", problems=problems)
-        with self._lock:
-            senses = self._rules.senses
-            kept = {k: r for k, r in self._readings.items() if not r.source or is_fresh(r, now, senses)}
-            if len({r.source for r in kept.values()} | {source}) > MOST_SOURCES:
-                raise BadIntent(
-                    f"source must be one of the {MOST_SOURCES} that report already",
-                    problems=[{"field": "source", "message": "too many applications report at once"}],
-                )
-            reported = {
-                (source, name): Reading(name, value, now, source, ttl, bound)
-                for name, value in values.items()
-            }
-            self._readings = kept | reported
-
-    def readings(self) -> list[Reading]:
-        with self._lock:
-            return list(self._readings.values())
-
-    def conditions(self, now: Moment) -> Conditions:
-        rules, draining = self._rules, self.draining or self.drained
-        if (
-            rules.capacity.fixed is not None
-        ):  # nothing is measured: always quiet, for longer than a job can ask
-            return Conditions(rules.capacity.fixed, streak=now, draining=draining, labels=self._labels)
-        with self._lock:
-            thresholds = rules.thresholds
-            score = busy(self._readings.values(), now, rules.senses, thresholds.clearly_normal)
-            self._quiet = quiet = observe(self._quiet, score, now, thresholds)
-        units, streak = rules.capacity.units(score.score), quiet.streak(now)
-        return Conditions(units, quiet.state, streak, score, draining=draining, labels=self._labels)
-
-
-def _problems(values: Mapping[str, float]) -> Iterator[dict[str, str]]:
-    for name, value in values.items():
-        if name not in REPORTED:
-            yield {
-                "field": name,
-                "message": f"is not a signal that applications report: {', '.join(REPORTED)}",
-            }
-        elif not (math.isfinite(value) and value >= 0):
-            yield {"field": name, "message": "must be a number of 0 or more"}
-    if not values:
-        yield {"field": "values", "message": f"must name at least one of {', '.join(REPORTED)}"}
-
-
-def _ttl_problems(ttl: Span | None) -> Iterator[dict[str, str]]:
-    if ttl is not None and not SECOND <= ttl <= HOUR:
-        yield {"field": "ttl_sec", "message": "must be 1..3600"}
 
 
 def _installed() -> str:

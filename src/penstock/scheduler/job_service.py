@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from penstock.core.errors import NotFound, NotWritten, Refused, StaleDispatch, Unavailable
 from penstock.core.jobs import changes
-from penstock.core.jobs.admission import EVERYTHING
+from penstock.core.jobs.admission import EVERYTHING, AdmissionClass
 from penstock.core.jobs.changes import Change, Renewal
 from penstock.core.jobs.explain import Explanation, Viewer
-from penstock.core.jobs.intent import MAX_PAYLOAD, AdmissionClass, Intent, all_but_payload, check
+from penstock.core.jobs.intent import MAX_PAYLOAD, Intent, all_but_payload, check
 from penstock.core.jobs.job import Dispatch, Event, Job
 from penstock.core.jobs.reasons import Reason
 from penstock.core.jobs.round import AdmissionView, RoundResult, decide_standalone_lease
@@ -30,7 +30,7 @@ from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Mone
 from penstock.core.text import error_text, storable, storable_json, type_name
 from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds
 from penstock.scheduler.explainer import Explainer
-from penstock.scheduler.maintenance import BudgetEnforcer, with_jobs
+from penstock.scheduler.maintenance import BudgetEnforcer
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist, then
 from penstock.stores.api import (
@@ -45,6 +45,7 @@ from penstock.stores.api import (
     Transactional,
     committed,
     committed_apart,
+    with_jobs,
 )
 
 

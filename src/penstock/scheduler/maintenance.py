@@ -42,7 +42,7 @@ from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import HOUR, AddonId, DispatchId, EndReason, Moment, Money
 from penstock.scheduler.driver import TOLERANCE, SteadyClock, comes_later
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import Apply, Due, Overdue, Prune, Reorder, Shift, Store, committed
+from penstock.stores.api import Apply, Due, Overdue, Prune, Reorder, Shift, Store, committed, with_jobs
 
 log = logging.getLogger("penstock.maintenance")
 
@@ -107,14 +107,6 @@ class Maintenance:
             return changes.release(dispatch, now, how)
         schedules, ordering = self._rules.schedules, self._rules.ordering
         return changes.end(job, dispatch, how, now, schedules=schedules, ordering=ordering)
-
-
-def with_jobs(store: Store, dispatches: Sequence[Dispatch]) -> list[tuple[Dispatch, Job | None]]:
-    """Each dispatch with its job; None for a lease without one."""
-    if not dispatches:
-        return []
-    jobs = {job.job_id: job for job in store.jobs([d.job_id for d in dispatches if d.job_id is not None])}
-    return [(d, None if d.job_id is None else jobs.get(d.job_id)) for d in dispatches]
 
 
 class BudgetEnforcer:

@@ -18,9 +18,8 @@ from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import EndReason, Moment
 from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.job_service import JobService, YieldRequests
-from penstock.scheduler.maintenance import with_jobs
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import Apply, Store, committed
+from penstock.stores.api import Apply, Store, committed, with_jobs
 
 log = logging.getLogger("penstock.preempter")
 

@@ -19,31 +19,16 @@ from typing import Final, NamedTuple
 
 from penstock.core.jobs.job import Event, EventKind
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, HostId, Moment, Span, seconds
+from penstock.scheduler.dispatcher import HostLoad
 from penstock.scheduler.driver import comes_later
-from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import feed
 from penstock.stores.api import Store
 
 ENDS: Final = frozenset(
     {EventKind.DONE, EventKind.FAILED, EventKind.REQUEUED, EventKind.CANCELED, EventKind.BLOCKED}
 )
-_BOUNDS: Final = (
-    0.001,
-    0.005,
-    0.01,
-    0.05,
-    0.1,
-    0.5,
-    1,
-    5,
-    15,
-    60,
-    300,
-    900,
-    3_600,
-    14_400,
-    86_400,
-)  # seconds
+#: Seconds.
+_BOUNDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 86_400)
 
 
 class Histogram:
@@ -110,15 +95,8 @@ _RECENT: Final = 60  # seconds of samples behind a percentile
 _SHOWN: Final = 40  # of the newest events; a reader cannot read more in a second
 _CATCHING_UP: Final = 20_000  # events a step
 
-_COUNTED: Final = {
-    EventKind.SUBMITTED: "submitted",
-    EventKind.RUNNING: "started",
-    EventKind.DONE: "done",
-    EventKind.FAILED: "failed",
-    EventKind.REQUEUED: "requeued",
-    EventKind.CANCELED: "canceled",
-    EventKind.BLOCKED: "blocked",
-    EventKind.DENIED: "denied",
+_COUNTED: Final = {EventKind.RUNNING: "started"} | {
+    kind: kind.lower() for kind in (EventKind.SUBMITTED, EventKind.DENIED, *ENDS)
 }
 
 
@@ -172,17 +150,8 @@ class LiveStats:
         for addon in self._store.addons():
             jobs.update({str(state): count for state, count in addon.jobs.items()})
         conditions = self._machine.conditions(now)
-        second = Second(
-            now,
-            counts,
-            denials,
-            waits,
-            runs,
-            self._store.ledger(self._host).units,
-            conditions.capacity,
-            conditions.busy.score,
-            jobs["QUEUED"],
-        )
+        in_use, score = self._store.ledger(self._host).units, conditions.busy.score
+        second = Second(now, counts, denials, waits, runs, in_use, conditions.capacity, score, jobs["QUEUED"])
         self._add(second, dict(jobs), events[-_SHOWN:])
         return self._next
 

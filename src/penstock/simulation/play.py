@@ -39,8 +39,7 @@ from penstock.core.jobs.types import (
     Span,
     seconds,
 )
-from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
-from penstock.scheduler.hosts import HostLoad
+from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers, WorkerKinds
 from penstock.scheduler.job_service import EndReport, JobService, feed
 from penstock.scheduler.maintenance import Maintenance
 from penstock.scheduler.rules import SchedulerRules

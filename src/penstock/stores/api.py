@@ -381,6 +381,14 @@ def committed_apart(
     return outcomes
 
 
+def with_jobs(store: Reads, dispatches: Sequence[Dispatch]) -> list[tuple[Dispatch, Job | None]]:
+    """Each dispatch with its job; None for a lease without one."""
+    if not dispatches:
+        return []
+    jobs = {job.job_id: job for job in store.jobs([d.job_id for d in dispatches if d.job_id is not None])}
+    return [(d, None if d.job_id is None else jobs.get(d.job_id)) for d in dispatches]
+
+
 # the protocols
 
 

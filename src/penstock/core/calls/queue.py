@@ -178,7 +178,6 @@ class DispatchQueue(Generic[TicketT]):
 
     def _evict_oldest(self) -> None:
         oldest = self._pop_pending()
-        assert oldest is not None
         oldest.stage = SETTLED
         self.evicted.append(oldest)
 
@@ -208,15 +207,7 @@ class DispatchQueue(Generic[TicketT]):
         """The next call for a worker, or None if there is none or no slot for it."""
         if self.in_flight >= self.limit or not self.pending:
             return None
-        if self._front:
-            ticket = self._pop_pending()
-            assert ticket is not None
-        else:  # the same, written out: every call takes this path
-            queue = self._pending
-            ticket = queue.popleft()
-            while ticket.stage is not PENDING:
-                ticket = queue.popleft()
-            self.pending -= 1
+        ticket = self._pop_pending()
         ticket.stage = IN_FLIGHT
         self.in_flight += 1
         self._cursor += 1
@@ -227,20 +218,18 @@ class DispatchQueue(Generic[TicketT]):
         ticket.last_wait = pending_for if ticket.attempt > 1 else ticket.waiting_for + pending_for
         return ticket
 
-    def _pop_pending(self) -> TicketT | None:
-        front = self._front
+    def _pop_pending(self) -> TicketT:
+        """The next pending call, of which there is one; calls that came back from a crash go first."""
+        self.pending -= 1
+        front, queue = self._front, self._pending
         while front:
             ticket = heappop(front)[1]
             if ticket.stage is PENDING:
-                self.pending -= 1
                 return ticket
-        queue = self._pending
-        while queue:
+        ticket = queue.popleft()
+        while ticket.stage is not PENDING:
             ticket = queue.popleft()
-            if ticket.stage is PENDING:
-                self.pending -= 1
-                return ticket
-        return None
+        return ticket
 
     # Ending
 

@@ -25,9 +25,9 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
-from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Busy, QuietState
 from penstock.core.jobs.reasons import (
     BudgetSpent,
@@ -47,14 +47,61 @@ from penstock.core.jobs.types import (
     MINUTE,
     SECOND,
     AddonId,
+    Constraint,
     JobId,
     Moment,
     Money,
+    Priority,
     RunWhen,
     Span,
     moment_of,
     seconds,
 )
+
+
+class AdmissionClass(Struct, frozen=True, gc=False):
+    """
+    The part of an intent that admission looks at. Two jobs of one class get the same decision at the same
+    moment. Therefore a round looks at the head of each ready queue and at nothing behind it, and whatever
+    admission comes to depend on must become a field here.
+    """
+
+    addon_id: AddonId
+    job_type: str
+    cost_units: int
+    constraints: Constraint = Constraint.NONE
+    run_when: RunWhen = RunWhen.NORMAL
+    quiet_for_sec: int = 0
+    #: HIGH and up may start on a BUSY machine.
+    high: bool = False
+    #: Twice the expected duration is one class more. Only similar durations share a ready queue, so that a
+    #: long job at its head does not hide a short one that could have run in kept units. 0: the submitter gave
+    #: no duration.
+    duration_class: int = 0
+    #: In alphabetical order.
+    labels: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        *parts, labels = astuple(self)
+        words = [str(int(part) if isinstance(part, int) else part) for part in parts]
+        return "\x1f".join([*words, " ".join(labels)] if labels else words)
+
+
+def admission_class_of(intent: Intent) -> AdmissionClass:
+    expected = intent.expected_duration_sec
+    return AdmissionClass(
+        addon_id=intent.addon_id,
+        job_type=intent.job_type,
+        cost_units=intent.cost_units,
+        constraints=Constraint(intent.constraints),
+        run_when=RunWhen(intent.run_when),
+        quiet_for_sec=intent.quiet_for_sec,
+        high=intent.priority >= Priority.HIGH,
+        duration_class=0 if expected is None else max(1, (int(-(-expected // 1)) - 1).bit_length()),
+        labels=tuple(sorted(intent.labels)) if intent.labels else (),
+    )
+
 
 UNMEASURED = Busy(0.0, "fixed capacity")
 
@@ -318,11 +365,14 @@ class Ledger(Struct):
 
 def keys_of(admission_class: AdmissionClass) -> list[tuple[str, str]]:
     """The ledger rows that a dispatch counts in, besides its host's."""
-    return [
-        ("addon", admission_class.addon_id),
-        ("type", f"{admission_class.addon_id}/{admission_class.job_type}"),
-        *(("constraint", name) for name in admission_class.constraints.names),
+    addon_id = admission_class.addon_id
+    keys: list[tuple[str, str]] = [
+        ("addon", addon_id),
+        ("type", f"{addon_id}/{admission_class.job_type}"),
     ]
+    if admission_class.constraints:
+        keys += [("constraint", name) for name in admission_class.constraints.names]
+    return keys
 
 
 class FairShare(Struct, frozen=True):

@@ -21,8 +21,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.core.jobs.admission import AdmissionLimits, Conditions, Ledger
-from penstock.core.jobs.intent import AdmissionClass, Intent
+from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Conditions, Ledger
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering, QueuedJob, head_key
 from penstock.core.jobs.reasons import (
     BudgetSpent,

@@ -1,14 +1,9 @@
 """
-The intent: what a submitter asks for, and its bounds. The admission class: the part of it that admission
-looks at.
+The intent: what a submitter asks for, and its bounds.
 
 The scheduler never corrects an intent: it takes it as it is, or refuses it and names every problem. `payload`
 and the other JSON stay text, because the scheduler passes them on unread, and text that is never parsed
 cannot be parsed wrongly.
-
-Two jobs of one admission class get the same decision at the same moment. Therefore a round looks at the head
-of each ready queue and at nothing behind it, and whatever admission comes to depend on must become a field of
-`AdmissionClass`.
 """
 
 from __future__ import annotations
@@ -19,10 +14,9 @@ from operator import attrgetter
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import astuple
 
 from penstock.core.errors import BadIntent
-from penstock.core.jobs.types import SECOND, AddonId, Constraint, Moment, Money, Priority, RunWhen, Span
+from penstock.core.jobs.types import AddonId, Constraint, Moment, Money, Priority, RunWhen
 from penstock.core.text import is_storable
 
 MAX_PAYLOAD: Final = 1_000_000  # characters of JSON
@@ -67,10 +61,9 @@ def check(intent: Intent, now: Moment, *, most_units: int) -> None:
     BadIntent with every problem. `most_units`: what the quietest host gives. A job above it would wait for
     ever, so it is refused.
     """
-    problems = [{"field": field, "message": message} for field, message in _problems(intent, now, most_units)]
+    problems = list(_problems(intent, now, most_units))
     if problems:
-        first = problems[0]
-        raise BadIntent(f"{first['field']} {first['message']}", problems=problems)
+        raise BadIntent.of(*problems)
 
 
 def _problems(intent: Intent, now: Moment, most_units: int) -> Iterator[tuple[str, str]]:
@@ -154,47 +147,3 @@ def _times(intent: Intent, now: Moment) -> Iterator[tuple[str, str]]:
 
 
 _FAR_MOMENT: Final[Moment] = 253_402_300_799_000_000
-
-
-class AdmissionClass(Struct, frozen=True, gc=False):
-    addon_id: AddonId
-    job_type: str
-    cost_units: int
-    constraints: Constraint = Constraint.NONE
-    run_when: RunWhen = RunWhen.NORMAL
-    quiet_for_sec: int = 0
-    #: HIGH and up may start on a BUSY machine.
-    high: bool = False
-    #: Twice the expected duration is one class more. Only similar durations share a ready queue, so that a
-    #: long job at its head does not hide a short one that could have run in kept units. 0: the submitter gave
-    #: no duration.
-    duration_class: int = 0
-    #: In alphabetical order.
-    labels: tuple[str, ...] = ()
-
-    @property
-    def key(self) -> str:
-        *parts, labels = astuple(self)
-        words = [str(int(part) if isinstance(part, int) else part) for part in parts]
-        return "\x1f".join([*words, " ".join(labels)] if labels else words)
-
-    @property
-    def longest(self) -> Span | None:
-        """An upper bound for every job of this class."""
-        return (1 << self.duration_class) * SECOND if self.duration_class else None
-
-
-def admission_class_of(intent: Intent, priority: int | None = None) -> AdmissionClass:
-    """`priority` when it has been edited since."""
-    expected = intent.expected_duration_sec
-    return AdmissionClass(
-        addon_id=intent.addon_id,
-        job_type=intent.job_type,
-        cost_units=intent.cost_units,
-        constraints=Constraint(intent.constraints),
-        run_when=RunWhen(intent.run_when),
-        quiet_for_sec=intent.quiet_for_sec,
-        high=(intent.priority if priority is None else priority) >= Priority.HIGH,
-        duration_class=0 if expected is None else max(1, (int(-(-expected // 1)) - 1).bit_length()),
-        labels=tuple(sorted(intent.labels)) if intent.labels else (),
-    )

@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from penstock.core.jobs.intent import AdmissionClass, Intent
+from penstock.core.jobs.admission import AdmissionClass
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Place
 from penstock.core.jobs.states import IN_FLIGHT, NONE_YET, SETTLED, Counters, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment, Money, Span

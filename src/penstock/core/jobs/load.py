@@ -12,14 +12,15 @@ may use a host name, and what people see.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import pairwise
+from math import isfinite
 from typing import Final, TypeAlias
 
 from msgspec import Struct, field
 
-from penstock.core.jobs.types import SECOND, HostId, Moment, Span
+from penstock.core.jobs.types import HOUR, SECOND, HostId, Moment, Span
 
 #: (x, y) with rising x; straight lines between, flat beyond the ends.
 Points: TypeAlias = tuple[tuple[float, float], ...]
@@ -105,6 +106,19 @@ def busy(readings: Iterable[Reading], now: Moment, senses: Senses, most_bound: f
 
 def is_fresh(reading: Reading, now: Moment, senses: Senses) -> bool:
     return 0 <= now - reading.at <= (senses.fresh_for if reading.ttl is None else reading.ttl)
+
+
+def reading_problems(values: Mapping[str, float], ttl: Span | None) -> Iterator[tuple[str, str]]:
+    """What is wrong with the figures that an application reports, as pairs of a field and a message."""
+    for name, value in values.items():
+        if name not in REPORTED:
+            yield name, f"is not a signal that applications report: {', '.join(REPORTED)}"
+        elif not (isfinite(value) and value >= 0):
+            yield name, "must be a number of 0 or more"
+    if not values:
+        yield "values", f"must name at least one of {', '.join(REPORTED)}"
+    if ttl is not None and not SECOND <= ttl <= HOUR:
+        yield "ttl_sec", "must be 1..3600"
 
 
 class Thresholds(Struct, frozen=True):

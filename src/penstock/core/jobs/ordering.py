@@ -13,8 +13,8 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from penstock.core.jobs.admission import FairShare
-from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of
+from penstock.core.jobs.admission import AdmissionClass, FairShare, admission_class_of
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import MINUTE, SECOND, JobId, Moment, Span
 
 #: The band of priority 90 and up, in which only fair share decides.

@@ -15,7 +15,7 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.round import RoundInputs

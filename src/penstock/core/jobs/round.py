@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct, field
 
-from penstock.core.jobs.admission import AdmissionLimits, Conditions, Gates, Kept, Ledger
-from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Conditions, Gates, Kept, Ledger
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.ordering import Ordering, QueuedJob, effective, head_key
 from penstock.core.jobs.reasons import (

@@ -12,7 +12,8 @@ from msgspec import UNSET, UnsetType, structs
 
 from penstock import wire
 from penstock.core.errors import BadIntent, Refused, StaleDispatch
-from penstock.core.jobs.intent import admission_class_of, check
+from penstock.core.jobs.admission import admission_class_of
+from penstock.core.jobs.intent import check
 from penstock.core.jobs.job import Dispatch, EventKind
 from penstock.core.jobs.reasons import as_json as reason_json
 from penstock.core.jobs.reasons import retry_after_sec, words

@@ -15,8 +15,7 @@ from contextlib import closing
 from itertools import islice
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from penstock.core.jobs.admission import keys_of
-from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.admission import AdmissionClass, keys_of
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.states import DispatchPhase, JobState

@@ -22,7 +22,8 @@ from typing import Any, Final
 import msgspec
 import uuid_utils
 
-from penstock.core.jobs.intent import AdmissionClass, Intent
+from penstock.core.jobs.admission import AdmissionClass
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
 from penstock.core.jobs.load import Host, QuietState
 from penstock.core.jobs.ordering import Place, QueuedJob

@@ -16,9 +16,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.jobs.admission import Account, windows
+from penstock.core.jobs.admission import Account, AdmissionClass, windows
 from penstock.core.jobs.changes import Change, Note, Renewal, addon_note, completed, drain_note, running
-from penstock.core.jobs.intent import AdmissionClass, Intent
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep, dispatch_id_of
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging, order_key, place

@@ -14,9 +14,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from penstock.core.errors import DispatcherHeld
-from penstock.core.jobs.admission import Account, Ledger, keys_of, windows
+from penstock.core.jobs.admission import Account, AdmissionClass, Ledger, keys_of, windows
 from penstock.core.jobs.changes import Note
-from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Ordering, Place, QueuedJob, shift_place

@@ -18,8 +18,7 @@ from itertools import pairwise
 from time import monotonic
 from typing import Any, Final, TypeAlias, cast
 
-from penstock.core.jobs.admission import Account, Ledger, keys_of
-from penstock.core.jobs.intent import AdmissionClass
+from penstock.core.jobs.admission import Account, AdmissionClass, Ledger, keys_of
 from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.round import ReadyQueue, RoundResult, RunningJob
 from penstock.core.jobs.types import AddonId, HostId, Moment

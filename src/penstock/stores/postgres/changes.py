@@ -18,9 +18,8 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from penstock.core.jobs.admission import Account, keys_of
+from penstock.core.jobs.admission import Account, AdmissionClass, keys_of
 from penstock.core.jobs.changes import Change, Note, Renewal
-from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep
 from penstock.core.jobs.ordering import Place
 from penstock.core.jobs.spending import Standing

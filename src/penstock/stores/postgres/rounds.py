@@ -29,9 +29,8 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 
-from penstock.core.jobs.admission import EVERYTHING, Account, Ledger, keys_of, windows
+from penstock.core.jobs.admission import EVERYTHING, Account, AdmissionClass, Ledger, keys_of, windows
 from penstock.core.jobs.changes import Change, Note, completed
-from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.round import Pick, Placement, RoundResult

@@ -23,7 +23,8 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from penstock.core.errors import OutcomeUnknown
-from penstock.core.jobs.intent import AdmissionClass, Intent, admission_class_of, all_but_payload
+from penstock.core.jobs.admission import AdmissionClass, admission_class_of
+from penstock.core.jobs.intent import Intent, all_but_payload
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering, Place, place
 from penstock.core.jobs.states import JobState

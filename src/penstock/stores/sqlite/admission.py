@@ -15,9 +15,8 @@ from typing import Any, Final
 
 import apsw
 
-from penstock.core.jobs.admission import Ledger, windows
+from penstock.core.jobs.admission import AdmissionClass, Ledger, windows
 from penstock.core.jobs.changes import Note
-from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.round import Pick, Placement, ReadyQueue, RunningJob

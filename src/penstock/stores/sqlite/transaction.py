@@ -27,9 +27,8 @@ import apsw
 import msgspec
 
 from penstock.core.errors import OutcomeUnknown
-from penstock.core.jobs.admission import Account, keys_of
+from penstock.core.jobs.admission import Account, AdmissionClass, keys_of
 from penstock.core.jobs.changes import Note
-from penstock.core.jobs.intent import AdmissionClass
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
