@@ -46,7 +46,7 @@ def test_a_pool_has_as_many_workers_as_the_scarcest_resource_allows(monkeypatch)
     ("options", "words"),
     [
         ({"address": ""}, "address is ''"),
-        ({"address": "ray://head:10001"}, "client mode does not tell of a worker's death"),
+        ({"address": "ray://head:10001"}, "client mode does not report a worker's death"),
         ({"cpus": -1}, "cpus is -1"),
         ({"gpus": "two"}, "gpus is 'two'"),
         ({"resources": {"tpu": -2}}, "tpu is -2"),

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from penstock.cluster.engine import Cluster
 from penstock.pools.child import protocol
-from penstock.pools.child.main import CallTarget, SetupFailed, make_context, unsendable
+from penstock.pools.child.main import CallTarget, SetupFailed, make_context
 from penstock.pools.child.protocol import pack_error
 from penstock.pools.context import CallContext, process_contexts
 from penstock.pools.timers import clock
@@ -93,13 +93,16 @@ class Actor:
             terms = attempt, key, None if remaining is None else clock() + remaining
         self._running = dispatch, terms
         started = clock()
+        payload: Any
         try:
             call = (None, body, {}) if type(body) is tuple else unpack(body)
             value = self._target.invoke(function, call, trace)
         except BaseException as error:  # noqa: BLE001  # the caller gets SystemExit, too
             kind, payload = protocol.ERROR, pack_error(error)
         else:
-            kind, payload = _pack(value)
+            kind, payload, buffers = protocol.pack_result(value)
+            if buffers:
+                payload = [payload, *map(pickle.PickleBuffer, buffers)]
         return kind, payload, clock() - started, _memory() if self._reports_memory else 0
 
     def _context(self) -> CallContext:
@@ -129,16 +132,6 @@ class Actor:
 
     def wait_for_release(self) -> None:
         self._released.wait()
-
-
-def _pack(value: Any) -> tuple[int, Any]:
-    if protocol.is_plain(value):
-        return protocol.PLAIN, value
-    try:
-        data, buffers = protocol.pack_result(value)
-    except Exception as error:  # noqa: BLE001  # pickling may raise anything
-        return protocol.ERROR, pack_error(unsendable(value, error))
-    return protocol.PICKLED, [data, *map(pickle.PickleBuffer, buffers)] if buffers else data
 
 
 def _memory() -> int:

@@ -35,7 +35,7 @@ from penstock.cluster.engine import (
 )
 from penstock.pools.call_queue import CallQueue
 from penstock.pools.child import protocol
-from penstock.pools.child.protocol import cannot_be_rebuilt, unpack_error
+from penstock.pools.child.protocol import PLAIN, unpack_outcome
 from penstock.pools.context import never_block_here
 from penstock.pools.future import Call
 from penstock.pools.timers import Timer, call_at, clock
@@ -300,7 +300,8 @@ class ClusterWorkers(SupervisedWorkers[ClusterWorker]):
             self.dispatch_pending(now)
             wake = call_queue.collect_granted()
             call_queue.record_state()
-        call_queue.deliver([(call, *_unpack(kind, value))] if counts else (), wake)
+        outcome = (value, None) if kind == PLAIN else unpack_outcome(kind, value, unpack)
+        call_queue.deliver([(call, *outcome)] if counts else (), wake)
 
     def _retire_actor(self, worker: ClusterWorker, link: ActorLink, was_ready: bool) -> None:
         if not was_ready:  # it may wait for a place on the cluster for ever
@@ -390,12 +391,3 @@ class ClusterPacker(Packer):
         data, buffers = protocol.pack_arguments(fn, args, kwargs, portable=True)
         large = buffers or len(data) >= protocol.LARGE
         call.body = self._ray.put([data, *map(pickle.PickleBuffer, buffers)]) if large else data
-
-
-def _unpack(kind: int, value: Any) -> tuple[Any, BaseException | None]:
-    if kind == protocol.PLAIN:
-        return value, None
-    try:
-        return (None, unpack_error(value)) if kind == protocol.ERROR else (unpack(value), None)
-    except Exception as error:  # noqa: BLE001  # unpickling runs the result's own code
-        return None, cannot_be_rebuilt(error)

@@ -109,15 +109,11 @@ class Graph:
         return compile_plan(self.name, self._specs, self._env)
 
     def _decorated(self, fn: Any, options: dict[str, Any]) -> Any:
-        if fn is not None:
-            self._append(fn, options)
-            return fn
-
         def decorate(fn: F) -> F:
             self._append(fn, options)
             return fn
 
-        return decorate
+        return decorate if fn is None else decorate(fn)
 
     def _append(self, fn: Any, options: Mapping[str, Any]) -> NodeSpec:
         unknown = next((option for option in options if option not in _OPTIONS), None)

@@ -221,7 +221,7 @@ class NodeAttempts:
 class NodeAttempt:
     """
     The right to end a node (or one item of a map node). It is taken from the run once, by whatever comes
-    first: the function's return, its timeout, or the end of the run. What comes later changes nothing.
+    first: the function's return, its timeout, or the end of the run. A later ending changes nothing.
     """
 
     run: Run

@@ -62,7 +62,7 @@ class RunContext:
     @property
     def env(self) -> Mapping[str, Any]:
         """
-        The environment of the run. Empty in the workers of a pool: there a node gets what it needs by its
+        The environment of the run. Empty in the workers of a pool: there a node gets its inputs by its
         parameters.
         """
         return MappingProxyType(self._run.env)

@@ -88,7 +88,7 @@ class Scheduled(AwaitableFuture[T], Generic[T]):
 
     def _follow(self, earlier: Future[Any]) -> None:
         if earlier.cancelled():
-            self._end(None, CallCanceled("what it follows was canceled", phase="queued"))
+            self._end(None, CallCanceled("the call that it follows was canceled", phase="queued"))
         elif (error := earlier.exception()) is not None:
             self._end(None, error)
         else:

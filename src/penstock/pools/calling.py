@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from types import TracebackType
-from typing import Any, Final, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar
 
 from penstock.core.calls.ticket import WAIT, check_count
 from penstock.core.text import safe_repr
@@ -26,15 +26,11 @@ from penstock.pools.options import WorkerOptions, seconds
 from penstock.pools.timers import clock
 from penstock.pools.workers.base import WorkerGroup
 
+if TYPE_CHECKING:
+    from penstock.telemetry.spans import CallSpans
+
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class CallTracing(Protocol):
-    """Gives each call a trace to carry (OpenTelemetry)."""
-
-    def begin(self, call: Call[Any]) -> None:
-        """Called on the caller's thread, before the call enters the queue."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +48,7 @@ class PoolInternals:
     options: WorkerOptions
     timeout: float | None
     key_of: Callable[..., Hashable] | None
-    tracing: CallTracing | None = None
+    tracing: CallSpans | None = None  # OpenTelemetry's spans for its calls
     maps: set[OrderedMap[Any]] = field(default_factory=set)  # those with items left to submit
 
     @property
@@ -75,15 +71,21 @@ class PoolInternals:
         `WorkerGroup.pack_call`).
         """
         call: Call[Any] = Call(self.call_queue, fn)
-        prepare = self.group.pack_call(call, fn, args, kwargs)
         if self.needs_guards or timeout is not None or key is not None or signal is not None:
             timeout = self.timeout if timeout is None else timeout
             if key is None and self.key_of is not None:
                 key = self.key_of(*args, **kwargs)
             self.call_queue.guard(call, key=key, timeout=timeout, signal=signal)
+        return call, self.pack(call, args, kwargs)
+
+    def pack(
+        self, call: Call[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], None] | None:
+        """Name the call's function and begin its trace, on the caller's thread. See `WorkerGroup.pack_call`."""
+        prepare = self.group.pack_call(call, call.fn, args, kwargs)
         if self.tracing is not None:
             self.tracing.begin(call)
-        return call, prepare
+        return prepare
 
 
 class Task(Generic[P, R]):
@@ -191,12 +193,9 @@ class Reservation:
         return self._call
 
     def _fill(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        internals = self._internals
         call.fn = fn
-        prepare = internals.group.pack_call(call, fn, args, kwargs)
-        if internals.tracing is not None:
-            internals.tracing.begin(call)
-        internals.call_queue.fill(call, prepare or _no_payload)
+        prepare = self._internals.pack(call, args, kwargs)
+        self._internals.call_queue.fill(call, prepare or _no_payload)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -78,7 +78,7 @@ class WorkerOptions:
         if context.importing_main and self.kind != "thread":
             raise RuntimeError(
                 "a worker imports your script to find the functions in it, and the script makes a pool while it is "
-                'imported; put what it does below  if __name__ == "__main__":'
+                'imported; move its statements below  if __name__ == "__main__":'
             )
 
     def setup(self) -> dict[str, Any]:

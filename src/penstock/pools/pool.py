@@ -299,7 +299,7 @@ class WorkerPool(Executor):
         self.dispose(timeout=5.0 if self._group.can_be_killed else 0.0)
 
     def finish(self, *, interrupted: bool) -> None:
-        """Called when the program ends: run what was submitted, or after Ctrl-C end everything."""
+        """Called when the program ends: run all submitted calls, or after Ctrl-C end them."""
         if not self._closed:
             self._abort() if interrupted else self.shutdown()
 
@@ -376,7 +376,7 @@ _open: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 def _finish_all() -> None:
-    """At the end of the program run what was submitted, as the standard executors do, except after Ctrl-C."""
+    """At the end of the program run all submitted calls, as the standard executors do, except after Ctrl-C."""
     interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt) and not hasattr(sys, "ps1")
     for pool in list(_open):
         pool.finish(interrupted=interrupted)

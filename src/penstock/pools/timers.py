@@ -56,7 +56,7 @@ class _TimerThread:
     def forget_all(self) -> None:
         """
         Also in a forked child, which has a copy of the heap and no thread. The child keeps the copy: freeing an
-        object of the parent there, such as a Ray actor's handle, would end what it stands for.
+        object of the parent there, such as a Ray actor's handle, would end the actor itself.
         """
         self._inherited = (getattr(self, "_heap", None), getattr(self, "_inherited", None))
         self._ready = threading.Condition(threading.Lock())

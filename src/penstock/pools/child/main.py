@@ -29,8 +29,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from penstock.core.errors import NotPicklable
-from penstock.core.text import error_line, safe_str, traceback_text, type_name
+from penstock.core.text import error_line, traceback_text
 from penstock.pools import context
 from penstock.pools.child import protocol
 from penstock.pools.child.protocol import PLAIN, PLAIN_TYPES, pack_error
@@ -253,18 +252,13 @@ class ChildWorker:
     # Replying
 
     def _pack(self, value: Any) -> tuple[int, Any]:
-        if protocol.is_plain(value):
-            return protocol.PLAIN, value
-        try:
-            data, buffers = protocol.pack_result(value)
-        except Exception as error:  # noqa: BLE001  # pickling may raise anything
-            return protocol.ERROR, pack_error(unsendable(value, error))
-        if SHARED_MEMORY and (buffers or len(data) >= protocol.LARGE):
-            whole = len(data) >= protocol.LARGE
-            filled = self._arena.pack([data, *buffers] if whole else [*buffers])
-            self._lent[filled.ref.segment] = filled
-            return protocol.SHARED, (None if whole else data, tuple(filled.ref))
-        return protocol.PICKLED, data
+        kind, data, buffers = protocol.pack_result(value)
+        whole = kind == protocol.PICKLED and len(data) >= protocol.LARGE
+        if not SHARED_MEMORY or not (buffers or whole):
+            return kind, data
+        filled = self._arena.pack([data, *buffers] if whole else [*buffers])
+        self._lent[filled.ref.segment] = filled
+        return protocol.SHARED, (None if whole else data, tuple(filled.ref))
 
     def _send(self, messages: list[tuple[Any, ...]]) -> None:
         data = protocol.frame(messages)
@@ -356,16 +350,3 @@ def make_context(dispatch: int, terms: Any, look: Callable[[], bool]) -> CallCon
     """`terms` are (attempt, key, deadline), or None for a first attempt without the others."""
     attempt, key, deadline = terms if terms is not None else (1, None, None)
     return CallContext(dispatch, pickle.loads(key) if type(key) is bytes else key, attempt, deadline, look)
-
-
-def unsendable(value: Any, error: Exception) -> NotPicklable:
-    import inspect  # noqa: PLC0415  # only on errors
-
-    if inspect.iscoroutine(value):
-        value.close()
-        return NotPicklable(
-            "the function is `async def`: it gave a coroutine, not a result; call it with asyncio.run"
-        )
-    return NotPicklable(
-        f"the result ({type_name(value)}) cannot be sent back to the caller: {safe_str(error)}{protocol.advice()}"
-    )

@@ -11,7 +11,7 @@ band, and they are copied once into shared memory (see `shared_memory.py`).
 
 A caller gets the very exception that its function raised, with the worker's traceback as `__cause__`, as with
 the standard process pool. An exception that does not survive pickling (a constructor with two arguments is
-enough) would there break the whole pool; here it becomes a RemoteError that says what it was.
+enough) would there break the whole pool; here it becomes a RemoteError with its name, text and traceback.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from struct import Struct
 from typing import Any, Final
 
 from penstock.core.errors import NotPicklable, PenstockError
-from penstock.core.text import forget_frames, qualified_name, safe_repr, safe_str, traceback_text
+from penstock.core.text import forget_frames, qualified_name, safe_repr, safe_str, traceback_text, type_name
 from penstock.pools.child.shared_memory import AVAILABLE as SHARED_MEMORY
 
 #: Buffers of at least this many bytes go into shared memory; below it, the pipe is quicker.
@@ -70,7 +70,7 @@ def frame(messages: list[tuple[Any, ...]]) -> bytes:
 class Frames:
     """
     Cuts a stream into messages, and keeps the beginning of a frame whose rest has not arrived. Frames are
-    copied out of what was read: most are so small that a view of one would take longer to make.
+    copied out of the read bytes: most are so small that a view of one would take longer to make.
     """
 
     __slots__ = ("_rest",)
@@ -79,21 +79,12 @@ class Frames:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[tuple[Any, ...]]:
-        if self._rest:
-            data = self._rest + data
-            self._rest = b""
-        end = len(data)
-        stop = 4 + _length.unpack_from(data)[0] if end >= 4 else 4
-        if stop == end:
-            return marshal.loads(data[4:])  # type: ignore[no-any-return]  # `frame` put a list there
+        data = self._rest + data
         messages: list[tuple[Any, ...]] = []
-        at = 0
-        while stop <= end:
+        at, end = 0, len(data)
+        while end - at >= 4 and (stop := at + 4 + _length.unpack_from(data, at)[0]) <= end:
             messages += marshal.loads(data[at + 4 : stop])
             at = stop
-            if end - at < 4:
-                break
-            stop = at + 4 + _length.unpack_from(data, at)[0]
         self._rest = data[at:]
         return messages
 
@@ -141,8 +132,27 @@ def pack_setup(setup: dict[str, Any], *, portable: bool = False) -> bytes:
         ) from error
 
 
-def pack_result(value: Any) -> tuple[bytes, list[memoryview]]:
-    return dump(_out_of_band(value))
+def pack_result(value: Any) -> tuple[int, Any, list[memoryview]]:
+    """PLAIN and the value; PICKLED, the pickle and the buffers beside it; or ERROR and why it cannot be sent."""
+    if is_plain(value):
+        return PLAIN, value, []
+    try:
+        return PICKLED, *dump(_out_of_band(value))
+    except Exception as error:  # noqa: BLE001  # pickling may raise anything
+        return ERROR, pack_error(_unsendable(value, error)), []
+
+
+def _unsendable(value: Any, error: Exception) -> NotPicklable:
+    import inspect  # noqa: PLC0415  # only on errors
+
+    if inspect.iscoroutine(value):
+        value.close()
+        return NotPicklable(
+            "the function is `async def`: it gave a coroutine, not a result; call it with asyncio.run"
+        )
+    return NotPicklable(
+        f"the result ({type_name(value)}) cannot be sent back to the caller: {safe_str(error)}{advice()}"
+    )
 
 
 def dump(value: Any, large: float = LARGE, *, portable: bool = False) -> tuple[bytes, list[memoryview]]:
@@ -218,7 +228,7 @@ def _unpicklable_part(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def main_module() -> tuple[str, str] | None:
     """
-    How a worker can import what is `__main__` here: by name, by path, or not at all (a prompt, `-c`, a
+    How a worker can import the module that is `__main__` here: by name, by path, or not at all (a prompt, `-c`, a
     notebook).
     """
     main = sys.modules["__main__"]
@@ -263,7 +273,7 @@ class RemoteTraceback(Exception):  # shown as a cause, never raised
 
 class RemoteError(PenstockError):
     """
-    The function raised an exception that cannot be rebuilt here. `type_name` and `text` say what it was.
+    The function raised an exception that cannot be rebuilt here: `type_name` and `text` describe it.
     """
 
     code = "remote_error"
@@ -282,11 +292,16 @@ def pack_error(error: BaseException) -> bytes:
     return blob
 
 
-def unpack_error(blob: bytes) -> BaseException:
+def _unpack_error(blob: bytes) -> BaseException:
     error, text = pickle.loads(blob)
     error.__cause__ = RemoteTraceback(text)
     return error  # type: ignore[no-any-return]  # pack_error puts an exception there
 
 
-def cannot_be_rebuilt(error: Exception) -> NotPicklable:
-    return NotPicklable(f"the result cannot be rebuilt in the caller's process: {safe_repr(error)}")
+def unpack_outcome(kind: int, value: Any, load: Callable[[Any], Any]) -> tuple[Any, BaseException | None]:
+    """The result or the error of a call that sent no plain value. `load` rebuilds a result."""
+    try:
+        return (None, _unpack_error(value)) if kind == ERROR else (load(value), None)
+    except Exception as error:  # noqa: BLE001  # unpickling runs the result's own code
+        why = f"the result cannot be rebuilt in the caller's process: {safe_repr(error)}"
+        return None, NotPicklable(why)

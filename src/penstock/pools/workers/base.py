@@ -1,6 +1,6 @@
 """
-What a call queue expects of the workers behind it, of any kind; the counters of what they do; and the slot of
-one worker.
+The base class of all worker groups, as a call queue uses them; the counters of calls and workers; and the
+slot of one worker.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ import pickle
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.pools.call_queue import CallQueue, Outcome
-from penstock.pools.child import protocol, shared_memory
-from penstock.pools.child.protocol import ERROR, PICKLED, PLAIN, SHARED, cannot_be_rebuilt, unpack_error
+from penstock.pools.child import protocol
+from penstock.pools.child.protocol import ERROR, PICKLED, PLAIN, SHARED, unpack_outcome
 from penstock.pools.future import Call
 from penstock.pools.timers import Timer, call_at, clock
 from penstock.pools.workers.base import COLD, LIVE
@@ -148,13 +148,10 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
                 worker.lent[body.filled.ref.segment] = body.filled
                 self._trim_later()
             body = body.data
-        plain = plain and ref is None
-        worker.outbox.append((call.dispatch, function, body, None if plain else self._extra(call, ref)))
-
-    @staticmethod
-    def _extra(call: Call[Any], ref: Any) -> Any:
-        """(attempt, key, deadline), the caller's trace, and where the buffers are."""
-        return (call.attempt, protocol.pack_key(call.key), call.deadline), call.extra, ref
+        extra = None
+        if not plain or ref is not None:
+            extra = (call.attempt, protocol.pack_key(call.key), call.deadline), call.extra, ref
+        worker.outbox.append((call.dispatch, function, body, extra))
 
     @staticmethod
     def _send_main(worker: WorkerProcess, needed: bool) -> None:
@@ -240,7 +237,8 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
         # The next calls are on their way, so now there is time for these callers.
         for place, kind in packed:
             call, value, _ = outcomes[place]
-            outcomes[place] = call, *self._unpack(worker, kind, value)
+            load = pickle.loads if kind == PICKLED else worker.load_shared
+            outcomes[place] = call, *unpack_outcome(kind, value, load)
         call_queue.deliver(outcomes, wake)
 
     def _handle_control(self, worker: WorkerProcess, message: tuple[Any, ...]) -> None:
@@ -249,17 +247,6 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
                 worker.lent.pop(segment, None)
             case (protocol.FATAL, reason, trace):
                 worker.failure = (reason, trace)
-
-    @staticmethod
-    def _unpack(worker: WorkerProcess, kind: int, value: Any) -> tuple[Any, BaseException | None]:
-        try:
-            if kind == PICKLED:
-                return pickle.loads(value), None
-            if kind == SHARED:
-                return shared_memory.load(value[0], value[1], worker.mapper), None
-            return None, unpack_error(value)
-        except Exception as error:  # noqa: BLE001  # unpickling runs the result's own code
-            return None, cannot_be_rebuilt(error)
 
     # Starting and ending workers (with the call queue's lock held)
 

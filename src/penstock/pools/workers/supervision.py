@@ -214,7 +214,7 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
             if worker.condition is Condition.BACKING_OFF:
                 worker.condition = Condition.COLD
                 self._update_slots(now)
-                self._start_eagerly()
+                self._start_all(eager=True)
 
         if not self._closing:
             self._call_queue.change(back)
@@ -229,13 +229,10 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
         with self._call_queue.lock:
             self._start_all()
 
-    def _start_eagerly(self) -> None:
-        if self._options.eager:
-            self._start_all()
-
-    def _start_all(self) -> None:
+    def _start_all(self, *, eager: bool = False) -> None:
+        """Start the cold workers; or, `eager`, only if the pool starts its workers before it has calls."""
         for worker in self.workers:
-            if worker.condition is Condition.COLD:
+            if worker.condition is Condition.COLD and (self._options.eager or not eager):
                 self._start(worker)
 
     def stop(self) -> None:
@@ -254,7 +251,7 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
                 if worker.condition is Condition.STOPPED:
                     worker.condition = Condition.RETIRING if worker.opened else Condition.COLD
             self._update_slots(now)
-            self._start_eagerly()
+            self._start_all(eager=True)
 
         self._call_queue.change(again)
 

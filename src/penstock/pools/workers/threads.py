@@ -9,8 +9,8 @@ second thread. So once calls have been short for a while, a *watchdog* looks at 
 the timer thread, and while it is active
 
 - no further thread is woken as long as one is at work, and of two that are at work one goes to sleep;
-- the one at work settles in batches: it goes on with the next call and collects what has ended in a list,
-  until the inbox is empty or a fraction of a millisecond is over. Settling one by one took most of the time,
+- the one at work settles in batches: it goes on with the next call and collects ended calls in a list, until
+  the inbox is empty or a fraction of a millisecond is over. Settling one by one took most of the time,
   above all on two free cores, where a settlement could meet a caller at the queue's lock and put one of the
   two to sleep.
 

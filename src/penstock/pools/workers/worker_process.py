@@ -120,7 +120,7 @@ class WorkerProcess(WorkerSlot):
         return self.push()
 
     def push(self) -> bool:
-        """Write what did not fit before. False if it still does not fit."""
+        """Write the rest of earlier messages. False if it still does not fit."""
         try:
             sent = os.write(self.inlet, self.outbuf)
         except BlockingIOError:
@@ -155,6 +155,9 @@ class WorkerProcess(WorkerSlot):
         except OSError:
             return True  # a problem on our side, such as too many open files: mapping it raises the error
         return True
+
+    def load_shared(self, result: tuple[bytes | None, Any]) -> Any:
+        return shared_memory.load(*result, self.mapper)
 
     def signal_cancel(self) -> None:
         self.page[PAGE_CANCELS] += 1
