@@ -37,7 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from enum import StrEnum
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -227,7 +227,7 @@ class Operation(Struct, Generic[A_co], frozen=True):
 
     @property
     def empty(self) -> bool:
-        """Whether it writes nothing: then it needs no transaction."""
+        """Whether it writes nothing."""
         return False
 
 
@@ -348,7 +348,9 @@ class DrainHost(Operation[bool], frozen=True):
 
 
 def committed(store: Writes, operation: Operation[A]) -> A:
-    """Commit one operation and wait for its answer."""
+    """Commit one operation and wait for its answer. An operation that writes nothing needs no transaction."""
+    if operation.empty:
+        return cast("A", [])
     answer: Future[A]
     [answer] = store.commit(operation, wait=True)
     return answer.result()

@@ -65,8 +65,6 @@ class GroupCommit:
         `wait`: the calling thread waits for the answers, so it may write, and no thread need be woken. The main thread
         never does: a Ctrl-C could come between a transaction and the answers of others.
         """
-        if all(operation.empty for operation in operations):
-            return [answered([]) for _ in operations]
         pending = [(operation, Future[Any]()) for operation in operations]
         with self._gate:  # after `close` no thread would answer
             if self._closed:

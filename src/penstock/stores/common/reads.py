@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.core.jobs.admission import AdmissionClass, keys_of
-from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
+from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, JobId, Moment
@@ -25,9 +25,9 @@ from penstock.stores.common.rows import (
     ADMISSION_CLASS,
     class_from,
     dispatch_from,
+    event_rows,
     host_from,
     job_from,
-    unpack,
 )
 
 T = TypeVar("T")
@@ -79,6 +79,31 @@ class AdmissionClasses:
         """Dispatches from rows of `dispatch_columns`."""
         classes = self.read(session, {row[DISPATCH_WIDTH - 1] for row in rows})
         return [dispatch_from(row[:DISPATCH_WIDTH], classes[row[DISPATCH_WIDTH - 1]]) for row in rows]
+
+
+def unpack(before: int, text: str) -> Iterator[Event]:
+    """`before`: the number of the event before the first of them."""
+    for seq, row in enumerate(event_rows(text), before + 1):
+        if row is not None:
+            yield _event(seq, row)
+
+
+def _event(seq: int, row: Sequence[Any]) -> Event:
+    at, kind, job_id, n, state, reason, attempt, data = row
+    dispatch_id = attempt
+    if job_id is not None and attempt is not None:
+        dispatch_id = dispatch_id_of(JobId(job_id), int(attempt))
+    return Event(
+        seq=seq,
+        at=at,
+        kind=EventKind(kind),
+        job_id=None if job_id is None else JobId(job_id),
+        n=n,
+        state=None if state is None else JobState(state),
+        reason=reason,
+        dispatch_id=None if dispatch_id is None else DispatchId(dispatch_id),
+        data=data or {},
+    )
 
 
 class SqlReads(ABC, Generic[S]):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
@@ -24,7 +24,7 @@ import uuid_utils
 
 from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
+from penstock.core.jobs.job import Dispatch, Job, dispatch_id_of
 from penstock.core.jobs.load import Host, QuietState
 from penstock.core.jobs.ordering import Place, QueuedJob
 from penstock.core.jobs.round import Placement
@@ -266,7 +266,8 @@ def host_from(row: Sequence[Any]) -> Host:
     return Host(**values)
 
 
-_read: Final = msgspec.json.Decoder(list[Any]).decode
+#: The events of a batch from their text, as `pack` makes it.
+event_rows: Final = msgspec.json.Decoder(list[Any]).decode
 _JOB_ID: Final = 2
 #: The character NUL as JSON writes it. The same letters behind an escaped backslash are no NUL.
 _NUL: Final = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
@@ -281,34 +282,9 @@ def pack(events: Sequence[Sequence[Any] | None]) -> bytes:
     return text
 
 
-def unpack(before: int, text: str) -> Iterator[Event]:
-    """`before`: the number of the event before the first of them."""
-    for seq, row in enumerate(_read(text), before + 1):
-        if row is not None:
-            yield _event(seq, row)
-
-
-def _event(seq: int, row: Sequence[Any]) -> Event:
-    at, kind, job_id, n, state, reason, attempt, data = row
-    dispatch_id = attempt
-    if job_id is not None and attempt is not None:
-        dispatch_id = dispatch_id_of(JobId(job_id), int(attempt))
-    return Event(
-        seq=seq,
-        at=at,
-        kind=EventKind(kind),
-        job_id=None if job_id is None else JobId(job_id),
-        n=n,
-        state=None if state is None else JobState(state),
-        reason=reason,
-        dispatch_id=None if dispatch_id is None else DispatchId(dispatch_id),
-        data=data or {},
-    )
-
-
 def forget(text: str, gone: Collection[str]) -> str | None:
     """The text without the events of these jobs; None when no event remains."""
-    kept = [None if row is None or row[_JOB_ID] in gone else row for row in _read(text)]
+    kept = [None if row is None or row[_JOB_ID] in gone else row for row in event_rows(text)]
     return pack(kept).decode() if any(kept) else None
 
 

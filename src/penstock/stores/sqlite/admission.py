@@ -23,7 +23,6 @@ from penstock.core.jobs.round import Pick, Placement, ReadyQueue, RunningJob
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import DispatchId, HostId, Moment
 from penstock.stores.api import Admit, Grant
-from penstock.stores.common.reads import AdmissionClasses
 from penstock.stores.common.rows import (
     ADMISSION_CLASS,
     Queued,
@@ -34,7 +33,13 @@ from penstock.stores.common.rows import (
 )
 from penstock.stores.common.writes import NO_JOB, EventRow, deny, limit_of, start
 from penstock.stores.sqlite.connection import SQL
-from penstock.stores.sqlite.transaction import GrantedLease, SqliteSession, SqliteTotals, Transaction
+from penstock.stores.sqlite.transaction import (
+    GrantedLease,
+    SqliteAdmissionClasses,
+    SqliteSession,
+    SqliteTotals,
+    Transaction,
+)
 
 #: How many jobs whose time has come step into line in one transaction.
 STEPS: Final = 5_000
@@ -50,7 +55,12 @@ def ledger_from(session: SqliteSession, totals: SqliteTotals, host: HostId, now:
 
 class SqliteAdmissionView:
     def __init__(
-        self, session: SqliteSession, host: HostId, now: Moment, classes: AdmissionClasses, ledger: Ledger
+        self,
+        session: SqliteSession,
+        host: HostId,
+        now: Moment,
+        classes: SqliteAdmissionClasses,
+        ledger: Ledger,
     ) -> None:
         self.now, self.ledger = now, ledger
         self._session, self._host, self._classes = session, host, classes
@@ -63,8 +73,7 @@ class SqliteAdmissionView:
             cursor = self._session.con.execute(SQL["in_line"], {"class_no": class_no, "line": line})
             self._open.append(cursor)
             jobs: Iterator[QueuedJob] = starmap(Queued, cursor)
-            admission_class = self._classes.read(self._session, (class_no,))[class_no]
-            yield ReadyQueue(admission_class, line == 2, jobs)
+            yield ReadyQueue(self._classes.one(self._session, class_no), line == 2, jobs)
 
     def running(self) -> Sequence[RunningJob]:
         return [RunningJob(*row) for row in self._session.execute("running", {"host": self._host})]
@@ -87,8 +96,8 @@ def admit(tx: Transaction, admit: Admit) -> list[Grant]:
         result = admit.run_round(view)
     finally:
         view.close()
-    if denied := deny(result, tx.now, tx.add_note):
-        tx.con.executemany(SQL["deny_jobs"], denied)
+    if result.denials:
+        tx.con.executemany(SQL["deny_jobs"], deny(result, tx.now, tx.add_note))
     if result.passed:
         tx.con.executemany(SQL["pass_jobs"], [(tx.now, queued.no) for queued in result.passed])
     grants: list[Grant] = []

@@ -85,11 +85,12 @@ _IDLE_READERS: Final = 8
 
 
 class SqliteReads(SqlReads[SqliteSession]):
+    classes: SqliteAdmissionClasses
     _guard: FileGuard
 
     def __init__(self, path: Path, clock: Clock) -> None:
         super().__init__(SqliteAdmissionClasses(), clock)
-        self._path, self.now = path, clock
+        self._path, self.now, self._failures = path, clock, failures(path)
         self._readers: SimpleQueue[SqliteSession] = SimpleQueue()
 
     def _close_readers(self) -> None:
@@ -99,11 +100,8 @@ class SqliteReads(SqlReads[SqliteSession]):
     @contextmanager
     def _reading(self) -> Iterator[SqliteSession]:
         """One snapshot. The connection is read-only, so this transaction cannot turn into a writer."""
-        with failures(self._path):
-            try:
-                session = self._readers.get_nowait()
-            except Empty:
-                session = self._new_reader()
+        try:
+            session = self._idle_reader() or self._new_reader()
             session.con.execute("BEGIN DEFERRED")
             try:
                 yield session
@@ -113,6 +111,15 @@ class SqliteReads(SqlReads[SqliteSession]):
                     self._readers.put(session)
                 else:
                     session.con.close()
+        except Exception as error:
+            self._failures.__exit__(None, error, None)
+            raise
+
+    def _idle_reader(self) -> SqliteSession | None:
+        try:
+            return self._readers.get_nowait()
+        except Empty:
+            return None
 
     def _new_reader(self) -> SqliteSession:
         """A connection that opens the file by its name must find the file that is written to."""
@@ -131,7 +138,8 @@ class SqliteReads(SqlReads[SqliteSession]):
             return session.execute(name, values)
 
     def _batches(self, name: str, values: dict[str, Any]) -> Generator[tuple[int, str], None, None]:
-        values["kinds"] = listed(values.get("kinds", ()))
+        if "kinds" in values:
+            values["kinds"] = listed(values["kinds"])
         with self._reading() as session, closing(session.con.execute(SQL[name], values)) as batches:
             rows: Any = batches
             yield from rows

@@ -160,7 +160,7 @@ class SqliteStore(SqliteReads):
                     answers.append(_write(transaction, operation))  # noqa: PERF401 - those before a failure count
         except OutcomeUnknown as unknown:
             raise BatchUnknown(unknown, answers) from unknown
-        self._has_events |= transaction.has_events
+        self._has_events |= bool(transaction.events)
         return answers
 
     def _announce(self) -> None:

@@ -101,14 +101,17 @@ class Transaction(SqliteSession):
         self._jobs: list[tuple[Any, ...]] = []
         self._queued: list[tuple[Any, ...]] = []
         self._intents: list[tuple[Any, ...]] = []
-        self._events: list[EventRow] = []
+        self.events: list[EventRow] = []
         self._mentioned: set[int] = set()
 
     # begin and end
 
     def __enter__(self) -> Self:
-        with self._failures:
+        try:
             self._begin()
+        except Exception as error:
+            self._failures.__exit__(None, error, None)
+            raise
         return self
 
     def _begin(self) -> None:
@@ -130,9 +133,13 @@ class Transaction(SqliteSession):
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        with self._failures:
+        try:
             self._end(error)
-        self._failures.__exit__(kind, error, trace)
+        except Exception as failure:
+            self._failures.__exit__(None, failure, None)
+            raise
+        if error is not None:
+            self._failures.__exit__(kind, error, trace)
 
     def _end(self, error: BaseException | None) -> None:
         stands = False
@@ -224,28 +231,24 @@ class Transaction(SqliteSession):
 
     # events
 
-    @property
-    def has_events(self) -> bool:
-        return bool(self._events)
-
     def add_events(self, *events: EventRow) -> None:
         """
         As `rows.pack` says. Their numbers are taken under the write lock, so they follow commits and a reader's cursor skips
         nothing. A job knows in which batch it was submitted, and an attempt in which it began and was completed; every
         other event must be mentioned (`add_note`).
         """
-        self._events += events
+        self.events += events
 
     def add_note(self, at: Moment, note: Note, job: EventJob, dispatch_id: DispatchId | None = None) -> None:
-        self._events.append(event_row(at, note, job, dispatch_id))
+        self.events.append(event_row(at, note, job, dispatch_id))
         if job.no is not None and job.no <= self.totals.last_job:
             self._mentioned.add(job.no)
 
     def _flush(self) -> None:
         self.flush_jobs()
-        if self._events:  # no job is submitted or moved without one
-            size = len(self._events)
-            self.execute("insert_events", (self.batch, size, self._last_job, pack(self._events).decode()))
+        if self.events:  # no job is submitted or moved without one
+            size = len(self.events)
+            self.execute("insert_events", (self.batch, size, self._last_job, pack(self.events).decode()))
             if self._mentioned:
                 self.execute("insert_mentions", (self.batch, listed(sorted(self._mentioned))))
             self.totals.last_job, self.totals.last_event = self._last_job, self.batch + size - 1
@@ -257,7 +260,7 @@ class Transaction(SqliteSession):
 
     def give_back(self, host: HostId, class_no: int, n: int) -> AdmissionClass:
         """Return what `n` dispatches held that have ended. Nowhere else are units returned."""
-        admission_class = self.classes.read(self, (class_no,))[class_no]
+        admission_class = self.classes.one(self, class_no)
         self.totals.hold(host, admission_class, -n)
         account = self.totals.account(admission_class.addon_id)
         account.hold(-n * admission_class.cost_units, self.now, self.ordering.sharing)
@@ -284,6 +287,9 @@ class SqliteAdmissionClasses(AdmissionClasses):
             )
             self._numbers[admission_class] = no
         return no
+
+    def one(self, session: SqliteSession, number: int) -> AdmissionClass:
+        return self._by_number.get(number) or self.read(session, [number])[number]
 
     def forget(self) -> None:
         self._numbers.clear()
