@@ -298,8 +298,7 @@ class ClusterWorkers(SupervisedWorkers[ClusterWorker]):
             if self._checks_idle:
                 self._on_idle(worker, now)
             self.dispatch_pending(now)
-            wake = call_queue.collect_granted()
-            call_queue.record_state()
+            wake = call_queue.end_change()
         outcome = (value, None) if kind == PLAIN else unpack_outcome(kind, value, unpack)
         call_queue.deliver([(call, *outcome)] if counts else (), wake)
 

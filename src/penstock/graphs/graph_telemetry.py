@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.context import attach
@@ -33,25 +33,19 @@ if TYPE_CHECKING:
     from penstock.telemetry.meters import Meters
 
 
-P = ParamSpec("P")
-
 log = logging.getLogger("penstock")
 
 
-def quietly(fn: Callable[P, None]) -> Callable[P, None]:
+@contextmanager
+def quietly() -> Iterator[None]:
     """
-    Log exceptions of this function. Processors and exporters are foreign code; the run must end as it would
-    have without them.
+    As a decorator: log exceptions of the function. Processors and exporters are foreign code; the run must end
+    as it would have without them.
     """
-
-    @wraps(fn)
-    def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            fn(*args, **kwargs)
-        except Exception:
-            log.exception("telemetry of a graph failed")
-
-    return call
+    try:
+        yield
+    except Exception:
+        log.exception("telemetry of a graph failed")
 
 
 class GraphTelemetry:
@@ -80,7 +74,7 @@ class GraphTelemetry:
         )
         return RunSpans(span, self._tracer, zero) if span.is_recording() else None
 
-    @quietly
+    @quietly()
     def measure(self, result: RunResult, recorded: Trace) -> None:
         """Fill the histograms from a recorded run."""
         if self._meters is None:
@@ -117,19 +111,19 @@ class RunSpans:
             f"penstock.node {name}", self._inside, attributes=attributes, start_time=begun
         )
 
-    @quietly
+    @quietly()
     def enter(self, span: Span) -> None:
         """Called inside the context in which the node runs: its own spans become children of this one."""
         attach(trace.set_span_in_context(span))
 
-    @quietly
+    @quietly()
     def end(self, attempt: NodeAttempt) -> None:
         ended = self._zero + int(attempt.ended * 1e9)
         if attempt.error is not None:
             record_error(attempt.span, attempt.error, ended)
         attempt.span.end(ended)
 
-    @quietly
+    @quietly()
     def close(self, result: RunResult, at: float) -> None:
         self._span.set_attribute("outcome", str(result.status))
         if result.status in (RunStatus.ERROR, RunStatus.DEADLINE):

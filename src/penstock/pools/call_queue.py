@@ -144,8 +144,8 @@ class CallQueue:
             if entered:
                 hooks.record_all(hooks.queued, calls[:entered])
                 self.group.dispatch_pending(now)
-                self.record_state()
-        hooks.deliver()
+            wake = self.end_change() if entered else ()
+        self.deliver((), wake)
         return entered
 
     def fill(self, call: Call[Any], prepare: Callable[[], None]) -> None:
@@ -161,8 +161,7 @@ class CallQueue:
             if filled:
                 self.hooks.record(self.hooks.queued, call)
                 self.group.dispatch_pending(now)
-                self.record_state()
-            wake = self.collect_granted()
+            wake = self.end_change()
             refusal = self.refusal if self.dead else None
         for wake_up in wake:
             wake_up()
@@ -188,16 +187,14 @@ class CallQueue:
         if call.error is not None and not call.attempt:  # one that ran has a Future that says how it ended
             raise call.error
 
-    def collect_granted(self) -> list[Callable[[], object]]:
+    def end_change(self) -> Iterable[Callable[[], object]]:
         """
-        With the lock held: functions that wake the callers that got a place. Call each once the lock is
-        released.
+        The last step of each hold of the lock that changed something: record the new state. Returns functions
+        that wake the callers that got a place; call each once the lock is released.
         """
-        granted = self.queue.granted
-        if not granted:
-            return []
-        self.queue.granted = []
-        wake: list[Callable[[], object]] = []
+        granted, wake = self.queue.granted, []
+        if granted:
+            self.queue.granted = []
         for call in granted:
             if call.asleep is not None:
                 wake.append(call.asleep.release)
@@ -207,12 +204,9 @@ class CallQueue:
                 wake.append(partial(call.notifier.notify, call))
             if call.eager:
                 self.hooks.record(self.hooks.queued, call)
-        return wake
-
-    def record_state(self) -> None:
-        """Once for each hold of the lock that changed something, before it is released."""
         if self.hooks.state is not None:
             self.hooks.events.append((self.hooks.state, self.queue.state()))
+        return wake
 
     def _collect_evicted(self) -> list[Call[Any]]:
         evicted, self.queue.evicted = self.queue.evicted, []
@@ -283,9 +277,8 @@ class CallQueue:
             if phase is CancelPhase.IN_FLIGHT:
                 self.group.stop_call(call, now)
             self.group.dispatch_pending(now)
-            wake = self.collect_granted()
+            wake = self.end_change()
             asleep, call.asleep = call.asleep, None
-            self.record_state()
         self._settle_with(call, error(phase))
         if asleep is not None:
             asleep.release()
@@ -355,8 +348,7 @@ class CallQueue:
             now = clock()
             outcomes = update(now)
             self.group.dispatch_pending(now)
-            wake = self.collect_granted()
-            self.record_state()
+            wake = self.end_change()
         self.deliver(outcomes or (), wake)
 
     def pause(self) -> None:
@@ -394,12 +386,12 @@ class CallQueue:
             for call, phase in ended:
                 call.asleep = None
                 self.hooks.record(self.hooks.cancel, (call, phase))
-            self.record_state()
+            wake = self.end_change()
         for call, _ in ended:
             self._settle_with(call, why.copy() if dispose else why.copy(attempt=call.attempt))
         for sleeper in asleep:
             sleeper.release()
-        self.deliver((), ())
+        self.deliver((), wake)
 
     def abandon(self) -> None:
         """

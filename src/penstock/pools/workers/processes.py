@@ -232,8 +232,7 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
                 self.dispatch_pending(now)
             if worker.unsent and len(calls) - worker.unsent <= self._enough:
                 self._write(worker)
-            wake = call_queue.collect_granted() if queue.granted else ()
-            call_queue.record_state()
+            wake = call_queue.end_change()
         # The next calls are on their way, so now there is time for these callers.
         for place, kind in packed:
             call, value, _ = outcomes[place]

@@ -326,8 +326,7 @@ class ThreadWorkers(WorkerGroup):
             if queue.pending:
                 self._take_pending(now)
             continues = worker is not None and self._continues(worker, now)
-            wake = call_queue.collect_granted() if queue.granted else ()
-            call_queue.record_state()
+            wake = call_queue.end_change()
         call_queue.deliver(outcomes, wake)
         return self._take() if continues else None
 
