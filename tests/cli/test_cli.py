@@ -479,4 +479,4 @@ def test_a_host_that_nobody_knows_is_told_with_those_there_are(shell):
     done = shell("drain", "nowhere")
 
     assert NOT_FOUND == done.returncode
-    assert "there is no host nowhere; there is local" in done.stderr
+    assert "there is no host nowhere; the hosts are local" in done.stderr

@@ -9,7 +9,7 @@ from tests.web.web_kit import MARK
 
 PAGES = {
     "overview": ("", "Jobs by state"),
-    "jobs": ("jobs", "thumbnail"),
+    "jobs": ("jobs", "photos"),
     "job": ("jobs/{done}", "Request"),
     "command": ("jobs/{command}", "Output"),
     "machine": ("machine", "Units by job"),

@@ -43,7 +43,7 @@ def test_an_empty_scheduler_says_so_on_every_page(fresh, tabs):
         ("jobs", "No matching jobs"),
         ("machine", "Nothing is in flight"),
         ("addons", "No addon has submitted anything yet"),
-        ("pools", "No program has attached its pools"),
+        ("pools", "No program is attached"),
     ]:
         tab.open(path)
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from penstock.cli.parsers import ADDON, HOST, WHEN, age, span
+from penstock.cli.parsers import ADDON, HOST, WHEN, Whole, age, span
 from penstock.cli.printing import LOAD_COLORS, Column, echo, table
 from penstock.cli.session import CliSession, passes
 from penstock.core.jobs.spending import SpendMark
@@ -31,8 +31,9 @@ def capacity(session: CliSession) -> None:
             f"[{color}]{info.quiet}[/]: the capacity is fixed by a setting; the machine is not measured"
         )
     else:
+        lasting = f" for {span(info.quiet_sec)}" if info.quiet_sec else ""
         by = f", decided by {info.busy_by}" if info.busy_by else ""
-        console.print(f"[{color}]{info.quiet}[/] for {span(info.quiet_sec)}: busy {info.busy:.1f} of 10{by}")
+        console.print(f"[{color}]{info.quiet}[/]{lasting}: busy {info.busy:.1f} of 10{by}")
     console.print(
         f"{info.capacity} of {info.most} units may be used, {info.in_use} are in use, {info.free} free"
     )
@@ -54,7 +55,7 @@ def capacity(session: CliSession) -> None:
 @click.command()
 @click.option(
     "--weight",
-    type=click.IntRange(1, 10_000),
+    type=Whole(1, 10_000),
     help="With an ADDON: its fair share, where every other addon has 100.",
 )
 @click.argument("addon", type=ADDON, required=False)
@@ -80,7 +81,8 @@ def addons(session: CliSession, addon: str | None, weight: int | None) -> None:
     rows = [
         (
             a.addon_id, a.weight, a.units, f"{a.average:.1f}", a.jobs.get("QUEUED", 0),
-            a.jobs.get("RUNNING", 0), a.jobs.get("DONE", 0), a.jobs.get("FAILED", 0) + a.jobs.get("BLOCKED", 0),
+            a.jobs.get("RUNNING", 0), a.jobs.get("DONE", 0),
+            a.jobs.get("FAILED", 0) + a.jobs.get("BLOCKED", 0),
             _spent(a, "day"), _spent(a, "month"), "paused" if a.paused else "",
         )
         for a in info.addons
@@ -178,8 +180,8 @@ def token() -> None:
     "--worker", is_flag=True, help="The scopes of an addon's worker: submit, read, cancel, lease, signals."
 )
 @click.option("--addon", "addon_id", help="Bind the token: it sees and changes only this addon's jobs.")
-@click.option("--max-cost", "max_cost_units", type=click.IntRange(1, 100), help="The most units of a job.")
-@click.option("--max-priority", type=click.IntRange(1, 100), help="The highest priority of a job.")
+@click.option("--max-cost", "max_cost_units", type=Whole(1, 100), help="The most units of a job.")
+@click.option("--max-priority", type=Whole(1, 100), help="The highest priority of a job.")
 @click.option("--expires", "expires_at", type=WHEN, help="When the token ends.")
 @passes
 def make(session: CliSession, /, name: str, scopes: tuple[str, ...], worker: bool, **limits: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.parsers import DURATION
+from penstock.cli.parsers import DURATION, Whole
 from penstock.cli.printing import Column, echo, table
 from penstock.cli.session import UNREACHABLE, CliSession, fail, passes
 
@@ -30,7 +30,7 @@ SET = click.option(
 @_CONFIG
 @SET
 @click.option("--data-dir", help="The directory of database, token and socket.")
-@click.option("--port", type=click.IntRange(0, 65_535), help="The port on loopback; 0 takes any free one.")
+@click.option("--port", type=Whole(0, 65_535), help="The port on loopback; 0 takes any free one.")
 @click.option(
     "--accept-loss",
     is_flag=True,

@@ -11,6 +11,7 @@ import shutil
 import socket
 import stat
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -47,10 +48,18 @@ def doctor(session: CliSession) -> None:
         marks = {"ok": "[green]ok  [/]", "note": "[yellow]note[/]", "bad": "[red]BAD [/]"}
         for finding in findings:
             session.console.print(marks[finding.level], end=" ")
-            session.console.print(finding.what, markup=False)
+            session.console.print(_wrapped(session, finding.what, 5), markup=False)
             if finding.fix:
-                session.console.print(f"       {finding.fix}", markup=False, style="dim")
+                fix = _wrapped(session, finding.fix, 7)
+                session.console.print(f"       {fix}", markup=False, style="dim")
     raise click.exceptions.Exit(1 if any(finding.level == "bad" for finding in findings) else 0)
+
+
+def _wrapped(session: CliSession, text: str, indent: int) -> str:
+    """In a terminal the lines after the first begin where the first does; in a pipe there is one line."""
+    width = session.console.width - indent
+    lines = textwrap.wrap(text, width, break_on_hyphens=False) if session.console.is_terminal else [text]
+    return ("\n" + " " * indent).join(lines)
 
 
 def look(session: CliSession) -> Iterator[Finding]:

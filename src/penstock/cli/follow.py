@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from penstock.cli.parsers import DURATION, JOB, short, span
+from penstock.cli.parsers import DURATION, JOB, Whole, short, span
 from penstock.cli.printing import echo, output, printable
 from penstock.cli.session import EXITS, CliSession, fail, passes
 from penstock.cli.submit import described, submit_command
@@ -69,7 +69,7 @@ def _code_of(job: wire.JobInfo) -> int | None:
 @click.command()
 @click.argument("job", type=JOB)
 @click.option("-f", "--follow", is_flag=True, help="Continue until the job ends.")
-@click.option("--attempt", type=click.IntRange(1), help="The output of this attempt instead of the last.")
+@click.option("--attempt", type=Whole(1), help="The output of this attempt instead of the last.")
 @passes
 @interruptible()
 def logs(session: CliSession, job: str, follow: bool, attempt: int | None) -> None:
@@ -168,7 +168,8 @@ def _status(session: CliSession, job_id: str) -> Iterator[Any]:
                     explanation = client.explain(job_id)
                 except PenstockError:
                     continue  # the explanation only fills the time
-                status.update(printable(explanation.text.splitlines()[0])[: session.aside.width - 4])
+                line, room = printable(explanation.text.splitlines()[0]), session.aside.width - 4
+                status.update(line if len(line) <= room else f"{line[: room - 3]}...")
 
     status.start()
     watcher = threading.Thread(target=watch, daemon=True)
@@ -211,7 +212,7 @@ def wait(session: CliSession, jobs: tuple[str, ...], timeout: float | None) -> N
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Continue with new events.")
 @click.option("-j", "--job", type=JOB, help="Only events of this job.")
-@click.option("-n", "--limit", type=click.IntRange(1, 500), default=50, help="How many events to print.")
+@click.option("-n", "--limit", type=Whole(1, 500), default=50, help="How many events to print.")
 @passes
 @interruptible()
 def events(session: CliSession, follow: bool, job: str | None, limit: int) -> None:

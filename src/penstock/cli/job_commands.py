@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from penstock.cli.parsers import ADDON, JOB, PRIORITY, WHEN, age, short, span
+from penstock.cli.parsers import ADDON, JOB, PRIORITY, WHEN, Whole, age, short, span
 from penstock.cli.printing import Column, echo, state_text, table
 from penstock.cli.session import CliSession, passes
 from penstock.runner.job import __doc__ as usage
@@ -38,7 +38,7 @@ _STATES = ("QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CAN
 @click.option("-a", "--addon", type=ADDON, help="Only jobs of this addon.")
 @click.option("-t", "--type", "job_type", help="Only jobs of this type.")
 @click.option("--tag", help="Only jobs with this tag.")
-@click.option("-n", "--limit", type=click.IntRange(1, 500), default=20, help="How many jobs to list.")
+@click.option("-n", "--limit", type=Whole(1, 500), default=20, help="How many jobs to list.")
 @click.option("--oldest", is_flag=True, help="Oldest first instead of newest first.")
 @passes
 def ls(
@@ -72,8 +72,8 @@ def ls(
 #: Why a job waits is what people look for, so other columns go first in a narrow terminal.
 JOB_COLUMNS: Final = (
     Column("job"), Column("state"), Column("addon", keep=80), Column("type", keep=70),
-    Column("units", True, 100), Column("prio", True, 100), Column("tries", True, 110), Column("age", True, 45),
-    Column("reason or progress"),
+    Column("units", True, 100), Column("prio", True, 100), Column("tries", True, 110),
+    Column("age", True, 45), Column("reason or progress"),
 )  # fmt: skip
 
 
@@ -151,14 +151,15 @@ def _json(raw: Raw | None) -> str:
 @passes
 def explain(session: CliSession, job: str) -> None:
     """Say why a job is in its state, and when it will likely start."""
+    from penstock.core.jobs.explain import GOES_FIRST
+
     answer = session.client.explain(session.job_id(job))
     if session.print_json(answer):
         return
     session.console.print(answer.text, markup=False)
     for ahead in answer.ahead[:5]:
-        session.console.print(
-            f"  ahead: {short(ahead.job_id or '')} {ahead.addon_id or ''} {ahead.why}", markup=False
-        )
+        name = " ".join(filter(None, [short(ahead.job_id or ""), ahead.addon_id]))
+        session.console.print(f"  ahead: {name} ({GOES_FIRST.get(ahead.why, ahead.why)})", markup=False)
 
 
 @click.command()
@@ -184,7 +185,9 @@ def retry(session: CliSession, jobs: tuple[str, ...]) -> None:
 
 @click.command()
 @click.argument("job", type=JOB)
-@click.option("-p", "--priority", type=PRIORITY, help="1..100, or low, normal, high, urgent.")
+@click.option(
+    "-p", "--priority", type=PRIORITY, help="1..100, or low, normal, high, urgent; higher goes first."
+)
 @click.option(
     "--not-before", type=WHEN, help="+10m, 22:30, 2026-12-24 18:00; `--not-before-none` removes it."
 )

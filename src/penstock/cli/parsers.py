@@ -57,6 +57,12 @@ def _moment(value: str) -> datetime:
         raise click.BadParameter(f"{value!r} is not a time: write +10m, 22:30, or 2026-12-24 18:00") from None
 
 
+class Whole(click.IntRange):
+    """A whole number between two others; help calls it N, not INTEGER RANGE."""
+
+    name = "N"
+
+
 class _Parsed(click.ParamType[T]):
     """A type that is written as text and read by a function."""
 
@@ -99,6 +105,8 @@ def short(job_id: str) -> str:
 def span(seconds: float | None) -> str:
     if seconds is None:
         return "-"
+    if not seconds:
+        return "0 s"
     if seconds < 0.001:
         return f"{seconds * 1e6:.0f} us"
     if seconds < 1:

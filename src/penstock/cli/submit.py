@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from penstock.cli.parsers import ADDON, DURATION, PRIORITY, WHEN, WHOLE_SECONDS, short
+from penstock.cli.parsers import ADDON, DURATION, PRIORITY, WHEN, WHOLE_SECONDS, Whole, short
 from penstock.cli.printing import echo
 from penstock.cli.session import CliSession, passes
 from penstock.core.text import parsed
@@ -22,10 +22,10 @@ _LOADS = click.Choice(["any", "normal", "quiet"])
 #: The parameter of most options is a field of the job's intent.
 _OPTIONS = (
     click.option("-a", "--addon", type=ADDON, default="cli", help="The addon that the job counts for."),
-    click.option("-c", "--cost", "cost_units", type=click.IntRange(1, 100), default=10,
-                 help="Units of the machine, which has 100."),
+    click.option("-c", "--cost", "cost_units", type=Whole(1, 100), metavar="UNITS",
+                 default=10, help="Units that the job takes of the machine's 100."),
     click.option("-p", "--priority", type=PRIORITY, default="50",
-                 help="1..100, or low, normal, high, urgent."),
+                 help="1..100, or low, normal, high, urgent; higher goes first."),
     click.option("--when", "run_when", type=_LOADS, default="normal",
                  help="The highest load of the machine at which the job may start."),
     click.option("--quiet-for", "quiet_for_sec", type=WHOLE_SECONDS,
@@ -38,7 +38,7 @@ _OPTIONS = (
                  help="How long one attempt may take."),
     click.option("--max-active", "max_active_sec", type=WHOLE_SECONDS,
                  help="How long all attempts together may take; then FAILED."),
-    click.option("--cost-limit", type=click.FloatRange(min=0, min_open=True),
+    click.option("--cost-limit", type=click.FloatRange(min=0, min_open=True), metavar="AMOUNT",
                  help="How much the job may spend, in its unit; then BLOCKED, until `penstock retry` grants "
                       "as much again."),
     click.option("--expect", "expected_duration_sec", type=DURATION,

@@ -20,7 +20,7 @@ import click
 
 from penstock.cli.daemon import SET, load_settings
 from penstock.cli.db import opened
-from penstock.cli.parsers import span
+from penstock.cli.parsers import Whole, span
 from penstock.cli.printing import Column, table
 from penstock.cli.session import FAILED, CliSession, fail, passes
 from penstock.core.jobs.states import JobState
@@ -45,7 +45,7 @@ class Measured(NamedTuple):
 @click.command()
 @click.option(
     "--jobs",
-    type=click.IntRange(10, 1_000_000),
+    type=Whole(10, 1_000_000),
     default=1_000,
     help="How many jobs in each measurement.",
 )
@@ -148,8 +148,8 @@ def _drain(scheduler: Scheduler, jobs: int) -> Measured:
 @click.command()
 @SET
 @click.option("--made-up", is_flag=True, help="Random jobs instead of those of the database.")
-@click.option("--jobs", type=click.IntRange(1, 10_000_000), default=1_000, help="How many jobs to make up.")
-@click.option("--addons", type=click.IntRange(1, 1_000), default=3, help="How many addons submit them.")
+@click.option("--jobs", type=Whole(1, 10_000_000), default=1_000, help="How many jobs to make up.")
+@click.option("--addons", type=Whole(1, 1_000), default=3, help="How many addons submit them.")
 @click.option(
     "--load",
     type=click.FloatRange(0.01, 100),
@@ -157,7 +157,7 @@ def _drain(scheduler: Scheduler, jobs: int) -> Measured:
     help="The load, where 1 is what the hosts can do; above 1 the queue grows.",
 )
 @click.option("--seed", type=int, default=1, help="The same seed makes up the same jobs.")
-@click.option("--hosts", type=click.IntRange(1, 10_000), default=1, help="How many equal hosts.")
+@click.option("--hosts", type=Whole(1, 10_000), default=1, help="How many equal hosts.")
 @passes
 def simulate(session: CliSession, /, flags: dict[str, str], made_up: bool, hosts: int, **more: Any) -> None:
     """
@@ -192,7 +192,7 @@ def _known(session: CliSession, settings: Settings) -> tuple[list[Arrival], dict
 
     place = settings.jobs_at
     if not settings.shared and not Path(place).exists():
-        fail(f"there is no database {place}: --made-up needs none")
+        fail(f"there is no database {place}; --made-up works without one")
     with session.aside.status(f"reading {shown(place)}"), opened(place) as store:
         return replayed(store), {str(addon.addon_id): addon.weight for addon in store.addons()}
 
@@ -238,7 +238,8 @@ def _show(session: CliSession, before: Figures, after: Figures | None) -> None:
 
     columns = [
         Column("addon"), Column("jobs", True), Column("wait p50", True, 60), Column("wait p95", True),
-        Column("longest", True, 90), Column("share", True, 70), Column("late", True), Column("refused", True, 80),
+        Column("longest", True, 90), Column("share", True, 70), Column("late", True),
+        Column("refused", True, 80),
     ]  # fmt: skip
     old = [*before.addons, before.everything]
     new = [None] * len(old) if after is None else [*after.addons, after.everything]
@@ -258,8 +259,8 @@ def _show(session: CliSession, before: Figures, after: Figures | None) -> None:
 
 
 @click.command()
-@click.option("--kills", type=click.IntRange(1, 100_000), default=20, help="How many kills.")
-@click.option("--jobs", type=click.IntRange(1, 1_000_000), default=60, help="How many jobs.")
+@click.option("--kills", type=Whole(1, 100_000), default=20, help="How many kills.")
+@click.option("--jobs", type=Whole(1, 1_000_000), default=60, help="How many jobs.")
 @click.option("--seed", type=int, default=1, help="The same seed kills in the same order.")
 @click.option("--keep", is_flag=True, help="Keep the directory also when every promise holds.")
 @passes

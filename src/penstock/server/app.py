@@ -71,38 +71,27 @@ _SINGLE: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Exposure:
-    """How the server may be reached. `hosts` are names without a port, as a Host header has them."""
-
-    hosts: frozenset[str] = LOOPBACK
-    #: Whole origins, `https://jobs.example.org`, besides those of the hosts themselves.
-    origins: frozenset[str] = frozenset()
-
-
-def check_origin(headers: Mapping[bytes, bytes], exposure: Exposure, *, any_site: bool = False) -> None:
+def check_origin(headers: Mapping[bytes, bytes], hosts: frozenset[str], *, any_site: bool = False) -> None:
     """
-    Refuse a request that another site makes in the browser of a user. `any_site`: Sec-Fetch-Site may be
-    anything.
+    Refuse a request that another site makes in the browser of a user. `hosts`: the names that the server may
+    be reached by, without a port. `any_site`: Sec-Fetch-Site may be anything.
 
     A page in a browser on this machine can reach a loopback port: by a form, by a script, or by a name that
     it points at 127.0.0.1 later. It cannot choose its Host, its Origin or its Sec-Fetch-Site.
     """
     host = _without_port(headers.get(b"host", b"").decode("latin-1")).lower()
-    if host not in exposure.hosts:
+    if host not in hosts:
         raise Forbidden("the Host header names a host that is not allowed here")
     origin = headers.get(b"origin")
-    if origin is not None and not _is_own(origin.decode("latin-1").lower(), exposure):
+    if origin is not None and not _is_own(origin.decode("latin-1").lower(), hosts):
         raise Forbidden("the Origin header names a site that is not allowed here")
     if not any_site and headers.get(b"sec-fetch-site", b"none") not in _SAME_SITE:
         raise Forbidden("requests from other sites (Sec-Fetch-Site) are not allowed")
 
 
-def _is_own(origin: str, exposure: Exposure) -> bool:
-    scheme, separator, rest = origin.partition("://")
-    return origin in exposure.origins or (
-        bool(separator) and scheme in {"http", "https"} and _without_port(rest) in exposure.hosts
-    )
+def _is_own(origin: str, hosts: frozenset[str]) -> bool:
+    scheme, _, rest = origin.partition("://")
+    return scheme in {"http", "https"} and _without_port(rest) in hosts
 
 
 def _without_port(host: str) -> str:
@@ -121,14 +110,9 @@ class Api:
     """`page`: what a browser gets at paths of its own."""
 
     def __init__(
-        self,
-        app_state: AppState,
-        *,
-        exposure: Exposure = Exposure(),  # noqa: B008 - a frozen value
-        limits: RequestLimits = RequestLimits(),  # noqa: B008 - a frozen value
-        page: WebPage | None = None,
+        self, app_state: AppState, *, hosts: frozenset[str], limits: RequestLimits, page: WebPage | None
     ) -> None:
-        self._app_state, self._exposure, self._limits, self._page = app_state, exposure, limits, page
+        self._app_state, self._hosts, self._limits, self._page = app_state, hosts, limits, page
         self._token_watch = TokenWatch(app_state.tokens, app_state.loop)
         self._waiting: Counter[str] = Counter()
         self.stopping = False
@@ -141,9 +125,9 @@ class Api:
         request: Request[Any, Any] = Request(self._app_state, scope, receive, send)
         try:
             if request.connection.proxied and _in_the_clear(scope["headers"]):
-                raise Forbidden("the proxy took this request in the clear; use HTTPS")
+                raise Forbidden("the proxy received this request without TLS; use HTTPS")
             if self._page is not None and self._page.owns(scope["path"]):
-                check_origin(request.headers, self._exposure, any_site=self._page.is_opened_by(request))
+                check_origin(request.headers, self._hosts, any_site=self._page.is_opened_by(request))
                 await self._page(request)
             else:
                 await self._serve(request)
@@ -159,7 +143,7 @@ class Api:
         scope = request.scope
         if len(request.headers) < len(scope["headers"]):
             _refuse_doubles(scope["headers"])
-        check_origin(request.headers, self._exposure)
+        check_origin(request.headers, self._hosts)
         principal = request.principal = (
             _ANONYMOUS if scope["path"] == "/healthz" else self._principal(request)
         )
@@ -256,7 +240,7 @@ class Api:
 @contextmanager
 def _counted(counter: Counter[str], name: str, limit: int) -> Iterator[None]:
     if counter[name] >= limit:
-        raise TooMany(f"this token has {limit} such requests open already", retry_after_sec=1.0)
+        raise TooMany(f"this token already has {limit} requests of this kind open", retry_after_sec=1.0)
     counter[name] += 1
     try:
         yield
@@ -325,7 +309,7 @@ class Router:
         route = verbs.get(verb)
         if route is None:
             allowed = sorted(verbs)
-            raise WrongVerb(f"this path knows {' and '.join(allowed)}", allowed=allowed)
+            raise WrongVerb(f"this path takes {' and '.join(allowed)} only", allowed=allowed)
         return route, parameter
 
     def _with_id(self, path: str) -> tuple[str, dict[str, Route]]:

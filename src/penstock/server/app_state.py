@@ -30,6 +30,9 @@ from penstock.stores.api import Apply, Store, committed
 
 T = TypeVar("T")
 
+#: For calls that block, and how many of them one addon (or one token that is bound to none) may have at once.
+_THREADS: Final = 12
+_THREADS_PER_OWNER: Final = 8
 #: The server's own calls, on behalf of all: they take turns too, but have no limit.
 OURS: Final = ""
 
@@ -55,22 +58,20 @@ class AppState:
         service: SchedulerService,
         tokens: TokenFile,
         *,
-        threads: int,
-        per_owner: int,
         loop: asyncio.AbstractEventLoop,
-        output: Callable[[DispatchId], Output] | None = None,
-        functions: Functions | None = None,
+        output: Callable[[DispatchId], Output] | None,
+        functions: Functions,
     ) -> None:
         self.service, self.tokens, self.loop = service, tokens, loop
         self.store, self.job_service = service.store, service.job_service
         self.started_at: Moment = service.store.now()
-        self.pool = FairPool(threads, per_owner, loop)
+        self.pool = FairPool(_THREADS, _THREADS_PER_OWNER, loop)
         self.trail = EventHub(service.store, self.run, loop)
         self.claims = ClaimQueue(service.job_service, self.trail)
         self.owners = Owners(service.store)
         self.stats = StatsStream(service, self.run, loop)
         self.programs = Programs()
-        self.output, self.functions = output, functions or Functions()
+        self.output, self.functions = output, functions
         self.runs: Runs | None = None
         self.sessions: Sessions | None = None
         #: Requests being served, by token.

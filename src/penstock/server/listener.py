@@ -29,7 +29,7 @@ from penstock.runner.output import Output
 from penstock.runner.payload import Functions
 from penstock.scheduler.permissions import Unsafe, private_directory, secret_key
 from penstock.scheduler.service import SchedulerService
-from penstock.server.app import LOOPBACK, Api, Exposure, RequestLimits
+from penstock.server.app import LOOPBACK, Api, RequestLimits
 from penstock.server.app_state import AppState, Runs
 from penstock.server.connections import ConnectionLimits, Peers, SocketListener
 from penstock.server.metrics import MetricsCollector
@@ -58,11 +58,6 @@ class Config:
     trusted_proxies: Collection[str] = ()
     #: Besides the loopback names.
     allowed_hosts: Collection[str] = ()
-    allowed_origins: Collection[str] = ()
-    #: For calls that block, and how many of them one addon (or one token that is bound to none) may have at
-    #: once.
-    threads: int = 12
-    threads_per_owner: int = 8
     limits: RequestLimits = field(default_factory=RequestLimits)
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     #: How long a request that is being served may take to end when the server stops.
@@ -91,13 +86,7 @@ class Server:
         self._ready, self._failed = Event(), list[BaseException]()
         self._loop = uvloop.new_event_loop()
         self.app_state = AppState(
-            service,
-            self.tokens,
-            threads=config.threads,
-            per_owner=config.threads_per_owner,
-            loop=self._loop,
-            output=config.output,
-            functions=config.functions,
+            service, self.tokens, loop=self._loop, output=config.output, functions=config.functions
         )
         self._stop = asyncio.Event()
         self.thread = Thread(target=self._run, name="penstock-http", daemon=True)
@@ -153,15 +142,13 @@ class Server:
 
     async def _serve(self) -> None:
         config, app_state = self.config, self.app_state
-        exposure = Exposure(
-            LOOPBACK | {host.lower() for host in config.allowed_hosts}, frozenset(config.allowed_origins)
-        )
+        hosts = LOOPBACK | {host.lower() for host in config.allowed_hosts}
         state = ServerState()
         with contextlib.ExitStack() as undo:
             undo.callback(app_state.close)
             sockets = [sock for sock in (self._tcp(undo), self._unix(undo)) if sock]
             page = self._page(app_state)
-            api = Api(app_state, exposure=exposure, limits=config.limits, page=page)
+            api = Api(app_state, hosts=hosts, limits=config.limits, page=page)
             self.listeners = [self._listen(sock, api, state) for sock in sockets]
             for listener in self.listeners:
                 undo.callback(listener.close)

@@ -104,7 +104,7 @@ class TokenFile:
         # one that does not.
         same = hmac.compare_digest(digest, entry[0].sha256 if entry else "0" * 64)
         if entry is None or not same or self._expired(entry[1]):
-            raise BadToken("the token is not valid, or no longer")
+            raise BadToken("the token is not valid, or no longer valid")
         return entry[1]
 
     def alive(self, principal: Principal) -> bool:
@@ -195,7 +195,7 @@ class TokenFile:
             kept = msgspec.json.decode(self.path.read_bytes(), type=list[_Kept])
         except msgspec.DecodeError as error:
             raise Unsafe(
-                f"{self.path} is damaged ({error}): fix it, or remove it to have a first token made anew",
+                f"{self.path} is damaged ({error}): fix it, or remove it for a new first token",
                 path=str(self.path),
             ) from None
         living = _living(kept)
@@ -346,7 +346,7 @@ class Sessions:
         with self._lock:
             kept = self._codes.pop(_digest(code), None)
         if kept is None or kept[0] <= now:
-            raise BadToken("this code has been used, has expired, or never was")
+            raise BadToken("this login code was used already, has expired, or does not exist")
         principal = kept[1]
         for token in self._tokens.all():
             ends_at = token.expires_at

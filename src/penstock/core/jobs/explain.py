@@ -117,7 +117,8 @@ def _retry_words(job: Job, last: Dispatch, until: Moment, now: Moment) -> str:
     return f"Attempt {number}{of} failed ({why}). Next attempt {due_in(until, now)}."
 
 
-_WHY = {
+#: Why another job goes first, by the code in `Ahead.why`.
+GOES_FIRST: Final = {
     "band": "higher priority",
     "urgent": "near its deadline",
     "share": "its addon is further below its fair share",
@@ -141,7 +142,7 @@ def _waiting_words(
         first, *others = outlook.ahead
         more = f"; then {len(others)} more" if others else ""
         addon = "" if first.addon_id is None else f" of {first.addon_id}"
-        yield f"{named(first.job_id).capitalize()}{addon} goes first ({_WHY[first.why]}){more}."
+        yield f"{named(first.job_id).capitalize()}{addon} goes first ({GOES_FIRST[first.why]}){more}."
     if likely is not None and likely > now and not isinstance(reason, NotReady):
         yield f"Likely start {due_in(likely, now)}{when}."
 

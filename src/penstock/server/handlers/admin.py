@@ -210,7 +210,7 @@ def _set_draining(call: Request[None, wire.HostNamed], *, draining: bool) -> wir
     name = call.body.host
     if not committed(call.store, DrainHost(HostId(name), draining, call.principal.name)):
         names = ", ".join(host.host for host in call.store.hosts())
-        raise NotFound(f"there is no host {name}; there is {names}", host=name)
+        raise NotFound(f"there is no host {name}; the hosts are {names}", host=name)
     return wire.Ok()
 
 
@@ -231,7 +231,7 @@ def login(call: Request[None, None]) -> wire.Login:
     """A link that opens the page once, with the rights of the token that asks for it."""
     sessions = call.app_state.sessions
     if sessions is None:
-        raise NotFound("this scheduler has no page: it was started without one")
+        raise NotFound("this scheduler serves no page: its files are missing, or it has no TCP address")
     link = sessions.link(call.principal, call.store.now())
     call.app_state.record(EventKind.LOGIN, "link_made", call.principal, {})
     return link

@@ -145,7 +145,7 @@ def _standalone_lease(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGrant
     if lease is not None:
         return _granted(call, lease)
     if denied is None:
-        raise StaleDispatch("the room was taken in between; ask again")
+        raise StaleDispatch("another job took the units meanwhile; ask again")
     reason, now = denied if call.viewer is None else call.viewer.reason(denied), call.store.now()
     return wire.LeaseGranted(
         approved=False,
@@ -333,7 +333,7 @@ def say(call: Request[None, wire.Say]) -> wire.Said:
     """Called by the attempt itself: its token identifies it, so there is no id to get wrong."""
     runs, token = call.app_state.runs, call.token
     if runs is None or token is None or runs.dispatch_of(token) is None:
-        raise Forbidden("only a run's own token (PENSTOCK_JOB_TOKEN) may do this")
+        raise Forbidden("only a running job may do this, with its own token (PENSTOCK_JOB_TOKEN)")
     body = call.body
     frame = {
         "op": body.op,

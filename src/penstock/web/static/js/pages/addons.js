@@ -29,10 +29,10 @@ export function Addons() {
         ? html`<div class="scroll"><table class="cards"><thead><tr><th>Addon</th><th>Target and actual</th><th class="n">Queued</th><th class="n">Running</th><th class="n">Done</th><th class="n">Failed</th><th class="n">Units</th><th>Spent</th><th>Weight</th><th></th></tr></thead>
       <tbody>${addons.map((a) => {
         const on = active.includes(a),
-          owed = on ? a.weight / weights : 0,
-          has = got ? a.average / got : 0;
+          target = on ? a.weight / weights : 0,
+          actual = got ? a.average / got : 0;
         return html`<tr key=${a.addon_id}><td class="whole"><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(a.addon_id)}`}>${a.addon_id}</a>${a.paused && html` <span class="state" data-tone="warn">paused</span>`}</td>
-          <td class="share whole"><${Bar} whole=${1} label=${`owed ${Math.round(owed * 100)} %`} parts=${[{ value: owed, tone: "muted", label: "owed" }]} /><${Bar} whole=${1} label=${`got ${Math.round(has * 100)} %`} parts=${[{ value: has, tone: "accent", label: "got" }]} /><span class="muted">${Math.round(owed * 100)} % owed, ${Math.round(has * 100)} % got</span></td>
+          <td class="share whole"><${Bar} whole=${1} label=${`target ${Math.round(target * 100)} %`} parts=${[{ value: target, tone: "muted", label: "target" }]} /><${Bar} whole=${1} label=${`actual ${Math.round(actual * 100)} %`} parts=${[{ value: actual, tone: "accent", label: "actual" }]} /><span class="muted">target ${Math.round(target * 100)} %, actual ${Math.round(actual * 100)} %</span></td>
           <td class="n" data-label="Queued">${count(a.jobs.QUEUED || 0)}</td><td class="n" data-label="Running">${count(a.jobs.RUNNING || 0)}</td><td class="n" data-label="Done">${count(a.jobs.DONE || 0)}</td><td class="n" data-label="Failed">${count((a.jobs.FAILED || 0) + (a.jobs.BLOCKED || 0))}</td><td class="n" data-label="Units">${a.units}</td>
           <td class="whole" data-label="Spent">${a.budgets.length ? a.budgets.map((use) => html`<${Budget} key=${use.window} addon=${a.addon_id} use=${use} />`) : html`<span class="muted">–</span>`}</td>
           <td class="half" data-label="Weight"><${Field} type="number" min="1" max="10000" required aria-label=${`Weight of ${a.addon_id}`} value=${a.weight} onCommit=${(weight) => edit(a.addon_id, { weight: Number(weight) })} /></td>

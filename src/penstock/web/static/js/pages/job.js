@@ -113,7 +113,7 @@ function Priority({ job }) {
   return html`<label class="inline">Priority <${Field} type="number" min="1" max="100" required value=${job.priority} onCommit=${set} /></label>`;
 }
 
-// Where the time went: in line, reserved, running, one stretch after the other.
+// Where the time went: queued, reserved, running, one stretch after the other.
 function Timeline({ job, events }) {
   if (!events.length) return null;
   const moves = events.filter((e) => e.state);
@@ -133,7 +133,7 @@ function Timeline({ job, events }) {
   return html`<svg class="timeline" viewBox="0 0 1000 26" preserveAspectRatio="none" role="img" aria-label="Where the time went">
       ${shown.map((s) => html`<rect data-state=${s.state} x=${((s.from - begin) / whole) * 1000} width=${Math.max(2, ((s.to - s.from) / whole) * 1000)} y="3" height="20" rx="2"><title>${`${s.state} ${span((s.to - s.from) / 1000)}`}</title></rect>`)}
     </svg>
-    <div class="row wrap muted"><span>${moment(events[0].at)}</span><span>in line ${span(total("QUEUED"))}</span>${total("DISPATCHING") > 0 && html`<span>reserved ${span(total("DISPATCHING"))}</span>`}<span>running ${span(total("RUNNING"))}</span><span class="grow"></span><span>${job.ended_at ? moment(job.ended_at) : "now"}</span></div>`;
+    <div class="row wrap muted"><span>${moment(events[0].at)}</span><span>queued ${span(total("QUEUED"))}</span>${total("DISPATCHING") > 0 && html`<span>reserved ${span(total("DISPATCHING"))}</span>`}<span>running ${span(total("RUNNING"))}</span><span class="grow"></span><span>${job.ended_at ? moment(job.ended_at) : "now"}</span></div>`;
 }
 
 function Attempts({ events }) {

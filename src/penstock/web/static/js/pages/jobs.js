@@ -105,7 +105,7 @@ export function Jobs({ query }) {
       rows?.length > 0 &&
       html`<div class="scroll"><table>
       <thead><tr><th><input type="checkbox" aria-label="Select all shown" checked=${picked.length === rows.length} onChange=${(e) => setChosen(new Set(e.target.checked ? rows.map((job) => job.job_id) : []))} /></th>
-        <th>Job</th><th>State</th><th>Addon</th><th>Type</th><th class="n">Units</th><th class="n">Priority</th><th class="n">Attempts</th><th>Age</th><th>Reason or progress</th></tr></thead>
+        <th>Job</th><th>State</th><th>Addon</th><th class="spare">Type</th><th class="n spare">Units</th><th class="n spare">Priority</th><th class="n spare">Attempts</th><th>Age</th><th>Reason or progress</th></tr></thead>
       <tbody>${rows.map((job) => html`<${Row} key=${job.job_id} job=${job} chosen=${chosen.has(job.job_id)} onChoose=${flipRow} />`)}</tbody>
     </table></div>
     ${next != null && rows.length < 500 && html`<div class="row"><button onClick=${more}>More</button></div>`}`
@@ -117,8 +117,8 @@ function Row({ job, chosen, onChoose }) {
   return html`<tr>
     <td><input type="checkbox" aria-label=${`Choose ${job.job_id}`} checked=${chosen} onChange=${() => onChoose(job.job_id)} /></td>
     <td><${JobLink} id=${job.job_id} /></td><td><${State} state=${job.state} /></td>
-    <td><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a></td><td>${job.job_type}</td>
-    <td class="n">${job.cost_units}</td><td class="n">${job.priority}</td><td class="n">${job.attempts}</td>
+    <td><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a></td><td class="spare">${job.job_type}</td>
+    <td class="n spare">${job.cost_units}</td><td class="n spare">${job.priority}</td><td class="n spare">${job.attempts}</td>
     <td><${Since} iso=${job.created_at} /></td><td class="muted">${standing(job)}</td></tr>`;
 }
 

@@ -13,7 +13,7 @@ export function Pools() {
   const programs = answer?.programs;
   if (!programs) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Loading…<//>`;
   if (!programs.length)
-    return html`<${Card} title="Pools and graphs" wide><${Empty}>No program has attached its pools. In one that has some: <code>penstock.attach()</code>.<//><//>`;
+    return html`<${Card} title="Pools and graphs" wide><${Empty}>No program is attached. A program calls <code>penstock.attach()</code> to show its pools and graphs here.<//><//>`;
   return html`<${Failed} problem=${problem} />${programs.map(
     (
       program,
