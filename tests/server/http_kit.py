@@ -66,7 +66,7 @@ class Client:
 
     def connect(self):
         if self.unix:
-            return Unix(self.server.config.socket)
+            return Unix(self.server.socket)
         return http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
 
     def send(self, verb, path, body=None, *, prefix=PREFIX, **headers):

@@ -185,7 +185,7 @@ def test_requests_in_one_go_are_answered_in_order(kit):
 
 def test_the_socket_is_private_and_goes_with_the_server(tmp_path):
     kit = ServerKit(tmp_path, start=False)
-    path = kit.server.config.socket
+    path = kit.server.socket
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert kit.local.get("/stats").status == 200
 

@@ -38,7 +38,7 @@ from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.hosts import Introduction
 from penstock.scheduler.permissions import account, private_directory, replace_file
 from penstock.scheduler.service import SchedulerService
-from penstock.server.listener import MAX_SOCKET_PATH, Config, Server, serve
+from penstock.server.listener import Config, Server, serve
 from penstock.settings import Settings
 from penstock.stores.api import SetAddon, committed
 from penstock.stores.opening import open_store, shown
@@ -189,7 +189,7 @@ def _config(settings: Settings) -> Config:
         directory=settings.data_dir,
         bind=None if address is None else address.host,
         port=0 if address is None else address.port,
-        socket=_socket(settings),
+        socket=settings.socket,
         token_file=server.token_file,
         tls_cert=server.tls_cert,
         tls_key=server.tls_key,
@@ -200,18 +200,6 @@ def _config(settings: Settings) -> Config:
         functions=_functions(settings),
         page=web.static() if web.complete() else None,
     )
-
-
-def _socket(settings: Settings) -> Path | None:
-    """
-    None if the path is longer than the 107 characters that the kernel takes: the scheduler still serves TCP.
-    """
-    if len(bytes(settings.socket)) <= MAX_SOCKET_PATH:
-        return settings.socket
-    log.warning(
-        "no Unix socket: the path %s is too long for the kernel; clients need PENSTOCK_URL", settings.socket
-    )
-    return None
 
 
 def _functions(settings: Settings) -> Functions:
@@ -251,7 +239,7 @@ def _publish(settings: Settings, server: Server, down: ExitStack) -> None:
     Write the addresses to the log and to `daemon.json`, where clients read them: with port 0 only the daemon
     knows its port.
     """
-    socket = server.config.socket
+    socket = server.socket
     facts = {
         "pid": os.getpid(),
         "url": server.url,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import socket
 import ssl
@@ -16,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
-from typing import Self
+from typing import Final, Self
 
 import uvicorn
 import uvloop
@@ -27,7 +28,7 @@ from penstock.core.errors import Unavailable
 from penstock.core.jobs.types import DispatchId
 from penstock.runner.output import Output
 from penstock.runner.payload import Functions
-from penstock.scheduler.permissions import Unsafe, private_directory, secret_key
+from penstock.scheduler.permissions import private_directory, secret_key
 from penstock.scheduler.service import SchedulerService
 from penstock.server.app import LOOPBACK, Api, RequestLimits
 from penstock.server.app_state import AppState, Runs
@@ -36,7 +37,9 @@ from penstock.server.metrics import MetricsCollector
 from penstock.server.page import WebPage
 from penstock.server.tokens import FIRST_FILE, LOCAL, Sessions, TokenFile
 
-MAX_SOCKET_PATH = 107  # what the kernel has room for
+log = logging.getLogger("penstock.server")
+
+_MAX_SOCKET_PATH: Final = 107  # what the kernel has room for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +80,16 @@ def serve(service: SchedulerService, config: Config) -> Server:
 
 class Server:
     def __init__(self, service: SchedulerService, config: Config) -> None:
-        self.config = config
+        self._config = config
         self._peers = Peers(config.trusted_proxies, tls=config.tls_cert is not None)
         self.tokens = TokenFile(config.directory, service.store.now, first=config.token_file)
         self.token_file = config.token_file or config.directory / FIRST_FILE
         self.port = 0
+        #: None: there is none, or its path is too long for the kernel. The server then listens on TCP alone.
+        self.socket = config.socket
+        if self.socket is not None and len(bytes(self.socket)) > _MAX_SOCKET_PATH:
+            log.warning("no Unix socket: the path %s is too long; clients need PENSTOCK_URL", self.socket)
+            self.socket = None
         self.listeners: list[SocketListener] = []
         self._ready, self._failed = Event(), list[BaseException]()
         self._loop = uvloop.new_event_loop()
@@ -94,7 +102,7 @@ class Server:
     @property
     def url(self) -> str | None:
         """None: only the Unix socket is served."""
-        scheme, host = "https" if self.config.tls_cert else "http", self.config.bind
+        scheme, host = "https" if self._config.tls_cert else "http", self._config.bind
         if host is None:
             return None
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
@@ -141,7 +149,7 @@ class Server:
             self._ready.set()
 
     async def _serve(self) -> None:
-        config, app_state = self.config, self.app_state
+        config, app_state = self._config, self.app_state
         hosts = LOOPBACK | {host.lower() for host in config.allowed_hosts}
         state = ServerState()
         with contextlib.ExitStack() as undo:
@@ -163,11 +171,11 @@ class Server:
             await self._drain(state)
 
     def _page(self, app_state: AppState) -> WebPage | None:
-        if self.config.page is None or self.url is None:
+        if self._config.page is None or self.url is None:
             return None
-        secure = self.config.tls_cert is not None or bool(self.config.trusted_proxies)
+        secure = self._config.tls_cert is not None or bool(self._config.trusted_proxies)
         app_state.sessions = Sessions(self.tokens, secure=secure, url=self.url, port=self.port)
-        return WebPage(self.config.page, app_state.sessions)
+        return WebPage(self._config.page, app_state.sessions)
 
     def _listen(self, sock: socket.socket, api: Api, state: ServerState) -> SocketListener:
         config = uvicorn.Config(
@@ -180,7 +188,7 @@ class Server:
             timeout_keep_alive=30,
         )
         config.load()
-        limits = self.config.connection_limits
+        limits = self._config.connection_limits
         unix = sock.family == socket.AF_UNIX
         return SocketListener(
             sock,
@@ -194,23 +202,25 @@ class Server:
         )
 
     def _tls(self) -> ssl.SSLContext | None:
-        if self.config.tls_cert is None:
+        if self._config.tls_cert is None:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(self.config.tls_cert, secret_key(self.config.tls_key or self.config.tls_cert))
+        context.load_cert_chain(
+            self._config.tls_cert, secret_key(self._config.tls_key or self._config.tls_cert)
+        )
         return context
 
     def _tcp(self, undo: contextlib.ExitStack) -> socket.socket | None:
-        bind = self.config.bind
+        bind = self._config.bind
         if bind is None:
             return None
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind((bind, self.config.port))
+            sock.bind((bind, self._config.port))
         except OSError as error:
-            port = self.config.port
+            port = self._config.port
             fix = "choose another port, with the setting server.listen"
             raise Unavailable(
                 f"cannot listen on {bind}:{port} ({error.strerror}): {fix}", bind=bind, port=port
@@ -219,12 +229,10 @@ class Server:
         return sock
 
     def _unix(self, undo: contextlib.ExitStack) -> socket.socket | None:
-        path = self.config.socket
+        path = self.socket
         if path is None:
             return None
         private_directory(path.parent)
-        if len(bytes(path)) > MAX_SOCKET_PATH:
-            raise Unsafe(f"the path of the socket is too long for the kernel: {path}", path=str(path))
         _clear_stale(path)
         sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         sock.bind(str(path))
@@ -236,7 +244,7 @@ class Server:
         for connection in list(state.connections):
             connection.shutdown()
         if state.tasks:
-            await asyncio.wait(state.tasks, timeout=self.config.stop_sec)
+            await asyncio.wait(state.tasks, timeout=self._config.stop_sec)
         for task in state.tasks:
             task.cancel()
         for connection in list(state.connections):
