@@ -99,6 +99,28 @@ def kit(request, tmp_path):
     assert problems == []
 
 
+@pytest.fixture(params=[*STORES, "postgres"])
+def every_kit(request, tmp_path):
+    """`kit`, and the same on PostgreSQL, for what must hold on all stores."""
+    if request.param == "postgres":
+        kit = on_postgres(request.getfixturevalue("postgres_emptied")())
+    else:
+        kit = make(request.param, tmp_path)
+    yield kit
+    problems = kit.store.audit()
+    kit.store.close()
+    assert problems == []
+
+
+def on_postgres(place):
+    from penstock.scheduler.rules import SchedulerRules
+    from penstock.stores.postgres.store import PostgresStore
+
+    clock = ManualClock()
+    store = PostgresStore(place.dsn, clock, schema=place.schema)
+    return SchedulerKit(store, clock, SchedulerRules(capacity=Capacity(fixed=90)))
+
+
 @pytest.fixture
 def works_in_memory(tmp_path):
     """For what takes so many steps that one store must be enough."""

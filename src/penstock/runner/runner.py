@@ -36,7 +36,7 @@ from penstock.runner.output import Output
 from penstock.runner.payload import FUNCTION, JOB_TYPES, CommandPayload, RunnerOptions, read
 from penstock.runner.supervisor import ProcessSupervisor
 from penstock.runner.warden import boot_time
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.dispatcher import FOR_EVER, WorkerKinds
 from penstock.scheduler.job_service import Answer, EndReport, GrantedJob
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Apply, Renew, committed, committed_apart
@@ -303,8 +303,11 @@ class Runner:
         self._service.fetchers.came(_ALL, self._store.now() + self._rules.fetch_for)
         slots = max(0, self.supervisor.slots)
         if calls and slots:
-            return _ALL, min(calls, slots)
-        return (_FUNCTIONS, calls) if calls else (_COMMANDS, slots)
+            free = _ALL, min(calls, slots)
+        else:
+            free = (_FUNCTIONS, calls) if calls else (_COMMANDS, slots)
+        self._service.fetchers.has_room(WORKER, *free, FOR_EVER)
+        return free
 
     def _begin(self, claimed: GrantedJob) -> None:
         job, dispatch, checkpoint = claimed
@@ -506,6 +509,7 @@ class Runner:
 
     def _drain(self, ends: float) -> None:
         self._give_up_at = ends + AFTER_STOP / 2
+        self._service.fetchers.has_room(WORKER, _ALL, 0, FOR_EVER)
         self._carry_out(self._tracker.drain(_now(), max(0, int((ends - boot_time()) * SECOND))))
         # In one transaction, so that a crash on the way has the same result. An earlier reason stays.
         now, grace = self._store.now(), self._rules.grace

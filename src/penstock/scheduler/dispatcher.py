@@ -8,21 +8,23 @@ worker that polls (two steps) sees reserved jobs only. Where workers of both kin
 request decides, and the poll on a tie: a claim without filters must not hide every addon's jobs from the
 workers that poll for them. A claim takes reserved jobs as well, so a claiming worker loses nothing by it.
 
-One `Admit` answers one claim today: `Dispatcher.claim` makes the round that a single worker waits for. The
-shape for many is prepared. All that a claim brings to a round is its `offer` (which classes become leases)
-and its limit; a round over a list of claims needs an `offer` that names the claim, a limit per claim in place
-of `most_leases`, and the claim's number on each `Pick`. The order of heads, the gates and the stores' writing
-do not depend on the claim, so `Admit(host, claims)` changes `_offer`, `_Round.run` and the grouping of
-grants alone.
+Order holds between all workers of a host (SPEC OR-7). Every round walks the heads of all ready queues, best
+first. If a head belongs to another worker than the claiming one, and that worker is present and free, the
+round sets its units aside and goes on with what is left: the worker gets them with its own claim, which waits
+or comes soon. So asking often wins nothing. A claim counts as present while it waits, and for one tick after
+it was answered. The runner of this process counts for as long as it has room.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import cached_property
 from threading import Lock
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -122,7 +124,7 @@ class Dispatcher:
         """
         now = self._store.now()
         self._fetchers.came(kinds, now + self._rules.fetch_for)
-        return self.admit(self._decider(now, kinds, limit), worker, preview)
+        return self.admit(self._decider(now, kinds, limit, worker), worker, preview)
 
     def admit(
         self,
@@ -161,51 +163,34 @@ class Dispatcher:
         return committed(self._store, self.admit(self._decider(now)))
 
     def _decider(
-        self, now: Moment, here: WorkerKinds | None = None, limit: int | None = None
+        self, now: Moment, here: WorkerKinds | None = None, limit: int = 0, worker: str = ""
     ) -> Callable[[AdmissionView], RoundResult]:
-        offer = self._offer(now, here)
+        """`here`: the kinds of jobs that this worker claims, and `limit`: how many."""
 
         def decide(view: AdmissionView) -> RoundResult:
-            ready: list[AdmissionClass] = []
-
-            def noting(admission_class: AdmissionClass) -> Placement:
-                ready.append(admission_class)
-                return offer(admission_class)
-
-            round_result = run_round(self.inputs(view, noting if here is None else offer), most_leases=limit)
+            workers = RoundWorkers(self._fetchers, now, here, worker)  # anew: a store may decide twice
+            round_result = run_round(self.inputs(view, workers), most_leases=limit if here else None)
             reserved = {p.admission_class for p in round_result.picks if p.offer is Placement.RESERVE}
             if reserved:
                 # Before they are written: if that fails, claims read in vain for a while, and none misses one.
                 until = view.now + self._rules.reserve_for
                 self._remember_reserved([(each, until) for each in reserved], view.now)
-            if here is not None:
-                return round_result
-            self._ready = ready
-            return self._counted(round_result)
+            if here is None:
+                self._ready = workers.seen
+                return self._counted(round_result)
+            leases = sum(pick.offer is Placement.LEASE for pick in round_result.picks)
+            self._fetchers.has_room(worker, here, limit - leases, now + self._rules.tick)
+            return round_result
 
         return decide
 
-    def _offer(self, now: Moment, here: WorkerKinds | None = None) -> Callable[[AdmissionClass], Placement]:
-        present: PresentWorkers | None = None  # read only if the claiming worker does not take every class
-
-        def offer(admission_class: AdmissionClass) -> Placement:
-            nonlocal present
-            if here is not None and here.fits(admission_class):
-                return Placement.LEASE
-            if present is None:
-                present = self._fetchers.at(now)
-            return Placement.LEAVE if present.claims(admission_class) else Placement.RESERVE
-
-        return offer
-
-    def inputs(
-        self, view: AdmissionView, offer: Callable[[AdmissionClass], Placement] | None = None
-    ) -> RoundInputs:
+    def inputs(self, view: AdmissionView, workers: RoundWorkers | None = None) -> RoundInputs:
         """
-        What a round goes by. Without an `offer`: what the next round will go by, for explain and for trials.
+        What a round goes by. Without `workers`: what the next round will go by, for explain and for trials.
         """
         conditions, rules = self._machine.conditions(view.now), self._rules
-        return RoundInputs(view, conditions, rules.limits, rules.ordering, offer or self._offer(view.now))
+        workers = workers or RoundWorkers(self._fetchers, view.now)
+        return RoundInputs(view, conditions, rules.limits, rules.ordering, workers.offer, workers.take_place)
 
     def awaits(self, kinds: WorkerKinds) -> bool:
         """
@@ -219,7 +204,7 @@ class Dispatcher:
 
     def last_fetched_at(self, admission_class: AdmissionClass, now: Moment) -> Moment | None:
         """When a worker last claimed such jobs, if pulling workers start them."""
-        if self._offer(now)(admission_class) is not Placement.LEAVE:
+        if not self._fetchers.at(now).claims(admission_class):
             return None
         return self._fetchers.last_came_at(admission_class, self._rules.fetch_for)
 
@@ -336,11 +321,21 @@ class WorkerKinds(NamedTuple):
         return (self.addon_id is not None) + bool(self.job_types)
 
 
+#: A worker by its name; workers without one count as one for each request.
+_WorkerKey: TypeAlias = str | WorkerKinds | None
+
+
+def _key(name: str, kinds: WorkerKinds | None) -> _WorkerKey:
+    return name or kinds
+
+
 class PresentWorkers(NamedTuple):
     """The workers present at one moment."""
 
     claiming: list[WorkerKinds]
     polling: list[WorkerKinds]
+    #: What each free worker can run, and how many jobs more.
+    free: dict[_WorkerKey, tuple[WorkerKinds, int]]
 
     def claims(self, admission_class: AdmissionClass) -> bool:
         """Whether such a job is left in the queue for a claim."""
@@ -353,17 +348,99 @@ def _narrowest(present: list[WorkerKinds], admission_class: AdmissionClass) -> i
     return max((kinds.narrowness for kinds in present if kinds.fits(admission_class)), default=-1)
 
 
+class RoundWorkers:
+    """
+    The workers as one round sees them: the one that claims in it, and the free places of the others.
+
+    The best head goes first, even if the worker that can run it does not claim in this round: the round sets
+    units aside for it (SPEC OR-7). A full worker has no place, so it holds up no other.
+    """
+
+    def __init__(
+        self, workers: PullingWorkers, now: Moment, here: WorkerKinds | None = None, name: str = ""
+    ) -> None:
+        self._workers, self._now, self._here, self._name = workers, now, here, name
+        self._places: list[tuple[WorkerKinds, int]] = []
+        #: The classes with ready jobs.
+        self.seen: list[AdmissionClass] = []
+
+    def offer(self, admission_class: AdmissionClass) -> Placement:
+        self.seen.append(admission_class)
+        if self._here is not None and self._here.fits(admission_class):
+            return Placement.LEASE
+        if not self._present.claims(admission_class):
+            return Placement.RESERVE
+        return Placement.LEAVE if self._place_for(admission_class) is None else Placement.SET_ASIDE
+
+    def take_place(self, admission_class: AdmissionClass) -> bool:
+        if not self._present.claims(admission_class):
+            return any(kinds.fits(admission_class) for kinds in self._present.polling)
+        place = self._place_for(admission_class)
+        if place is None:
+            return False
+        kinds, room = self._places[place]
+        self._places[place] = (kinds, room - 1)
+        return True
+
+    def _place_for(self, admission_class: AdmissionClass) -> int | None:
+        """Of the narrowest worker that fits: a wider one may be the only one for another job."""
+        fitting = [
+            (kinds.narrowness, number)
+            for number, (kinds, room) in enumerate(self._places)
+            if room > 0 and kinds.fits(admission_class)
+        ]
+        return max(fitting)[1] if fitting else None
+
+    @cached_property
+    def _present(self) -> PresentWorkers:
+        """Read only if the claiming worker does not take every class."""
+        present = self._workers.at(self._now)
+        mine = _key(self._name, self._here)
+        self._places = [(kinds, room) for key, (kinds, room) in present.free.items() if key != mine]
+        return present
+
+
 class PullingWorkers:
     def __init__(self) -> None:
         #: By request, until when its worker is expected to come again.
         self._claiming: dict[WorkerKinds, Moment] = {}
         self._polling: dict[WorkerKinds, Moment] = {}
+        #: What each worker can run, how many jobs more, and until when that counts if no claim of it waits.
+        self._free: dict[_WorkerKey, tuple[WorkerKinds, int, Moment]] = {}
+        #: How many claims of each worker wait.
+        self._waiting: Counter[_WorkerKey] = Counter()
         self._lock = Lock()
 
     def came(self, kinds: WorkerKinds, until: Moment) -> None:
         """A worker claims such jobs in one step."""
         with self._lock:
             self._claiming[kinds] = max(until, self._claiming.get(kinds, until))
+
+    def has_room(self, name: str, kinds: WorkerKinds, room: int, until: Moment) -> None:
+        """
+        A worker can run so many jobs more. That counts until then at least, and for as long as a claim of it
+        waits.
+        """
+        key = _key(name, kinds)
+        with self._lock:
+            _, _, before = self._free.pop(key, (None, 0, until))
+            if room > 0:
+                self._free[key] = (kinds, room, max(before, until))
+
+    @contextmanager
+    def waiting(self, name: str, kinds: WorkerKinds, room: int) -> Iterator[None]:
+        """A claim of this worker waits: it takes a job as soon as one may start."""
+        key = _key(name, kinds)
+        with self._lock:
+            self._free[key] = (kinds, room, 0)
+            self._waiting[key] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting[key] -= 1
+                if not self._waiting[key]:
+                    del self._waiting[key]
 
     def polled(self, kinds: WorkerKinds, now: Moment = 0, *, until: Moment) -> bool:
         """A worker polls for such jobs. True: it is new, and a claiming worker may have kept jobs from it."""
@@ -376,7 +453,12 @@ class PullingWorkers:
         with self._lock:
             self._claiming = {kinds: until for kinds, until in self._claiming.items() if until > now}
             self._polling = {kinds: until for kinds, until in self._polling.items() if until > now}
-            return PresentWorkers(list(self._claiming), list(self._polling))
+            self._free = {
+                key: worker for key, worker in self._free.items() if worker[2] > now or key in self._waiting
+            }
+            free = {key: (kinds, room) for key, (kinds, room, _) in self._free.items()}
+            claiming = {*self._claiming, *(kinds for kinds, _ in free.values())}
+            return PresentWorkers(list(claiming), list(self._polling), free)
 
     def last_came_at(self, admission_class: AdmissionClass, fetch_for: Span) -> Moment | None:
         with self._lock:

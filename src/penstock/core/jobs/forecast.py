@@ -141,13 +141,14 @@ def _held_by_others(
     inputs: RoundInputs, waiting: QueuedJob, admission_class: AdmissionClass, *, urgent: bool
 ) -> Reason | None:
     round_result, ledger = try_round(inputs)
-    if any(pick.waiting.job_id == waiting.job_id for pick in round_result.picks):
+    started = [*round_result.picks, *round_result.set_aside]
+    if any(pick.waiting.job_id == waiting.job_id for pick in started):
         return None
     gates = inputs.gates(admission_class, ledger=ledger, urgent=urgent)
     after = gates.refusal(round_result.kept, waiting.ends_at(inputs.view.now))
     if isinstance(after, UnitsKept):
         return after
-    first = next(iter(round_result.picks), None)
+    first = next(iter(started), None)
     return None if first is None else QueuedAhead(first.waiting.job_id, first.waiting.priority)
 
 
@@ -223,7 +224,7 @@ def forecast(
     """
     endless = replace(conditions, capacity=_ENDLESS)
     inputs = RoundInputs(
-        Trial(admission_view), endless, AdmissionLimits(), ordering, lambda _: Placement.RESERVE
+        Trial(admission_view), endless, AdmissionLimits(), ordering, lambda _: Placement.LEASE
     )
     order = run_round(inputs, most_picks=MOST_COUNTED).picks
     free = conditions.capacity - admission_view.ledger.units
@@ -265,3 +266,6 @@ class Trial:
 
     def running(self) -> Sequence[RunningJob]:
         return self._admission_view.running()
+
+    def start_timeouts(self, waiting: QueuedJob) -> int:
+        return self._admission_view.start_timeouts(waiting)

@@ -2,7 +2,8 @@
 The round: which jobs start now on one host.
 
 A round looks at the head of each ready queue (one for each admission class), starts the head if the gates let
-it, and only then pulls the next job of that queue. It never learns how long the queues are.
+it, and only then pulls the next job of that queue. It never learns how long the queues are. A head that
+another worker will claim takes its units out of the round: it starts first, although not in this round.
 
 `decide_standalone_lease` answers a program that asks to run work of its own without a job (SPEC LS-1). The
 program is not in a queue, so every queued job that could start now with at least its priority goes first.
@@ -23,6 +24,7 @@ from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Condit
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.ordering import Ordering, QueuedJob, effective, head_key
 from penstock.core.jobs.reasons import (
+    AwaitsWorker,
     BudgetSpent,
     CapReached,
     Draining,
@@ -37,6 +39,8 @@ from penstock.core.jobs.types import SECOND, EndReason, Moment, Span
 
 #: The most jobs that one transaction starts.
 MOST_PICKS: Final = 1_000
+#: After so many reservations that no worker took up, a job is reserved only if a worker for it is present.
+MOST_START_TIMEOUTS: Final = 3
 
 
 class ReadyQueue(Struct, frozen=True):
@@ -68,13 +72,22 @@ class AdmissionView(Protocol):
         """What is in flight on this host. A round reads it only when it must keep units free."""
         ...
 
+    def start_timeouts(self, waiting: QueuedJob) -> int:
+        """How often in a row no worker took up the reservation of this job."""
+        ...
+
 
 class Placement(Enum):
     """What a round may do with a job of this admission class."""
 
     RESERVE = "reserve"  # its addon is notified, and asks for the lease
-    LEASE = "lease"  # a worker waits here and takes it at once
-    LEAVE = "leave"  # pulling workers run such jobs, and none waits here now
+    LEASE = "lease"  # the claiming worker takes it at once
+    SET_ASIDE = "set aside"  # another worker is present and free: this round keeps the units for its claim
+    LEAVE = "leave"  # workers claim such jobs, and none of them is free now
+
+
+def no_place(_: AdmissionClass) -> bool:
+    return False
 
 
 class RoundInputs(NamedTuple):
@@ -83,6 +96,8 @@ class RoundInputs(NamedTuple):
     limits: AdmissionLimits
     ordering: Ordering
     offer: Callable[[AdmissionClass], Placement]
+    #: Takes one place of a free worker outside of the round that may run such a job. False: there is none.
+    take_place: Callable[[AdmissionClass], bool] = no_place
 
     def gates(
         self,
@@ -142,6 +157,8 @@ class Denial(Struct, frozen=True):
 
 class RoundResult(Struct):
     picks: list[Pick] = field(default_factory=list)
+    #: Jobs that free workers outside of the round will claim. Nothing is written for them.
+    set_aside: list[Pick] = field(default_factory=list)
     #: Only those whose reason is not the one already recorded.
     denials: list[Denial] = field(default_factory=list)
     #: Every head that the round refused, with or without a new record.
@@ -206,7 +223,11 @@ class _Round:
                 # head can only sink.
                 heapreplace(heads, head._replace(share=share))
                 continue
-            most = most_picks - len(picks) if len(heads) == 1 else 1
+            most = 1
+            if len(heads) == 1:
+                if lane.offer is Placement.SET_ASIDE:
+                    break  # no other job is left that the units could be kept from
+                most = most_picks - len(picks) if lane.offer is Placement.LEASE else 1
             if most_leases is not None and lane.offer is Placement.LEASE:
                 most = min(most, most_leases - leases)
             started = len(picks)
@@ -220,6 +241,8 @@ class _Round:
                 heapreplace(heads, following)
             if reason is not None and self._shuts_everything(reason):
                 break
+        for pick in self.result.set_aside:  # the claims of their workers will take these units
+            self.ledger.take(pick.admission_class, self.now, self.ordering.sharing, n=-1)
         return self.result
 
     def _lanes(self) -> Iterator[_Lane]:
@@ -261,6 +284,8 @@ class _Round:
         if reason is not None:
             self._deny(admission_class, head.waiting, reason)
             return reason
+        if not self._has_worker(lane, head.waiting):
+            return AwaitsWorker(self.now)  # no denial is recorded: the job could start
         picks = [
             Pick(waiting, admission_class, lane.offer, waiting.ends_at(self.now))
             for waiting in (head.waiting, *islice(lane.line.jobs, n - 1))
@@ -269,10 +294,24 @@ class _Round:
             kept.spare -= admission_class.cost_units
         self.ledger.take(admission_class, self.now, self.ordering.sharing, lane.gates.keys, len(picks))
         self.shares.pop(admission_class.addon_id, None)
+        if lane.offer is Placement.SET_ASIDE:
+            self.result.set_aside += picks
+            return None
         self.result.picks += picks
         self.result.passed += self.refused_for_units
         self.refused_for_units.clear()
         return None
+
+    def _has_worker(self, lane: _Lane, waiting: QueuedJob) -> bool:
+        """Whether a worker will take this job up: units that are kept in vain are missing elsewhere."""
+        match lane.offer:
+            case Placement.SET_ASIDE:
+                return self.inputs.take_place(lane.line.admission_class)
+            case Placement.RESERVE if waiting.fence >= MOST_START_TIMEOUTS:  # each of them made a fence
+                late = self.inputs.view.start_timeouts(waiting) >= MOST_START_TIMEOUTS
+                return not late or self.inputs.take_place(lane.line.admission_class)
+            case _:
+                return True
 
     def _deny(self, admission_class: AdmissionClass, waiting: QueuedJob, reason: Reason) -> None:
         self.result.refused.append(waiting)

@@ -64,7 +64,8 @@ async def claim(call: Request[None, wire.ClaimRequest]) -> wire.ClaimAnswer:
     def take() -> Awaitable[list[GrantedJob]]:
         return app_state.claims.take(call.run, kinds, body.limit, body.worker)
 
-    claimed = await call.poll(body.wait_sec, take, bool, lambda event: event.kind in STARTABLE)
+    with app_state.service.fetchers.waiting(body.worker, kinds, body.limit):
+        claimed = await call.poll(body.wait_sec, take, bool, lambda event: event.kind in STARTABLE)
     if call.watch().done():
         # The client has gone: its claim goes back at once, not when its lease is over.
         await call.run(_give_back, app_state, claimed)

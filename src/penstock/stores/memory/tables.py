@@ -395,3 +395,6 @@ class MemoryAdmissionView:
             for d in self._live.values()
             if d.host == self._host
         ]
+
+    def start_timeouts(self, waiting: QueuedJob) -> int:
+        return self._jobs[waiting.job_id].counters.start

@@ -195,6 +195,10 @@ class PostgresAdmissionView:
     def running(self) -> Sequence[RunningJob]:
         return [RunningJob(*row) for row in self._session.execute("running", {"host": self._host})]
 
+    def start_timeouts(self, waiting: QueuedJob) -> int:
+        [(start,)] = self._session.execute("start_timeouts", {"no": waiting.no})
+        return int(start)
+
 
 def changed_heads(result: RoundResult) -> dict[int, int]:
     """The jobs that the round changes, the picks first, and how many events each had when it was read."""

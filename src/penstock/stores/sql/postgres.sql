@@ -176,6 +176,9 @@ WHERE class_no = %(class_no)s AND line = %(line)s AND line > 0 AND (turn, no) > 
 -- name: running
 SELECT m.cost_units, l.admitted_at, l.ends_at FROM penstock.dispatch_in_flight l JOIN penstock.admission_class m ON m.no = l.class_no WHERE l.host = %(host)s;
 
+-- name: start_timeouts
+SELECT start FROM penstock.job WHERE no = %(no)s;
+
 -- name: lock_ledger
 -- Every transaction locks in this order, so none waits in a circle.
 SELECT scope, name, units, running FROM penstock.ledger WHERE (scope, name) IN (SELECT * FROM unnest(%s::text[], %s::text[]))

@@ -69,6 +69,9 @@ FROM queue WHERE class_no = :class_no AND line = :line AND line > 0 ORDER BY tur
 -- name: running
 SELECT cost_units, admitted_at, ends_at FROM active_dispatch JOIN admission_class ON admission_class.no = active_dispatch.class_no WHERE host = :host;
 
+-- name: start_timeouts
+SELECT start FROM job WHERE no = :no;
+
 -- name: starting_jobs
 -- The columns of `job_columns`, for jobs that wait and run from now on.
 SELECT j.no, j.job_id, 'RUNNING', j.created_at, j.ready_at, j.not_before, j.tried + 1, j.crash, j.unavailable, j.error, 0, j.active, j.spent,

@@ -78,6 +78,10 @@ class SqliteAdmissionView:
     def running(self) -> Sequence[RunningJob]:
         return [RunningJob(*row) for row in self._session.execute("running", {"host": self._host})]
 
+    def start_timeouts(self, waiting: QueuedJob) -> int:
+        (start,) = one(self._con, "start_timeouts", {"no": waiting.no}) or (0,)
+        return int(start)
+
     def close(self) -> None:
         """Before anything is written: an open cursor would walk over rows that move."""
         for cursor in self._open:

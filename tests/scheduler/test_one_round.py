@@ -1,0 +1,161 @@
+"""Order and shares between workers: each runs its own kinds of jobs, and one round decides for all (SPEC OR-7)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.types import SECOND, AddonId
+from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.job_service import EndReport
+from penstock.stores.api import SetAddon, committed
+
+A, B = WorkerKinds(AddonId("a")), WorkerKinds(AddonId("b"))
+
+
+class PullingWorker:
+    """Claims for as many jobs as it has room, every time it gets a turn, and runs each for `length` seconds."""
+
+    def __init__(self, kit, name, kinds, room, length):
+        self.kit, self.name, self.kinds, self.room, self.length = kit, name, kinds, room, length
+        self.ends, self.started = {}, []
+
+    def turn(self):
+        now = self.kit.now
+        ended = [dispatch_id for dispatch_id, ends_at in self.ends.items() if ends_at <= now]
+        for dispatch_id in ended:
+            del self.ends[dispatch_id]
+        free = self.room - len(self.ends)
+        if not free:
+            return
+        reports = [EndReport(dispatch_id) for dispatch_id in ended]
+        _, granted = self.kit.job_service.exchange(reports, self.kinds, free, self.name)
+        for job, dispatch, _ in granted:
+            self.ends[dispatch.dispatch_id] = now + self.length * SECOND
+            self.started.append((now, job.job_id))
+
+
+class Host:
+    """A host of 40 units. Claims of workers with room wait, and the first worker always asks first."""
+
+    def __init__(self, kit):
+        self.kit = kit.under(capacity=Capacity(fixed=40), lease_for=3_600 * SECOND)
+        self.workers, self._waits = [], ExitStack()
+        self.began = self.kit.now
+
+    def worker(self, name, kinds, room=40, length=5, *, waits=True):
+        worker = PullingWorker(self.kit, name, kinds, room, length)
+        if waits:
+            self._waits.enter_context(self.kit.fetchers.waiting(name, kinds, room))
+        self.workers.append(worker)
+        return worker
+
+    def run(self, seconds, step=1):
+        for _ in range(0, seconds, step):
+            for worker in self.workers:
+                worker.turn()
+            self.kit.step()
+            self.kit.later(step)
+
+    def since_began(self, moment):
+        return (moment - self.began) / SECOND
+
+
+@pytest.fixture
+def host(every_kit):
+    return Host(every_kit)
+
+
+def test_the_first_job_of_a_higher_band_starts_within_one_job_length_of_another_worker(host):
+    first, second = host.worker("first", A), host.worker("second", B)
+    host.kit.submit(n=320, cost_units=1, priority=10)
+    host.run(7)
+    host.began = host.kit.now
+    host.kit.submit(n=40, addon_id="b", cost_units=1, priority=95)
+    host.run(10)
+
+    assert host.since_began(second.started[0][0]) <= first.length
+    assert len(second.started) == 40
+
+
+def test_shares_follow_the_weights_between_workers(host):
+    for addon, weight in (("a", 100), ("b", 300)):
+        committed(host.kit.store, SetAddon(AddonId(addon), weight=weight))
+    first, second = host.worker("first", A, length=3), host.worker("second", B, length=3)
+    host.kit.submit(n=2_000, cost_units=1)
+    host.kit.submit(n=2_000, addon_id="b", cost_units=1)
+    host.run(60)
+
+    share = len(second.started) / (len(first.started) + len(second.started))
+    assert 0.675 <= share <= 0.825
+
+
+def test_equal_addons_get_equal_shares_however_often_one_of_them_asks(host):
+    first = host.worker("first", A, length=3)
+    second = host.worker("second", B, length=3)
+    host.workers = [first, first, first, second]
+    host.kit.submit(n=2_000, cost_units=1)
+    host.kit.submit(n=2_000, addon_id="b", cost_units=1)
+    host.run(60)
+
+    assert len(second.started) == pytest.approx(len(first.started), rel=0.1)
+
+
+def test_units_kept_for_a_large_job_are_given_to_no_other_worker(host):
+    first, runner = host.worker("first", A, length=7), host.worker("runner", B, room=1)
+    host.kit.submit(n=400, cost_units=10, priority=10)
+    host.run(3)
+    [large] = host.kit.submit(addon_id="b", cost_units=40, priority=95)
+    host.began = host.kit.now
+    host.run(60)
+
+    [(started_at, job_id)] = runner.started
+    assert job_id == large
+    assert host.since_began(started_at) <= 30 + 2 * first.length
+
+
+def test_a_full_worker_holds_up_no_other(host):
+    first, second = host.worker("first", A), host.worker("second", B, room=2, length=100)
+    host.kit.submit(n=100, addon_id="b", cost_units=1, priority=95)
+    host.run(2)
+    host.kit.submit(n=100, cost_units=1, priority=10)
+    host.run(2)
+
+    assert len(second.started) == 2
+    assert len(first.started) == 38
+
+
+def test_a_worker_that_does_not_come_back_keeps_units_for_one_tick_at_most(host):
+    first, gone = host.worker("first", A), host.worker("gone", B, waits=False)
+    gone.turn()
+    host.workers.remove(gone)
+    host.kit.submit(n=100, addon_id="b", cost_units=1, priority=95)
+    host.kit.submit(n=100, cost_units=1, priority=10)
+    first.turn()
+    assert first.started == []
+
+    host.kit.later(2)
+    first.turn()
+    assert len(first.started) == 40
+
+
+def test_jobs_of_a_type_that_no_worker_asks_for_keep_no_units_after_three_timeouts(host):
+    host.worker("first", A)
+    jobs = host.kit.submit(n=3, addon_id="nobody", cost_units=5)
+    host.run(3_000, step=10)
+
+    assert [host.kit.store.job(job).counters.start for job in jobs] == [3, 3, 3]
+    assert {host.kit.state(job) for job in jobs} == {"QUEUED"}
+    assert host.kit.store.ledger(host.kit.rules.host).units == 0
+
+
+def test_a_job_left_after_three_timeouts_is_reserved_when_a_worker_polls(host):
+    [job] = host.kit.submit(addon_id="b")
+    host.run(1_500, step=10)
+    assert host.kit.store.job(job).counters.start == 3
+
+    host.kit.job_service.poll(B)
+    host.kit.step()
+    assert [dispatch.job_id for dispatch in host.kit.job_service.poll(B)] == [job]
