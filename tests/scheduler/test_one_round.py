@@ -127,6 +127,15 @@ def test_a_full_worker_holds_up_no_other(host):
     assert len(first.started) == 38
 
 
+def test_units_are_set_aside_for_as_many_jobs_as_the_other_worker_has_room(host):
+    first, _ = host.worker("first", A), host.worker("second", B, room=2)
+    host.kit.submit(n=100, addon_id="b", cost_units=1, priority=95)
+    host.kit.submit(n=100, cost_units=1, priority=10)
+    first.turn()
+
+    assert len(first.started) == 38
+
+
 def test_a_worker_that_does_not_come_back_keeps_units_for_one_tick_at_most(host):
     first, gone = host.worker("first", A), host.worker("gone", B, waits=False)
     gone.turn()
