@@ -157,6 +157,12 @@ class History:
         self.submit(THEIRS, cost_units=60, run_when="any", priority=95)
         self.submit(OURS, cost_units=60, run_when="any", priority=5)
 
+    def busy(self):
+        """A signal of theirs keeps a job of ours from starting."""
+        self.tell(THEIRS)
+        self.submit(OURS, cost_units=5, run_when="quiet")
+        self.step()
+
     def yielding(self):
         self.submit(OURS, cost_units=5, run_when="any")
         self.claim(OURS)
@@ -227,6 +233,7 @@ def received(path, plot, seed, rules):
 PLOTS = [
     *((History.random, seed, rules) for seed in range(SEEDS) for rules in (FULL, MEASURED)),
     *((plot, 0, FULL) for plot in (History.full, History.kept, History.behind, History.yielding)),
+    (History.busy, 0, MEASURED),
 ]
 
 

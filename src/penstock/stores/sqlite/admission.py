@@ -79,7 +79,7 @@ class SqliteAdmissionView:
         return [RunningJob(*row) for row in self._session.execute("running", {"host": self._host})]
 
     def start_timeouts(self, waiting: QueuedJob) -> int:
-        (start,) = one(self._con, "start_timeouts", {"no": waiting.no}) or (0,)
+        (start,) = self._session.one("start_timeouts", {"no": waiting.no}) or (0,)
         return int(start)
 
     def close(self) -> None:
