@@ -46,14 +46,6 @@ MUTANTS = [
         ("tests/contract/test_cancel.py",),
     ),
     Mutant(
-        "cancel: an end that was decided before it puts the job back, on SQLite",
-        "penstock/stores/sqlite/changes.py",
-        "_dispatch_matches",
-        " or row[6] != step.source_reason:\n",
-        ":\n",
-        ("tests/contract/test_cancel.py",),
-    ),
-    Mutant(
         "runner: a late stop leaves dispatches with a lease and no end",
         "penstock/runner/runner.py",
         "Runner._loop",

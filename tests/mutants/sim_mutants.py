@@ -16,9 +16,9 @@ MUTANTS = [
     Mutant(
         "sim: fence check dropped (sqlite)",
         "penstock/stores/sqlite/changes.py",
-        "_job_matches",
-        " and row[2] == step.fence",
-        "",
+        "apply",
+        "if step is not None and not step.applies_to(job):",
+        "if step is not None and (job is None or job.state is not step.source):",
         ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
@@ -120,9 +120,9 @@ MUTANTS = [
     Mutant(
         "sim: requeue counted against depth",
         "penstock/stores/sqlite/changes.py",
-        "_to_queue",
-        "    fresh, ran = step.fresh, step.source is JobState.RUNNING\n",
-        '    fresh, ran = step.fresh, step.source is JobState.RUNNING\n    if tx.totals.queued(None) > 0:\n        raise ValueError("the queue is full")\n',
+        "_move_job",
+        "        if place is not None:\n",
+        '        if place is not None and tx.totals.queued(None) > 0:\n            raise ValueError("the queue is full")\n        if place is not None:\n',
         ("tests/contract", "tests/scheduler"),
     ),
     Mutant(
@@ -367,10 +367,10 @@ MUTANTS = [
     ),
     Mutant(
         "sim: a canceled job forgets what it waited for",
-        "penstock/stores/sql/sqlite.sql",
-        "",
-        "(SELECT ?, ?, ?, q.denied, q.denied_data,",
-        "(SELECT ?, ?, ?, '', q.denied_data,",
+        "penstock/stores/sqlite/changes.py",
+        "_move_job",
+        "*(_NOT_DENIED if waits else denial),",
+        "*_NOT_DENIED,",
         ("tests/contract", "tests/scheduler"),
     ),
     Mutant(

@@ -86,6 +86,12 @@ def parts_of(dispatch_id: str) -> tuple[str, int]:
     return job_id, fence if str(fence) == digits else -1
 
 
+def dispatch_key(dispatch_id: str) -> dict[str, str | int]:
+    """A dispatch id with its job and its fence, as values of a statement."""
+    job_id, fence = parts_of(dispatch_id)
+    return {"dispatch_id": dispatch_id, "job_id": job_id, "fence": fence}
+
+
 def body_hash(intent: Intent) -> bytes:
     # Without labels the hash is as before there were labels: idempotency keys of that time are in use.
     values = tuple(

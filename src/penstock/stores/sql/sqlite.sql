@@ -94,17 +94,6 @@ UPDATE queue SET denied = ?, denied_data = ?, denied_at = ?, events = ? WHERE no
 -- name: pass_jobs
 UPDATE queue SET passed_at = ? WHERE no = ?;
 
--- name: jobs_for_changes
-SELECT j.no, j.state, j.fence, j.events, j.addon_id, j.job_id
-FROM json_each(:ids) AS asked CROSS JOIN job_full j ON j.job_id = asked.value;
-
--- name: dispatches_for_changes
--- `ids`: dispatch id, job id and fence. Ended dispatches are not read: no change moves them.
-SELECT l.phase, l.expires_at, l.class_no, l.host, l.started_at, l.no, l.reason, asked.value ->> 0
-FROM json_each(:ids) AS asked CROSS JOIN job j ON j.job_id = asked.value ->> 1 CROSS JOIN active_dispatch l ON l.no = j.no AND l.fence = asked.value ->> 2
-UNION ALL SELECT l.phase, l.expires_at, l.class_no, l.host, l.started_at, l.no, l.reason, l.standalone_lease
-FROM json_each(:ids) AS asked CROSS JOIN active_dispatch l ON l.standalone_lease = asked.value ->> 0 WHERE asked.value ->> 2 = 0;
-
 -- name: leases_to_complete
 SELECT json_group_array(json_array(asked.key, l.no, l.events, json_array(l.class_no, l.host)))
 FROM (SELECT min(key) AS key, value FROM json_each(:ids) GROUP BY value) AS asked
@@ -132,46 +121,21 @@ SELECT no, fence, standalone_lease, class_no, host, ?, started_in, admitted_at, 
        coalesce(?, reason), coalesce(?, worker), spent, progress, pid, ?, ?, ?, ?
 FROM active_dispatch WHERE phase = ? AND no = ?;
 
--- name: settle_job
--- Of one that was in flight, or settled otherwise. `start` is forgotten with the first run.
-UPDATE job SET state = ?, tried = ?, events = ?, ended_at = ?, active = active + ?,
-               crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, iif(?, 0, start))
+-- name: move_jobs
+-- Of a job that waits or is settled from now on. What a waiting job was last denied for is in `queue`.
+UPDATE job SET state = ?, tried = ?, events = ?, ended_at = ?, active = ?, crash = ?, unavailable = ?, error = ?, start = ?, spent_before = ?,
+               denied = ?, denied_data = ?, denied_at = ?, passed_at = ?, ready_at = ?, priority = ?, earliest_start_at = ?, not_before = ?,
+               deadline_at = ?, class_no = coalesce(?, class_no)
 WHERE state IS ? AND no = ?;
 
--- name: settle_queued
--- Of one that waited, with what it was last denied for.
-UPDATE job SET (state, events, ended_at, denied, denied_data, denied_at, passed_at) =
-       (SELECT ?, ?, ?, q.denied, q.denied_data, q.denied_at, q.passed_at FROM queue q WHERE q.no = job.no),
-       crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, start)
-WHERE state IS NULL AND no = ?;
-
--- name: requeue_job
-UPDATE job SET state = NULL, tried = ?, ended_at = NULL, active = iif(?, 0, active + ?), spent_before = iif(?, spent, spent_before),
-               crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, iif(?, 0, start)),
-               ready_at = ?, priority = ?, class_no = ?, earliest_start_at = ?, not_before = ?, deadline_at = ?
-WHERE state IS ? AND no = ?;
-
--- name: insert_queued
--- Behind `requeue_job`. What it was last denied for goes with it.
+-- name: place_jobs
+-- Runs behind `move_jobs`, and reads what that wrote.
 INSERT INTO queue (no, job_id, class_no, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec, max_runtime_sec, max_active_sec,
                    active, denied, denied_data, denied_at, passed_at)
-SELECT no, job_id, class_no, ?, ?, ready_at, ?, deadline_at, priority, tried, ?, expected_sec, max_runtime_sec, max_active_sec, active, denied, denied_data,
-       denied_at, passed_at
-FROM job WHERE no = ?;
-
--- name: blank_job
-UPDATE job SET denied = '', denied_data = NULL, denied_at = NULL, passed_at = NULL WHERE no = ?;
-
--- name: edit_job
-UPDATE job SET ready_at = ?, priority = ?, class_no = ?, earliest_start_at = ?, not_before = ?, deadline_at = ?,
-               crash = coalesce(?, crash), unavailable = coalesce(?, unavailable), error = coalesce(?, error), start = coalesce(?, start)
-WHERE state IS NULL AND no = ?;
-
--- name: edit_queued
-UPDATE queue SET events = ?, line = ?, turn = ?, ready_at = ?, urgent_at = ?, priority = ?, class_no = ?, deadline_at = ? WHERE no = ?;
-
--- name: note_settled
-UPDATE job SET events = ? WHERE state = ? AND no = ?;
+SELECT no, job_id, class_no, ?, ?, ready_at, ?, deadline_at, priority, tried, events, expected_sec, max_runtime_sec, max_active_sec, active, ?, ?, ?, ?
+FROM job WHERE no = ?
+ON CONFLICT (no) DO UPDATE SET class_no = excluded.class_no, line = excluded.line, turn = excluded.turn, ready_at = excluded.ready_at,
+       urgent_at = excluded.urgent_at, deadline_at = excluded.deadline_at, priority = excluded.priority, events = excluded.events;
 
 -- name: note_ended_dispatch
 UPDATE ended_dispatch SET events = ? WHERE fence = ? AND job_no = ?;
@@ -338,7 +302,7 @@ SELECT batch - 1, events FROM trail WHERE batch IN (
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
        j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
-       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, j.pid
+       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, j.pid, j.events
 
 -- name: jobs_by_id
 -- CROSS: in the order of the ids, and by look-ups, whatever the planner thinks of the sizes.
@@ -362,7 +326,7 @@ SELECT job.no FROM ended_dispatch AS place CROSS JOIN job ON job.no = place.job_
 
 -- name: dispatch_columns
 SELECT d.dispatch_id, d.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted_at, d.expires_at, d.started_at, d.ends_at, d.stop_at, d.stop_for,
-       d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.pid, d.class_no
+       d.reason, d.worker, d.spent, d.progress, d.ended_at, d.how, d.result, d.failure, d.pid, d.class_no, d.number
 FROM dispatch_full d
 
 -- name: dispatches_by_id

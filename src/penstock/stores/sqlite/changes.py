@@ -16,22 +16,22 @@ import msgspec
 
 from penstock.core.jobs.changes import Change
 from penstock.core.jobs.intent import Intent, all_but_payload
-from penstock.core.jobs.job import DispatchStep, EventKind, JobStep
+from penstock.core.jobs.job import DispatchStep, EventKind, Job, JobStep
 from penstock.core.jobs.ordering import place
 from penstock.core.jobs.spending import Standing
-from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
-from penstock.core.jobs.types import AddonId, EndReason, HostId, JobId, Span
+from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
+from penstock.core.jobs.types import EndReason, HostId, JobId, Span
 from penstock.stores.api import CompletedDispatch, Depth, Receipt, Renew
-from penstock.stores.common.rows import by_name, intent_row, job_row, listed
+from penstock.stores.common.reads import JOB_WIDTH
+from penstock.stores.common.rows import by_name, dispatch_key, intent_row, job_row, listed
 from penstock.stores.common.writes import NO_JOB, EventJob, Heartbeats, UsedKeys, key_of, take
 from penstock.stores.sqlite.transaction import Transaction
 
 #: As they are written: a word costs the encoder half of what the enumeration's member does.
 _SUBMITTED, _DONE = str(EventKind.SUBMITTED), str(EventKind.DONE)
 _IS_QUEUED, _IS_DONE, _COMPLETED = str(JobState.QUEUED), str(JobState.DONE), str(EndReason.COMPLETED)
-_UNCHANGED: Final = (None,) * 4
-#: In the place of a row of `jobs_for_changes`, for a change of a dispatch without a job.
-_NO_ROW: Final = (0, "", 0, 0, AddonId(""), "")
+#: Of a job that waits: its row in `queue` has what it was last denied for.
+_NOT_DENIED: Final = ("", None, None, None)
 
 # submit
 
@@ -60,7 +60,7 @@ def submit(
 
 def _written(tx: Transaction, job_ids: Sequence[JobId]) -> dict[int, Receipt]:
     tx.flush_jobs()
-    states = {row[-1]: row[1] for row in tx.execute("jobs_for_changes", {"ids": listed(job_ids)})}
+    states = {job_id: state for _, job_id, state, *_ in tx.execute("jobs_by_id", {"ids": listed(job_ids)})}
     return {
         i: Receipt(job_id, JobState(states[job_id]), created=True)
         for i, job_id in enumerate(job_ids)
@@ -94,44 +94,34 @@ def _template(tx: Transaction, intent: Intent) -> tuple[tuple[Any, ...], tuple[A
 
 
 def apply(tx: Transaction, change: Change) -> bool:
-    job, dispatch = change.job, change.dispatch
     tx.totals.leases.clear()
     tx.flush_jobs()
-    job_row: Any = _NO_ROW
-    dispatch_row: Any = None
-    if job is not None:
-        job_row = tx.one("jobs_for_changes", {"ids": listed([job.job_id])})
-        if not _job_matches(job, job_row):
-            return False
-    if dispatch is not None:
-        dispatch_row = tx.one("dispatches_for_changes", {"ids": by_name([dispatch.dispatch_id])})
-        if not _dispatch_matches(tx, dispatch, dispatch_row):
-            return False
-    no, _, _, n, addon_id, _ = job_row
-    active, events = 0, n + len(change.notes)
-    if dispatch is not None:
-        _, _, class_no, host, started_at, dispatch_no, *_ = dispatch_row
-        _move_dispatch(tx, dispatch, dispatch_no, events)
-        if dispatch.target is DispatchPhase.ENDED:  # only here are units returned, and a row ends once
-            tx.give_back(host, class_no, 1)
-            active = 0 if started_at is None else max(0, tx.now - started_at)
-    if job is not None:
-        _move_job(tx, job, no, events, active)
-        tx.totals.move(addon_id, job.source, job.target)
-    for n_after, note in enumerate(change.notes, n + 1):
-        event_job = NO_JOB if job is None else EventJob(no, job.job_id, n_after, job.target)
-        tx.add_note(change.at, note, event_job, None if dispatch is None else dispatch.dispatch_id)
-    return True
-
-
-def _job_matches(step: JobStep, row: Any) -> bool:
-    return row is not None and row[1] == step.source and row[2] == step.fence
-
-
-def _dispatch_matches(tx: Transaction, step: DispatchStep, row: Any) -> bool:
-    if row is None or row[0] != step.source or row[6] != step.source_reason:
+    step, ending = change.job, change.dispatch
+    jobs = [] if step is None else tx.execute("jobs_by_id", {"ids": listed([step.job_id])})
+    job = next(iter(tx.classes.jobs(tx, jobs)), None)
+    if step is not None and not step.applies_to(job):
         return False
-    return row[1] > tx.now or not step.while_valid
+    dispatches = [] if ending is None else tx.execute("dispatches_by_id", dispatch_key(ending.dispatch_id))
+    dispatch = next(iter(tx.classes.dispatches(tx, dispatches)), None)
+    if ending is not None and not ending.applies_to(dispatch, tx.now):
+        return False
+    n = jobs[0][JOB_WIDTH] if jobs else 0
+    active, events = 0, n + len(change.notes)
+    if ending is not None and dispatch is not None:
+        *_, class_no, number = dispatches[0]
+        _move_dispatch(tx, ending, number, events)
+        active = ending.apply(dispatch, tx.now).active
+        if ending.target is DispatchPhase.ENDED:  # only here are units returned, and a row ends once
+            tx.give_back(dispatch.host, class_no, 1)
+    if step is not None and job is not None:
+        _move_job(tx, job, step, active, events)
+        tx.totals.move(job.intent.addon_id, step.source, step.target)
+    for n_after, note in enumerate(change.notes, n + 1):
+        event_job = (
+            NO_JOB if job is None or step is None else EventJob(job.no, job.job_id, n_after, step.target)
+        )
+        tx.add_note(change.at, note, event_job, None if ending is None else ending.dispatch_id)
+    return True
 
 
 def _move_dispatch(tx: Transaction, step: DispatchStep, no: int, events: int) -> None:
@@ -148,63 +138,34 @@ def _move_dispatch(tx: Transaction, step: DispatchStep, no: int, events: int) ->
         tx.write("move_dispatches", (step.target, started, *limits, step.source, no))
 
 
-def _move_job(tx: Transaction, step: JobStep, no: int, events: int, active: Span) -> None:
-    """`events`: of the job, with those of this change. `active`: how long the attempt was that has just ended."""
-    if step.place is not None:
-        _to_queue(tx, step, no, events, active)
-    elif step.target is step.source or step.target in IN_FLIGHT:
-        _count_events(tx, step, no, events)
-    elif step.target is not JobState.DONE:
-        _settle(tx, step, no, events, active)
-
-
-def _count_events(tx: Transaction, step: JobStep, no: int, events: int) -> None:
-    if step.source is JobState.QUEUED:
-        tx.write("note_queued", (events, no))
-    elif step.source in IN_FLIGHT:
+def _move_job(tx: Transaction, before: Job, step: JobStep, active: Span, events: int) -> None:
+    """
+    Write the job where its new state is kept. `active`: how long the attempt was that has just ended. `events`: of the job,
+    with those of this change.
+    """
+    job, place, no = step.apply(before, active, tx.now), step.place, before.no
+    waits = job.state is JobState.QUEUED
+    if job.state in IN_FLIGHT:
         tx.write("note_dispatch", (events, no))
-    elif step.source is JobState.DONE:
-        tx.write("note_ended_dispatch", (events, step.fence, no))
-    else:
-        tx.write("note_settled", (events, step.source, no))
-
-
-def _settle(tx: Transaction, step: JobStep, no: int, events: int, active: Span) -> None:
-    if step.source is JobState.QUEUED:
-        tx.write("settle_queued", (step.target, events, tx.now, *_counters(step), no))
-        tx.write("leave_queue", (listed([no]),))
-    else:
-        attempt = (step.fence, events, tx.now, active)
-        ran = step.source is JobState.RUNNING
-        tx.write("settle_job", (step.target, *attempt, *_counters(step), ran, _own_state(step), no))
-
-
-def _to_queue(tx: Transaction, step: JobStep, no: int, events: int, active: Span) -> None:
-    assert step.place is not None
-    place = step.place
-    order = (place.ready_at, place.priority, tx.classes.number(tx, place.admission_class))
-    times = (place.earliest_start_at, place.not_before, place.deadline_at)
-    if step.source is JobState.QUEUED:
-        line = (place.line(tx.now), place.turn, place.ready_at, place.urgent_at, *order[1:])
-        tx.write("edit_job", (*order, *times, *_counters(step), no))
-        tx.write("edit_queued", (events, *line, place.deadline_at, no))
-        return
-    fresh, ran = step.fresh, step.source is JobState.RUNNING
-    attempt = (step.fence, fresh, active, fresh)
-    tx.write("requeue_job", (*attempt, *_counters(step), ran, *order, *times, _own_state(step), no))
-    tx.write("insert_queued", (place.line(tx.now), place.turn, place.urgent_at, events, no))
-    if step.source not in IN_FLIGHT:
-        tx.write("blank_job", (no,))
-
-
-def _counters(step: JobStep) -> tuple[Any, ...]:
-    c = step.counters
-    return _UNCHANGED if c is None else (c.crash, c.unavailable, c.error, c.start)
-
-
-def _own_state(step: JobStep) -> JobState | None:
-    """What the job's own row says before the step."""
-    return None if step.source in IN_FLIGHT else step.source
+    elif waits and place is None:
+        tx.write("note_queued", (events, no))
+    elif job.state is not JobState.DONE:
+        intent, c = job.intent, job.counters
+        denial = (job.denied, job.denied_data, job.denied_at, job.passed_at)
+        row = (
+            *(None if waits else job.state, job.fence, events, job.ended_at, job.active),
+            *(c.crash, c.unavailable, c.error, c.start, job.spent_before),
+            *(_NOT_DENIED if waits else denial),
+            *(job.ready_at, intent.priority, intent.earliest_start_at, job.not_before, intent.deadline_at),
+            None if place is None else tx.classes.number(tx, place.admission_class),
+        )
+        tx.write("move_jobs", (*row, before.state if before.state in SETTLED else None, no))
+        if place is not None:
+            tx.write("place_jobs", (place.line(tx.now), place.turn, place.urgent_at, *denial, no))
+        elif before.state is JobState.QUEUED:
+            tx.write("leave_queue", (listed([no]),))
+    elif before.state is JobState.DONE:
+        tx.write("note_ended_dispatch", (events, job.fence, no))
 
 
 # complete

@@ -21,7 +21,7 @@ from penstock.core.jobs.states import IN_FLIGHT, JobState
 from penstock.core.jobs.types import DispatchId, HostId
 from penstock.stores.api import Clock, Query
 from penstock.stores.common.reads import SqlReads
-from penstock.stores.common.rows import listed, parts_of
+from penstock.stores.common.rows import dispatch_key, listed
 from penstock.stores.sqlite.admission import SqliteAdmissionView, ledger_from
 from penstock.stores.sqlite.connection import SQL, connect, failures
 from penstock.stores.sqlite.guard import FileGuard, FileLost
@@ -145,12 +145,9 @@ class SqliteReads(SqlReads[SqliteSession]):
             yield from rows
 
     def _dispatch_rows(self, session: SqliteSession, dispatch_ids: Sequence[DispatchId]) -> list[Any]:
-        rows: list[Any] = []
-        for dispatch_id in dispatch_ids:
-            job_id, fence = parts_of(dispatch_id)
-            values = {"dispatch_id": dispatch_id, "job_id": job_id, "fence": fence}
-            rows += session.execute("dispatches_by_id", values)
-        return rows
+        return [
+            row for each in dispatch_ids for row in session.execute("dispatches_by_id", dispatch_key(each))
+        ]
 
     def look(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
         with self._reading() as session:
