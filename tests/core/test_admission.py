@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from penstock.core.jobs.admission import (
     EVERYTHING,
@@ -35,7 +35,6 @@ from penstock.core.jobs.reasons import (
     Paused,
     QueuedAhead,
     UnitsKept,
-    as_json,
     from_json,
     retry_after_sec,
     words,
@@ -224,7 +223,7 @@ def test_whatever_comes_capacity_and_caps_hold_and_every_refusal_explains_itself
         else:
             assert retry_after_sec(reason, NOW) >= 1
             assert words(reason, NOW)
-            assert from_json(reason.code, as_json(reason)) == reason
+            assert from_json(reason.code, asdict(reason)) == reason
 
     assert ledger.units <= capacity
     assert caps.concurrent is None or ledger.running <= caps.concurrent
@@ -275,7 +274,7 @@ def test_every_reason_has_an_example_here():
 
 @pytest.mark.parametrize("reason", EXAMPLES, ids=lambda reason: reason.code)
 def test_every_reason_has_words_a_hint_and_survives_being_recorded(reason):
-    recorded = json.loads(json.dumps(as_json(reason)))
+    recorded = json.loads(json.dumps(asdict(reason)))
 
     assert from_json(reason.code, recorded | {"added_later": 1}) == reason
     assert retry_after_sec(reason, NOW) >= 1

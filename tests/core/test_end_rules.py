@@ -89,9 +89,9 @@ def test_success_clears_the_counters():
 
 
 def test_the_hard_cap_raises_an_alert_as_it_lands_and_a_spent_limit_has_raised_its_own_before():
-    assert resolve_end(EndReason.HARD_CAP_EXCEEDED, DispatchPhase.LEASED).alert
-    assert not resolve_end(EndReason.COST_LIMIT_REACHED, DispatchPhase.LEASED).alert
-    assert resolve_end(EndReason.MAX_RUNTIME_EXCEEDED, DispatchPhase.LEASED).mark == "TIMEOUT"
+    assert resolve_end(EndReason.HARD_CAP_EXCEEDED, DispatchPhase.LEASED).rule.alert
+    assert not resolve_end(EndReason.COST_LIMIT_REACHED, DispatchPhase.LEASED).rule.alert
+    assert resolve_end(EndReason.MAX_RUNTIME_EXCEEDED, DispatchPhase.LEASED).rule.mark == "TIMEOUT"
 
 
 def test_a_job_whose_worker_never_comes_pauses_longer_each_time_but_never_fails():

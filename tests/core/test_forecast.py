@@ -36,7 +36,9 @@ def job(no, cost=90, expected=None, addon="a", priority=50):
 def starts(*jobs, runs=(), capacity=90):
     view = FixedView(list(jobs), list(runs))
     view.ledger.units = sum(run.cost for run in runs)
-    starts_at = forecast(view, Conditions(capacity), Ordering())
+    starts_at = forecast(
+        RoundInputs(view, Conditions(capacity), AdmissionLimits(), Ordering(), lambda _: Placement.RESERVE)
+    )
     return {job_id: None if at is None else (at - NOW) // SECOND for job_id, at in starts_at.items()}
 
 

@@ -80,9 +80,9 @@ MUTANTS = [
     Mutant(
         "graph: a duplicate name is overwritten",
         "penstock/core/calls/graph_compile.py",
-        "_Compiler._name_is_good",
-        "elif name in nodes:\n            self._note",
-        "elif False:\n            self._note",
+        "_Compiler._name_problem",
+        "        if name in self.nodes:\n",
+        "        if False:\n",
         ("tests/graphs/test_compile.py",),
     ),
     Mutant(

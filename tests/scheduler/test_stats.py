@@ -102,12 +102,12 @@ def test_a_second_without_a_commit_is_like_the_one_before_it_and_reads_nothing(k
     for verb in ("events", "addons", "ledger"):
         monkeypatch.setattr(kit.store, verb, None)
     kit.later(1)
-    pulse.rest(kit.now)
+    pulse.step(kit.now, changed=False)
     after = pulse.frame()
 
     assert before.second.counts == {"submitted": 2, "started": 1}
-    assert after.second == before.second._replace(at=kit.now, counts={}, waits=(), runs=())
-    assert (after.jobs, after.events, after.number) == (before.jobs, (), before.number + 1)
+    assert after.second == before.second._replace(at=kit.now, counts={}, waits=[], runs=[])
+    assert (after.jobs, after.events, after.number) == (before.jobs, [], before.number + 1)
     assert after.wait == before.wait  # of the last minute
 
 
@@ -119,7 +119,7 @@ def test_a_second_without_a_commit_still_tells_how_much_the_machine_can_take(kit
     for name in ("cpu", "memory"):
         measured.machine.report(Reading(name, 0.0, kit.now))
     kit.later(1)
-    pulse.rest(kit.now)
+    pulse.step(kit.now, changed=False)
 
     assert before == 0 < pulse.frame().second.capacity
 
@@ -127,6 +127,6 @@ def test_a_second_without_a_commit_still_tells_how_much_the_machine_can_take(kit
 def test_who_rests_before_the_first_second_looks(kit):
     kit.submit(n=3)
     pulse = LiveStats(kit.store, kit.machine, kit.rules.host)
-    pulse.rest(kit.now)
+    pulse.step(kit.now, changed=False)
 
     assert pulse.frame().jobs == {"QUEUED": 3}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -32,7 +33,7 @@ from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds
 from penstock.scheduler.explainer import Explainer
 from penstock.scheduler.maintenance import BudgetEnforcer
 from penstock.scheduler.rules import SchedulerRules
-from penstock.scheduler.waitlist import SubmitWaitlist, then
+from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.stores.api import (
     Apply,
     Complete,
@@ -182,10 +183,8 @@ class JobService:
         its place. `wait`: the caller has nothing else to do, and its thread may write.
         """
         self._check(intents)
-        answer = self._waitlist.submit_soon(intents, wait_sec, wait=wait)
-        if all(intent.deadline_at is None for intent in intents):
-            return answer
-        return then(answer, lambda receipts: self._explainer.with_forecasts(intents, receipts))
+        forecast = partial(self._explainer.with_forecasts, intents)
+        return self._waitlist.submit_soon(intents, wait_sec, wait=wait, finish=forecast)
 
     def _check(self, intents: Sequence[Intent]) -> None:
         """
@@ -238,12 +237,9 @@ class JobService:
 
     def _settle(self, job_id: JobId, decide: Callable[[Job], Change | None]) -> Job:
         for _ in range(_TRIES):
-            job = self._store.job(job_id)
-            if job is None:
-                raise NotFound(f"there is no job {job_id}", job_id=job_id)
-            change = decide(job)
+            change = decide(self._job(job_id))
             if change is None or committed(self._store, Apply([change]))[0]:
-                return self._store.job(job_id) or job
+                return self._job(job_id)
         raise StaleDispatch(f"job {job_id} kept changing; ask again", job_id=job_id)
 
     # workers
@@ -267,9 +263,7 @@ class JobService:
 
     def lease(self, job_id: JobId, worker: str = "") -> Dispatch:
         """The two-step way: the reservation of a DISPATCHING job becomes the lease."""
-        job = self._store.job(job_id)
-        if job is None:
-            raise NotFound(f"there is no job {job_id}", job_id=job_id)
+        job = self._job(job_id)
         dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
         if dispatch is None or dispatch.phase is not DispatchPhase.RESERVED:
             raise StaleDispatch(
@@ -517,6 +511,12 @@ class JobService:
             )
         except Refused as refusal:
             return refusal
+
+    def _job(self, job_id: JobId) -> Job:
+        job = self._store.job(job_id)
+        if job is None:
+            raise NotFound(f"there is no job {job_id}", job_id=job_id)
+        return job
 
     def _dispatch(self, dispatch_id: DispatchId) -> Dispatch:
         dispatch = self._store.dispatch(dispatch_id)

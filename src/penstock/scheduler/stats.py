@@ -12,13 +12,13 @@ happened, not how much waits or how many watch: every watcher gets the same fram
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
 from penstock.core.jobs.job import Event, EventKind
-from penstock.core.jobs.types import SECOND, DispatchId, EndReason, HostId, Moment, Span, seconds
+from penstock.core.jobs.types import SECOND, DispatchId, HostId, Moment, Span, seconds
 from penstock.scheduler.dispatcher import HostLoad
 from penstock.scheduler.driver import comes_later
 from penstock.scheduler.job_service import feed
@@ -61,10 +61,6 @@ class StatCounters:
         #: is no event.
         self.fenced = 0
         self._began: dict[DispatchId, Moment] = {}
-
-    @property
-    def leases_expired(self) -> int:
-        return self.requeues[EndReason.LEASE_EXPIRED]
 
     def take(self, events: Iterable[Event]) -> tuple[list[Span], list[Span]]:
         """Count the events; return how long the starts had waited and the ends had run."""
@@ -138,48 +134,30 @@ class LiveStats:
         self._next: Moment = 0
         self._lock = Lock()
 
-    def step(self, now: Moment) -> Moment:
+    def step(self, now: Moment, *, changed: bool = True) -> Moment:
+        """`changed`: False if nothing was committed: what was counted last still holds, and nothing is read."""
         if comes_later(self._next, now, SECOND):  # not due yet
             return self._next
         self._next = now + SECOND
-        events = self._unread()
+        jobs, events = self._jobs, list[Event]()
+        in_use = self._seconds[-1].in_use if self._seconds else 0
+        if changed or not self._seconds:
+            events = self._unread()
+            jobs = defaultdict(int)
+            for addon in self._store.addons():
+                for state, count in addon.jobs.items():
+                    jobs[str(state)] += count
+            in_use = self._store.ledger(self._host).units
         counts = Counter(_COUNTED[event.kind] for event in events if event.kind in _COUNTED)
         denials = Counter(event.reason for event in events if event.kind is EventKind.DENIED)
         waits, runs = self.tallies.take(events)
-        jobs: Counter[str] = Counter()
-        for addon in self._store.addons():
-            jobs.update({str(state): count for state, count in addon.jobs.items()})
         conditions = self._machine.conditions(now)
-        in_use, score = self._store.ledger(self._host).units, conditions.busy.score
-        second = Second(now, counts, denials, waits, runs, in_use, conditions.capacity, score, jobs["QUEUED"])
-        self._add(second, dict(jobs), events[-_SHOWN:])
-        return self._next
-
-    def rest(self, now: Moment) -> Moment:
-        """
-        A step for a second in which nothing was committed: what was counted last still holds, and nothing is
-        read.
-        """
-        if comes_later(self._next, now, SECOND) or not self._seconds:
-            return self.step(now)
-        self._next = now + SECOND
-        conditions = self._machine.conditions(now)
-        second = self._seconds[-1]._replace(
-            at=now,
-            counts=Counter(),
-            denials=Counter(),
-            waits=(),
-            runs=(),
-            capacity=conditions.capacity,
-            busy=conditions.busy.score,
-        )
-        self._add(second, self._jobs, ())
-        return self._next
-
-    def _add(self, second: Second, jobs: dict[str, int], events: Sequence[Event]) -> None:
+        capacity, score = conditions.capacity, conditions.busy.score
+        second = Second(now, counts, denials, waits, runs, in_use, capacity, score, jobs.get("QUEUED", 0))
         with self._lock:
             self._seconds.append(second)
-            self._number, self._jobs, self._events = self._number + 1, jobs, events
+            self._number, self._jobs, self._events = self._number + 1, jobs, events[-_SHOWN:]
+        return self._next
 
     def frame(self) -> Frame | None:
         """Made on request: mostly there is no watcher, and it goes through all seconds that are kept."""

@@ -16,18 +16,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
 from threading import Lock
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from penstock.core.errors import QueueFull, Unavailable
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import HOUR, SECOND, AddonId, Moment
 from penstock.stores.api import RETRY_AFTER_SEC, Depth, DepthReached, Receipt, Store, Submit
-
-T = TypeVar("T")
 
 #: Behind the wake-ups: a change by a process that sends none is seen this late.
 _POLL: Final = 1 * SECOND
@@ -38,12 +36,14 @@ class CommitSubmits(Protocol):
     def __call__(self, submits: Sequence[Submit], *, wait: bool = False) -> list[Future[list[Receipt]]]: ...
 
 
+@dataclass(slots=True, eq=False)
 class _Waiter:
-    __slots__ = ("answer", "intents", "number", "since", "until")
-
-    def __init__(self, number: int, intents: Sequence[Intent], since: Moment, until: Moment) -> None:
-        self.number, self.intents, self.since, self.until = number, intents, since, until
-        self.answer: Future[list[Receipt]] = Future()
+    number: int
+    intents: Sequence[Intent]
+    since: Moment
+    until: Moment
+    finish: Callable[[list[Receipt]], list[Receipt]]
+    answer: Future[list[Receipt]] = field(default_factory=Future)
 
 
 class SubmitWaitlist:
@@ -63,14 +63,19 @@ class SubmitWaitlist:
         return len(self._waiting)
 
     def submit_soon(
-        self, intents: Sequence[Intent], wait_sec: float = 0, *, wait: bool = False
+        self,
+        intents: Sequence[Intent],
+        wait_sec: float = 0,
+        *,
+        wait: bool = False,
+        finish: Callable[[list[Receipt]], list[Receipt]] = list,
     ) -> Future[list[Receipt]]:
         """
         QueueFull is the Future's, after `wait_sec` at the latest. Cancelling it gives up the place. `wait`:
-        the caller's thread may write.
+        the caller's thread may write. `finish` makes the result of the durable receipts.
         """
         now = self._store.now()
-        waiter = _Waiter(next(self._numbers), intents, now, now + int(wait_sec * SECOND))
+        waiter = _Waiter(next(self._numbers), intents, now, now + int(wait_sec * SECOND), finish)
         full = self._before(intents)
 
         def answered(done: Future[list[Receipt]]) -> None:
@@ -105,8 +110,7 @@ class SubmitWaitlist:
 
     def _could_ever(self, intents: Sequence[Intent]) -> bool:
         """A bulk submit above the limit would wait in vain, and all others behind it."""
-        limits = [limit for limit in (self._depth.total, self._depth.per_addon) if limit is not None]
-        return all(len(intents) <= limit for limit in limits)
+        return self._depth.reached([intent.addon_id for intent in intents], lambda _: 0) is None
 
     # the part
 
@@ -180,29 +184,12 @@ def _first_that_stops(limits: Iterable[DepthReached], addons: Container[AddonId]
 
 
 def _settle(waiter: _Waiter, outcome: list[Receipt] | BaseException) -> None:
-    with suppress(InvalidStateError):  # its caller gave up at this moment
+    try:
         if isinstance(outcome, BaseException):
             waiter.answer.set_exception(outcome)
         else:
-            waiter.answer.set_result(outcome)
-
-
-def then(first: Future[T], work: Callable[[T], T]) -> Future[T]:
-    """A Future of what `work` makes of the first one's result. Cancelling it cancels the first."""
-    last: Future[T] = Future()
-
-    def done(answered: Future[T]) -> None:
-        if not last.set_running_or_notify_cancel():
-            return
-        try:
-            last.set_result(work(answered.result()))
-        except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
-            last.set_exception(error)
-
-    def given_up(answered: Future[T]) -> None:
-        if answered.cancelled():
-            first.cancel()
-
-    last.add_done_callback(given_up)
-    first.add_done_callback(done)
-    return last
+            waiter.answer.set_result(waiter.finish(outcome))
+    except InvalidStateError:
+        pass  # its caller gave up at this moment
+    except Exception as error:  # noqa: BLE001 - the waiting caller gets it
+        _settle(waiter, error)

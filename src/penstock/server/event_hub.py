@@ -283,7 +283,7 @@ class StatsStream:
 
     def _rest(self) -> None:
         self._rested += 1
-        self.live.rest(self._service.store.now())
+        self.live.step(self._service.store.now(), changed=False)
 
     def _step(self) -> bytes:
         self._count()

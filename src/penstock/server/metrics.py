@@ -18,6 +18,7 @@ from penstock.core.jobs.admission import EVERYTHING
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import EndReason
 from penstock.scheduler.stats import Histogram
 from penstock.server.app_state import AppState
 from penstock.server.event_hub import oldest_queued_sec
@@ -81,7 +82,7 @@ class MetricsCollector(Collector):
         about = "Runs that went back to the queue, by reason."
         yield _counters("penstock_requeues", about, "reason", tallies.requeues)
         about = "Leases that were not renewed in time."
-        yield CounterMetricFamily("penstock_leases_expired", about, tallies.leases_expired)
+        yield CounterMetricFamily("penstock_leases_expired", about, tallies.requeues[EndReason.LEASE_EXPIRED])
         about = "Calls of workers whose dispatch was over."
         yield CounterMetricFamily("penstock_fenced_calls", about, tallies.fenced)
         preempted = tallies.events[EventKind.PREEMPT_REQUESTED]

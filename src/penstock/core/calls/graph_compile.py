@@ -48,7 +48,7 @@ from penstock.core.text import safe_repr
 def compile_plan(name: str, specs: Sequence[NodeSpec], env: Mapping[str, Any]) -> Plan:
     """`env` maps each name that runs bring along to its type hint, or to Any."""
     compiler = _Compiler(specs, env)
-    nodes = compiler.nodes()
+    nodes = compiler.nodes
     feeders = {node: nodes[node].feeders() for node in nodes}
     order = topological(feeders)
     problems = [*compiler.problems, *TypeCheck(nodes, env).problems()]
@@ -77,56 +77,46 @@ class _Compiler:
     """Collects the problems; each method is one check and goes on after a mistake."""
 
     def __init__(self, specs: Sequence[NodeSpec], env: Mapping[str, Any]) -> None:
-        self._specs = specs
         self._env = env
         self._by_function: dict[int, str] = {}
         self._signatures: dict[tuple[int, bool], Mapping[str, inspect.Parameter] | None] = {}
         self.problems: list[GraphProblem] = []
-
-    def nodes(self) -> dict[str, Node]:
-        nodes = self._named()
-        if not nodes and not self.problems:
+        self.nodes: dict[str, Node] = {}
+        for spec in specs:
+            self._add(spec)
+        if not self.nodes and not self.problems:
             self._note(None, "empty", "it has no nodes", "add one with @graph.node or graph.add(...)")
-        for node in nodes.values():
-            self._bind(node, nodes)
-        return nodes
+        for node in self.nodes.values():
+            self._bind(node)
 
     def _note(self, node: str | None, kind: str, text: str, fix: str) -> None:
         self.problems.append(GraphProblem(node, kind, text, fix))
 
-    def _named(self) -> dict[str, Node]:
-        nodes: dict[str, Node] = {}
-        for spec in self._specs:
-            name = spec.title
-            if not self._name_is_good(spec, name, nodes):
-                continue
-            queue = checked_queue(name, spec, self.problems)
-            rules = checked_rules(name, spec, self.problems)
-            nodes[name] = Node(name, spec, queue, rules, self._parameters(name, spec))
-            if callable(spec.fn):
-                self._by_function.setdefault(id(spec.fn), name)
-        return nodes
+    def _add(self, spec: NodeSpec) -> None:
+        name = spec.title
+        problem = self._name_problem(spec, name)
+        if problem is not None:
+            self._note(name, *problem)
+            return
+        queue = checked_queue(name, spec, self.problems)
+        rules = checked_rules(name, spec, self.problems)
+        self.nodes[name] = Node(name, spec, queue, rules, self._parameters(name, spec))
+        self._by_function.setdefault(id(spec.fn), name)
 
-    def _name_is_good(self, spec: NodeSpec, name: str, nodes: Mapping[str, Node]) -> bool:
-        before = len(self.problems)
-        if not callable(spec.fn):
-            self._note(name, "function", f"{safe_repr(spec.fn, 200)} cannot be called", "give it a function")
-        elif spec.name is not None and (not isinstance(spec.name, str) or not spec.name):
-            self._note(
-                name,
-                "name",
-                f"{safe_repr(spec.name, 200)} is not a name",
-                "give name= a string that is not empty",
-            )
-        elif spec.name is None and (not hasattr(spec.fn, "__name__") or spec.fn.__name__ == "<lambda>"):
-            self._note(name, "name", "its function has no name of its own", "give it one with name=...")
-        elif name in nodes:
-            self._note(
-                name, "duplicate", "two nodes have this name", "give one of them another with name=..."
-            )
-        elif name in self._env:
-            self._note(name, "duplicate", "the environment has an input of this name", "rename one of them")
-        return len(self.problems) == before
+    def _name_problem(self, spec: NodeSpec, name: str) -> tuple[str, str, str] | None:
+        """Kind, text and fix if the node has no function, or no name of its own."""
+        fn, given = spec.fn, spec.name
+        if not callable(fn):
+            return "function", f"{safe_repr(fn, 200)} cannot be called", "give it a function"
+        if given is not None and (not isinstance(given, str) or not given):
+            return "name", f"{safe_repr(given, 200)} is not a name", "give name= a string that is not empty"
+        if given is None and (not hasattr(fn, "__name__") or fn.__name__ == "<lambda>"):
+            return "name", "its function has no name of its own", "give it one with name=..."
+        if name in self.nodes:
+            return "duplicate", "two nodes have this name", "give one of them another with name=..."
+        if name in self._env:
+            return "duplicate", "the environment has an input of this name", "rename one of them"
+        return None
 
     def _parameters(self, name: str, spec: NodeSpec) -> Mapping[str, inspect.Parameter]:
         # Bound methods are made anew at each access; their functions are the same.
@@ -142,7 +132,7 @@ class _Compiler:
             return {}
         return parameters
 
-    def _bind(self, node: Node, nodes: Mapping[str, Node]) -> None:
+    def _bind(self, node: Node) -> None:
         inputs = node.spec.inputs
         if not isinstance(inputs, Mapping):
             self._note(
@@ -153,16 +143,16 @@ class _Compiler:
             )
             return
         if node.spec.maps:
-            node.over = self._resolve(node, "over", node.spec.over, nodes)
+            node.over = self._resolve(node, "over", node.spec.over)
         each = self._each(node)
         for parameter in node.parameters.values():
             if parameter.name == each:
                 node.feeds[each] = ITEM_SOURCE
             elif parameter.name in inputs:
-                self._feed(node, parameter.name, inputs[parameter.name], nodes)
+                self._feed(node, parameter.name, inputs[parameter.name])
             elif parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-                self._feed_by_name(node, parameter, nodes)
-        self._bind_extra(node, nodes)
+                self._feed_by_name(node, parameter)
+        self._bind_extra(node)
 
     def _each(self, node: Node) -> str | None:
         """
@@ -182,16 +172,12 @@ class _Compiler:
             if p.name not in spec.inputs and p.kind != inspect.Parameter.VAR_KEYWORD
         ]
         if not free:
-            self._note(
-                node.name,
-                "map",
-                "it has no parameter for the item",
-                "give its function one, or name it by each=",
-            )
+            fix = "give its function one, or name it by each="
+            self._note(node.name, "map", "it has no parameter for the item", fix)
             return None
         return free[0]
 
-    def _bind_extra(self, node: Node, nodes: Mapping[str, Node]) -> None:
+    def _bind_extra(self, node: Node) -> None:
         """
         Inputs for parameters that the signature does not name: a mistake, unless the function takes any
         keyword.
@@ -203,7 +189,7 @@ class _Compiler:
             if name in node.parameters:
                 continue
             if takes_any:
-                self._feed(node, name, source, nodes)
+                self._feed(node, name, source)
             else:
                 self._unknown_parameter(node, "inputs name", name)
 
@@ -214,77 +200,57 @@ class _Compiler:
             fix = did_you_mean(name, node.parameters) or f"it has {_listed(node.parameters)}"
         self._note(node.name, "arity", f"{where} {name!r}, which is no parameter of its function", fix)
 
-    def _feed_by_name(self, node: Node, parameter: inspect.Parameter, nodes: Mapping[str, Node]) -> None:
+    def _feed_by_name(self, node: Node, parameter: inspect.Parameter) -> None:
         name, default = parameter.name, parameter.default
         if isinstance(default, (Env, Const)):
-            self._feed(node, name, default, nodes)
-        elif name in nodes:
+            self._feed(node, name, default)
+        elif name in self.nodes:
             node.feeds[name] = name
         elif name in self._env:
             node.feeds[name] = Env(name)
         elif default is not inspect.Parameter.empty:
             node.feeds[name] = Const(default)
         else:
-            hint = did_you_mean(name, [*nodes, *self._env])
+            hint = did_you_mean(name, [*self.nodes, *self._env])
             fix = f"add a node of that name, declare it with graph.env({name!r}), or bind it by inputs={{{name!r}: ...}}"
-            self._note(
-                node.name,
-                "unknown input",
-                f"its parameter {name!r} matches no node and no input of the environment",
-                f"{hint}; or {fix}" if hint else fix,
-            )
+            text = f"its parameter {name!r} matches no node and no input of the environment"
+            self._note(node.name, "unknown input", text, f"{hint}; or {fix}" if hint else fix)
 
-    def _feed(self, node: Node, parameter: str, source: Any, nodes: Mapping[str, Node]) -> None:
-        resolved = self._resolve(node, parameter, source, nodes)
+    def _feed(self, node: Node, parameter: str, source: Any) -> None:
+        resolved = self._resolve(node, parameter, source)
         if resolved is not None:
             node.feeds[parameter] = resolved
 
-    def _resolve(self, node: Node, parameter: str, source: Any, nodes: Mapping[str, Node]) -> Resolved | None:
+    def _resolve(self, node: Node, parameter: str, source: Any) -> Resolved | None:
         if not isinstance(source, (list, tuple)):
-            return self._leaf(node, parameter, source, nodes)
-        resolved = [self._leaf(node, parameter, part, nodes) for part in source]
+            return self._leaf(node, parameter, source)
+        resolved = [self._leaf(node, parameter, part) for part in source]
         return tuple(leaf for leaf in resolved if leaf is not None)
 
-    def _leaf(self, node: Node, parameter: str, source: Any, nodes: Mapping[str, Node]) -> Leaf | None:
+    def _leaf(self, node: Node, parameter: str, source: Any) -> Leaf | None:
         match source:
             case Const():
                 return source
             case Env(name=name):
                 if name in self._env:
                     return source
+                text = f"{parameter!r} reads Env({name!r}), which is not declared"
                 fix = did_you_mean(name, self._env) or f"declare it with graph.env({name!r})"
-                self._note(
-                    node.name,
-                    "unknown input",
-                    f"{parameter!r} reads Env({name!r}), which is not declared",
-                    fix,
-                )
-                return None
-            case str():
-                return self._named_leaf(node, parameter, source, nodes)
-        if callable(source) and id(source) in self._by_function:
-            return self._by_function[id(source)]
-        what = f"{parameter!r} is given {safe_repr(source, 200)}, which is no node"
-        if callable(source):
-            self._note(node.name, "unknown input", what, "add that function to the graph first")
-        else:
-            self._note(
-                node.name, "unknown input", what, f"for a fixed value write Const({safe_repr(source, 200)})"
-            )
-        return None
-
-    def _named_leaf(self, node: Node, parameter: str, name: str, nodes: Mapping[str, Node]) -> Leaf | None:
-        if name in nodes:
-            return name
-        if name in self._env:
-            return Env(name)
-        fix = (
-            did_you_mean(name, [*nodes, *self._env])
-            or f"add that node, or write Const({name!r}) for the text itself"
-        )
-        self._note(
-            node.name, "unknown input", f"{parameter!r} is fed by {name!r}, and there is no such node", fix
-        )
+            case str(name):
+                if name in self.nodes or name in self._env:
+                    return name if name in self.nodes else Env(name)
+                text = f"{parameter!r} is fed by {name!r}, and there is no such node"
+                fix = did_you_mean(name, [*self.nodes, *self._env])
+                fix = fix or f"add that node, or write Const({name!r}) for the text itself"
+            case _:
+                if callable(source) and id(source) in self._by_function:
+                    return self._by_function[id(source)]
+                given = safe_repr(source, 200)
+                text = f"{parameter!r} is given {given}, which is no node"
+                fix = f"for a fixed value write Const({given})"
+                if callable(source):
+                    fix = "add that function to the graph first"
+        self._note(node.name, "unknown input", text, fix)
         return None
 
 

@@ -223,9 +223,7 @@ class Gates:
         urgent: bool = False,
     ) -> None:
         self._ledger, self._capacity, self._cost = ledger, conditions.capacity, admission_class.cost_units
-        self._shut = _gate(admission_class, ledger, conditions, now, ready_at) or _machine(
-            admission_class, conditions, urgent
-        )
+        self._shut = _shut(admission_class, ledger, conditions, now, ready_at=ready_at, urgent=urgent)
         self._concurrent = limits.caps.concurrent
         self.keys = keys_of(admission_class)
         self._caps = [(key, limit) for key in self.keys if (limit := limits.caps.limit(*key)) is not None]
@@ -265,9 +263,16 @@ class Gates:
         return None
 
 
-def _gate(
-    admission_class: AdmissionClass, ledger: Ledger, conditions: Conditions, now: Moment, ready_at: Moment
+def _shut(
+    admission_class: AdmissionClass,
+    ledger: Ledger,
+    conditions: Conditions,
+    now: Moment,
+    *,
+    ready_at: Moment,
+    urgent: bool,
 ) -> Reason | None:
+    """The first gate that stays shut for the whole round."""
     if missing := conditions.missing(admission_class):
         return LabelMissing(missing)
     if conditions.draining:
@@ -275,10 +280,8 @@ def _gate(
     scope = ledger.paused(admission_class.addon_id)
     if scope is not None:
         return Paused(scope)
-    return NotReady(ready_at) if ready_at > now else None
-
-
-def _machine(admission_class: AdmissionClass, conditions: Conditions, urgent: bool) -> Reason | None:
+    if ready_at > now:
+        return NotReady(ready_at)
     wants = _worst_allowed(admission_class, urgent)
     if _RANK[conditions.quiet] > _RANK[wants]:
         return NotQuiet(conditions.quiet, wants, conditions.busy.score, conditions.busy.by)

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from penstock.core.jobs.types import MINUTE, SECOND, AddonId, JobId, Moment, Span
 
@@ -31,14 +32,9 @@ class Alert(Struct, frozen=True, kw_only=True):
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "addon_id": self.addon_id,
-            "job_id": self.job_id,
-            "key": self.key,
-            "text": self.text,
-            **self.data,
-        }
+        fields = asdict(self)
+        fields |= fields.pop("data")
+        return fields
 
 
 class SentAlert(NamedTuple):

@@ -113,7 +113,7 @@ def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str =
     stop_at, stop_for = stop_moment(job.intent.max_runtime_sec, job.intent.max_active_sec, job.active, now)
     return Change(
         at=now,
-        notes=(running(worker, now - job.ready_at),),
+        notes=(Note(EventKind.RUNNING, data=running_data(worker, now - job.ready_at)),),
         job=_job_step(job, Move.START, counters=replace(job.counters, start=0)),
         dispatch=_dispatch_step(
             dispatch,
@@ -127,10 +127,6 @@ def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str =
     )
 
 
-def running(worker: str, waited: Span) -> Note:
-    return Note(EventKind.RUNNING, data=running_data(worker, waited))
-
-
 def end(
     job: Job,
     dispatch: Dispatch,
@@ -142,6 +138,7 @@ def end(
     result: str | None = None,
     error: str | None = None,
     reported: bool = False,
+    by: str = "",
 ) -> Change:
     """
     End the dispatch: its units go back, and `END_RULES` decide the job's next state. `reported`: its worker
@@ -161,7 +158,7 @@ def end(
     requeued = place(job.intent, since, not_before, ordering) if move is Move.REQUEUE else None
     return Change(
         at=now,
-        notes=_end_notes(end_result, job, now, error),
+        notes=_end_notes(end_result, job, now, error, by),
         job=_job_step(job, move, counters=end_result.counters, place=requeued),
         dispatch=_dispatch_step(
             dispatch,
@@ -199,8 +196,8 @@ def completed(dispatch_id: DispatchId, now: Moment, result: str | None = None) -
     )
 
 
-def _end_notes(end_result: EndResult, job: Job, now: Moment, error: str | None) -> tuple[Note, ...]:
-    data: dict[str, Any] = {}
+def _end_notes(end_result: EndResult, job: Job, now: Moment, error: str | None, by: str) -> tuple[Note, ...]:
+    data: dict[str, Any] = {**principal_data(by)}
     if end_result.delay:
         data["not_before"] = now + end_result.delay
     if error is not None:
@@ -213,9 +210,9 @@ def _end_notes(end_result: EndResult, job: Job, now: Moment, error: str | None) 
     how = str(end_result.end)
     kind = EventKind.REQUEUED if end_result.target is JobState.QUEUED else EventKind(end_result.target)
     notes = [Note(kind, how, data)]
-    if end_result.mark is not None:
-        notes.insert(0, Note(EventKind(end_result.mark), how))
-    if end_result.alert:
+    if end_result.rule.mark is not None:
+        notes.insert(0, Note(EventKind(end_result.rule.mark), how))
+    if end_result.rule.alert:
         key, text = f"{how}/{job.job_id}/{job.fence}", f"job {job.job_id[-8:]} is {end_result.target}: {how}"
         alert = Alert(kind=how, addon_id=job.intent.addon_id, job_id=job.job_id, key=key, text=text)
         notes.append(alert_note(alert))
@@ -292,9 +289,7 @@ def cancel(
                 "the job's dispatch ended while it was being canceled; ask again", job_id=job.job_id
             )
         if dispatch.phase is DispatchPhase.RESERVED:
-            ended = end(job, dispatch, EndReason.CANCELED, now, schedules=schedules, ordering=ordering)
-            first, *rest = ended.notes
-            return replace(ended, notes=(replace(first, data={**first.data, **because}), *rest))
+            return end(job, dispatch, EndReason.CANCELED, now, schedules=schedules, ordering=ordering, by=by)
         stopping = stop(dispatch, job, EndReason.CANCELED, now, grace=grace, because=because)
         if stopping is None and dispatch.reason is not EndReason.CANCELED:
             late = {**because, "too_late_for": str(dispatch.reason)}

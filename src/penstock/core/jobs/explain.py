@@ -36,7 +36,6 @@ from penstock.core.jobs.reasons import (
     QueuedAhead,
     Reason,
     UnitsKept,
-    as_json,
     due_in,
     from_json,
     named,
@@ -97,7 +96,7 @@ def explain(
         text=" ".join([*lead, *(sentences or ["Nothing is in its way: it starts with the next round."])]),
         waiting_sec=seconds(max(0, now - job.ready_at)),
         reason="" if reason is None else reason.code,
-        reason_data=None if reason is None else as_json(reason),
+        reason_data=None if reason is None else asdict(reason),
         retry_after_sec=None if reason is None else retry_after_sec(reason, now),
         recorded=shown.head and reason is not None and reason.code == job.denied,
         ahead=shown.ahead,
@@ -247,7 +246,7 @@ class Viewer(Struct, frozen=True):
     def _data(self, event: Event) -> dict[str, Any]:
         match event.kind:
             case EventKind.DENIED if event.reason in REASONS:
-                reason = as_json(self.reason(from_json(event.reason, dict(event.data))))
+                reason = asdict(self.reason(from_json(event.reason, event.data)))
                 return reason | {name: event.data[name] for name in ("after",) if name in event.data}
             case EventKind.PREEMPT_REQUESTED:
                 shown = {"for": self.job(event.data.get("for"))}

@@ -13,7 +13,8 @@ units are ignored, so a moment is rather late than early.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final
@@ -23,7 +24,7 @@ from msgspec.structs import replace
 
 from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Conditions, Ledger
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.ordering import Ordering, QueuedJob, head_key
+from penstock.core.jobs.ordering import QueuedJob, head_key
 from penstock.core.jobs.reasons import (
     BudgetSpent,
     NotEnoughUnits,
@@ -85,12 +86,12 @@ def outlook(inputs: RoundInputs, job_id: JobId, admission_class: AdmissionClass,
         reason = _held_by_others(inputs, waiting, admission_class, urgent=urgent)
     if isinstance(reason, NotEnoughUnits):
         reason = replace(reason, until=_room_at(view, conditions, admission_class.cost_units))
-    starts = forecast(view, conditions, inputs.ordering) if _known_from_the_order(reason) else {}
+    likely = _likely(reason, view.now, lambda: forecast(inputs).get(job_id))
     return Outlook(
         reason,
         () if waiting is None else _ahead(inputs, waiting, admission_class, urgent=urgent),
         before,
-        _likely(reason, view.now, starts.get(job_id)),
+        likely,
         waiting is not None and not before,
     )
 
@@ -103,10 +104,10 @@ def likely_starts(
     once for all.
     """
     view = inputs.view
-    starts = forecast(view, inputs.conditions, inputs.ordering)
+    starts = forecast(inputs)
     return {
         job_id: _likely(
-            inputs.gates(admission_class, ready_at=ready_at).refusal(), view.now, starts.get(job_id)
+            inputs.gates(admission_class, ready_at=ready_at).refusal(), view.now, partial(starts.get, job_id)
         )
         for job_id, admission_class, ready_at in jobs
     }
@@ -192,19 +193,15 @@ def _room_at(admission_view: AdmissionView, conditions: Conditions, cost: int) -
     return None
 
 
-def _known_from_the_order(reason: Reason | None) -> bool:
-    return reason is None or isinstance(reason, NotEnoughUnits | UnitsKept | QueuedAhead)
-
-
-def _likely(reason: Reason | None, now: Moment, in_order: Moment | None) -> Moment | None:
-    """The likely start, only where it follows from known moments."""
+def _likely(reason: Reason | None, now: Moment, in_order: Callable[[], Moment | None]) -> Moment | None:
+    """The likely start, only where it follows from known moments. `in_order`: where it follows from the order."""
     match reason:
         case NotReady(until) | BudgetSpent(until=until):
             return until
         case NotQuietLongEnough(streak, wants):
             return now + int((wants - streak) * SECOND)
         case None | NotEnoughUnits() | UnitsKept() | QueuedAhead():
-            return in_order
+            return in_order()
         case _:
             return None
 
@@ -216,19 +213,16 @@ def try_round(inputs: RoundInputs) -> tuple[RoundResult, Ledger]:
     return round_result, trial.ledger
 
 
-def forecast(
-    admission_view: AdmissionView, conditions: Conditions, ordering: Ordering
-) -> dict[JobId, Moment | None]:
+def forecast(inputs: RoundInputs) -> dict[JobId, Moment | None]:
     """
     The likely starts of the first thousand jobs in order, whatever kind of worker runs them. None: unknown.
     """
-    endless = replace(conditions, capacity=_ENDLESS)
-    inputs = RoundInputs(
-        Trial(admission_view), endless, AdmissionLimits(), ordering, lambda _: Placement.LEASE
-    )
-    order = run_round(inputs, most_picks=MOST_COUNTED).picks
-    free = conditions.capacity - admission_view.ledger.units
-    return dict(_starts(order, free, admission_view.running(), admission_view.now))
+    view, ordering = inputs.view, inputs.ordering
+    endless = replace(inputs.conditions, capacity=_ENDLESS)
+    trial = RoundInputs(Trial(view), endless, AdmissionLimits(), ordering, lambda _: Placement.LEASE)
+    order = run_round(trial, most_picks=MOST_COUNTED).picks
+    free = inputs.conditions.capacity - view.ledger.units
+    return dict(_starts(order, free, view.running(), view.now))
 
 
 def _starts(

@@ -195,19 +195,13 @@ class DispatchStep(Struct, frozen=True, gc=False):
         return dispatch.expires_at > now or not self.while_valid
 
     def apply(self, dispatch: Dispatch, now: Moment) -> Dispatch:
-        dispatch = replace(
-            dispatch,
-            phase=self.target,
-            started_at=dispatch.started_at or (now if self.target is DispatchPhase.LEASED else None),
-            expires_at=dispatch.expires_at if self.expires_at is None else self.expires_at,
-            stop_at=dispatch.stop_at if self.stop_at is None else self.stop_at,
-            stop_for=dispatch.stop_for if self.stop_for is None else self.stop_for,
-            reason=dispatch.reason if self.reason is None else self.reason,
-            worker=dispatch.worker if self.worker is None else self.worker,
-        )
-        if self.target is not DispatchPhase.ENDED:
-            return dispatch
-        return replace(dispatch, ended_at=now, end=self.end, result=self.result, error=self.error)
+        names = ("expires_at", "stop_at", "stop_for", "reason", "worker", "end", "result", "error")
+        moved = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.target is DispatchPhase.LEASED and dispatch.started_at is None:
+            moved["started_at"] = now
+        if self.target is DispatchPhase.ENDED:
+            moved["ended_at"] = now
+        return replace(dispatch, phase=self.target, **moved)
 
 
 class Event(Struct, frozen=True, gc=False):

@@ -7,10 +7,10 @@ wording.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, TypeAlias, assert_never, get_args
 
-from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec import Struct, convert
 
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.types import MINUTE, JobId, Moment, seconds, spelled
@@ -225,19 +225,9 @@ def named(job_id: JobId | None) -> str:
     return "another job" if job_id is None else f"job {job_id[-8:]}"
 
 
-def as_json(reason: Reason) -> dict[str, Any]:
-    return asdict(reason)
-
-
-def from_json(code: str, data: dict[str, Any]) -> Reason:
-    """Drop unknown fields: an older program must be able to read a newer one's trail."""
-    kind = REASONS[code]
-    fields = {name: data[name] for name in kind.__struct_fields__ if name in data}
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    for name in ("state", "wants"):
-        if kind is NotQuiet and name in fields:
-            fields[name] = QuietState(fields[name])
-    return kind(**fields)
+def from_json(code: str, data: Mapping[str, Any]) -> Reason:
+    """Unknown fields are dropped: an older program must be able to read a newer one's trail."""
+    return convert(data, REASONS[code])
 
 
 def due_in(moment: Moment, now: Moment) -> str:

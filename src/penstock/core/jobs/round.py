@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Conditions, Gates, Kept, Ledger
 from penstock.core.jobs.load import QuietState
@@ -33,7 +34,6 @@ from penstock.core.jobs.reasons import (
     Paused,
     QueuedAhead,
     Reason,
-    as_json,
 )
 from penstock.core.jobs.types import SECOND, EndReason, Moment, Span
 
@@ -152,7 +152,7 @@ class Denial(Struct, frozen=True):
     after: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        return as_json(self.reason) | ({"after": self.after} if self.after else {})
+        return asdict(self.reason) | ({"after": self.after} if self.after else {})
 
 
 class RoundResult(Struct):

@@ -211,9 +211,8 @@ class EndResult(Struct, frozen=True):
     move: Move
     target: JobState
     counters: Counters
-    delay: Span = 0
-    alert: bool = False
-    mark: str | None = None
+    delay: Span
+    rule: EndRule
 
 
 def resolve_end(
@@ -252,4 +251,4 @@ def resolve_end(
             move, delay = Move.REQUEUE, wait
     if move is Move.COMPLETE:
         counters = Counters()
-    return EndResult(end, move, step(state, move), counters, delay, end_rule.alert, end_rule.mark)
+    return EndResult(end, move, step(state, move), counters, delay, end_rule)

@@ -15,7 +15,6 @@ from penstock.core.errors import BadIntent, Refused, StaleDispatch
 from penstock.core.jobs.admission import admission_class_of
 from penstock.core.jobs.intent import check
 from penstock.core.jobs.job import Dispatch, EventKind
-from penstock.core.jobs.reasons import as_json as reason_json
 from penstock.core.jobs.reasons import retry_after_sec, words
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import DispatchId, EndReason, JobId, money_of, seconds, when
@@ -151,7 +150,7 @@ def _standalone_lease(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGrant
     return wire.LeaseGranted(
         approved=False,
         reason=reason.code,
-        reason_data=reason_json(reason),
+        reason_data=structs.asdict(reason),
         message=words(reason, now),
         retry_after_sec=retry_after_sec(reason, now),
     )

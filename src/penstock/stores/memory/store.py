@@ -17,12 +17,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.core.jobs.admission import Account, AdmissionClass, windows
-from penstock.core.jobs.changes import Change, Note, Renewal, addon_note, completed, drain_note, running
+from penstock.core.jobs.changes import Change, Note, Renewal, addon_note, completed, drain_note
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep, dispatch_id_of
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging, order_key, place
-from penstock.core.jobs.round import Pick, Placement, RoundResult, stop_moment
+from penstock.core.jobs.round import Pick, Placement, RoundResult, running_data, stop_moment
 from penstock.core.jobs.spending import NOTHING_SPENT, Standing
 from penstock.core.jobs.states import PRUNABLE, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
@@ -180,7 +180,8 @@ class MemoryStore(MemoryTables):
         limits = stop_moment(job.intent.max_runtime_sec, job.intent.max_active_sec, job.active, now)
         if leased:
             job = replace(job, state=JobState.RUNNING, counters=replace(job.counters, start=0))
-            self._note(now, running(terms.worker, now - job.ready_at), job, dispatch_id)
+            data = running_data(terms.worker, now - job.ready_at)
+            self._note(now, Note(EventKind.RUNNING, data=data), job, dispatch_id)
         self._moved(job, JobState.QUEUED)
         dispatch = new_dispatch(
             dispatch_id,
