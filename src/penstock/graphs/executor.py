@@ -198,18 +198,14 @@ class GraphExecutor:
         Call any function on a lane, without a graph. The returned Future can be awaited from any event loop
         and chained with `then`. An `async def` runs on the I/O lane's event loop.
         """
-        scheduled: Scheduled[T] = self.make_scheduled(fn, lane, args, kwargs)
+        scheduled: Scheduled[T] = self.make_scheduled(lane, fn, *args, **kwargs)
         if self.closed:
             self._refuse()
         scheduled.start()
         return scheduled
 
     def make_scheduled(
-        self,
-        fn: Callable[..., Any],
-        lane: str | None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, lane: str | None, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Scheduled[Any]:
         waits = inspect.iscoroutinefunction(fn)
         if lane is not None and lane not in list(LaneName):

@@ -206,6 +206,8 @@ class RunQueue:
 
 
 _ids: Final = count(1)
+#: Shared by all runs whose nodes are plain calls in threads: they make no attempts.
+_NO_ATTEMPTS: Final = NodeAttempts(threading.Lock())
 _STOP_ERRORS: Final = (CancelledError, asyncio.CancelledError, CallEnded)
 
 
@@ -252,7 +254,8 @@ class Run(AwaitableFuture[RunResult]):
         self.node_by_worker: dict[LaneWorker, int] = {}
         self.context = copy_context()
         self.lock = threading.Lock()
-        self.attempts = NodeAttempts(self.lock)
+        simple = plan.simple and recorder is None
+        self.attempts = _NO_ATTEMPTS if simple else NodeAttempts(self.lock)
         self.errors: dict[int, BaseException] = {}
         self.skipped: dict[int, int] = {}
         self._stopped: set[int] = set()  # nodes that stopped when their run had ended

@@ -36,13 +36,13 @@ class Scheduled(AwaitableFuture[T], Generic[T]):
         executor: GraphExecutor,
         lane: AnyLane,
         fn: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
         self.cancel_start: Callable[[], object] | None = None
         self._executor = executor
         self._lane = lane
-        self._call = (fn, args, kwargs or {})
+        self._call = (fn, args, kwargs)
         self._context = copy_context()
         self._begun = False
         self._worker: LaneWorker | None = None  # the worker whose thread runs it
@@ -53,7 +53,7 @@ class Scheduled(AwaitableFuture[T], Generic[T]):
         Call `fn` with the result, on a lane of its own. An error skips it and becomes the error of the
         returned Future.
         """
-        following: Scheduled[U] = self._executor.make_scheduled(fn, lane)
+        following: Scheduled[U] = self._executor.make_scheduled(lane, fn)
         self.add_done_callback(following._follow)
         return following
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,7 +19,7 @@ from penstock.core.calls.ticket import WAIT, check_count
 from penstock.core.text import safe_repr
 from penstock.pools.call_queue import CallQueue
 from penstock.pools.context import may_block
-from penstock.pools.future import Call
+from penstock.pools.future import AwaitableFuture, Call
 from penstock.pools.guards import CancelSignal
 from penstock.pools.options import WorkerOptions, seconds
 from penstock.pools.timers import clock
@@ -236,21 +235,18 @@ async def in_daemon(fn: Callable[[], object]) -> None:
     Await a blocking function in a daemon thread. Not in the loop's own executor: the end of the program waits
     for that one, and Ctrl-C must not wait for `fn`.
     """
-    import asyncio  # noqa: PLC0415  # as in `awaited`
-
-    done: Future[None] = Future()
+    done: AwaitableFuture[None] = AwaitableFuture()
 
     def run() -> None:
-        if done.set_running_or_notify_cancel():
-            try:
-                fn()
-            except BaseException as error:  # noqa: BLE001  # raised in the awaiting task
-                done.set_exception(error)
-            else:
-                done.set_result(None)
+        try:
+            fn()
+        except BaseException as error:  # noqa: BLE001  # raised in the awaiting task
+            done.set_outcome(None, error)
+        else:
+            done.set_outcome(None, None)
 
     threading.Thread(target=run, name="penstock-closer", daemon=True).start()
-    await asyncio.wrap_future(done)
+    await done
 
 
 _MAX_WINDOW: Final = 1024

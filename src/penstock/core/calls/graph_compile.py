@@ -36,6 +36,7 @@ from penstock.core.calls.graph_plan import (
     Node,
     NodeSpec,
     Plan,
+    Queue,
     Resolved,
     Step,
     cycles,
@@ -298,6 +299,7 @@ def _lay_out(name: str, order: Sequence[tuple[Node, Sequence[str]]], env: Iterab
         values=tuple(slots.values),
         pending=(*map(len, predecessors), sum(not fed for fed in successors)),
         env=MappingProxyType(slots.env),
+        simple=all(rule.plain for rule in rules) and set(queues[:-1]) <= {Queue.COMPUTE, Queue.IO},
         tolerant=any(rule.skip_dependents for rule in rules),
         lanes=tuple(sorted(set(queues[:-1]))),
     )

@@ -188,6 +188,7 @@ class Plan:
     values: tuple[Any, ...]
     pending: tuple[int, ...]
     env: Mapping[str, int]  # name -> slot
+    simple: bool  # whether all nodes are plain calls in worker threads
     tolerant: bool  # whether a node may fail without failing the run
     lanes: tuple[int, ...]  # the queues that its nodes wait in
 
