@@ -276,8 +276,7 @@ class Runner:
         if not (free or ended) or not (
             ended or self._fetch_worthwhile or self._service.dispatcher.awaits(kinds)
         ):
-            held = self._ended and plan.again_at is not None
-            self._exchange_at = boot_time() + seconds(SOON if held else self._rules.tick)
+            self._exchange_at = self._next_exchange()
             return
         self._exchange_at = boot_time() + _AFTER_FAILURE
         if free:
@@ -295,7 +294,10 @@ class Runner:
         more = free > 0 and len(claimed) == free
         # No change was noted meanwhile: this is the thread that notes them.
         self._fetch_worthwhile = more if free else self._fetch_worthwhile
-        self._exchange_at = 0.0 if more or self._ended else boot_time() + seconds(self._rules.tick)
+        self._exchange_at = 0.0 if more else self._next_exchange()
+
+    def _next_exchange(self) -> float:
+        return boot_time() + seconds(SOON if self._ended else self._rules.tick)
 
     def _free(self, calls: int) -> tuple[WorkerKinds, int]:
         """Which jobs to claim, and how many. `calls`: how many functions there is room for."""
