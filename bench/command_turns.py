@@ -44,7 +44,7 @@ def ours(count: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True) as where:
         os.environ["BENCH_SERVER"] = f"{where}/jobs.db"
         from bench.queues import daemon  # it looks for its place when it is imported
-        from penstock.client import Client
+        from penstock import Client
         from penstock.client.client import job_of
 
         daemon.start(f"runner.slots={_PARALLEL}")

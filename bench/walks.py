@@ -128,7 +128,7 @@ def library_job() -> Iterator[Operation]:
 @contextmanager
 def http_job(address: str | None = None) -> Iterator[Operation]:
     """A submit by the client, run by an SDK worker with one thread."""
-    from penstock.client import Client, Worker
+    from penstock import Client, Worker
     from penstock.server.listener import Config, serve
 
     with ExitStack() as down:

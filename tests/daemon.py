@@ -9,7 +9,7 @@ import subprocess
 import sys
 from functools import cached_property
 
-from penstock.client import Client
+from penstock import Client
 from tests import SOURCES
 from tests.waiting import LONG, until
 

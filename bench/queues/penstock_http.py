@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from bench.queues import daemon
 from bench.queues.tick import tick
-from penstock.client import Client
+from penstock import Client
 from penstock.client.client import job_of
 from penstock.client.worker import Worker
 

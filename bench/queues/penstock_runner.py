@@ -7,7 +7,7 @@ import threading
 
 from bench.fresh import ROOT
 from bench.queues import daemon
-from penstock.client import Client
+from penstock import Client
 from penstock.client.client import job_of
 
 GUARANTEE = "on disk"

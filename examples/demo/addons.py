@@ -9,8 +9,7 @@ import random
 import sys
 import time
 
-from penstock import JobContext
-from penstock.client import Client, Worker
+from penstock import Client, JobContext, Worker
 from penstock.client.client import job_of
 
 __all__ = ["submit_samples"]

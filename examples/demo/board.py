@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from penstock.client import Client
+from penstock import Client
 from penstock.wire import EventInfo, Lease, Stats
 
 __all__ = ["Board", "LiveBoard", "PlainBoard", "Sight"]

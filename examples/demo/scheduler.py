@@ -22,7 +22,7 @@ from typing import Any
 from examples.demo.addons import submit_samples
 from examples.demo.board import Board, LiveBoard, PlainBoard, Sight
 
-from penstock.client import Client
+from penstock import Client
 from penstock.client.signals import handled_signals
 from penstock.core.errors import NotFound
 

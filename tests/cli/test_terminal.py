@@ -14,8 +14,8 @@ import pexpect
 import pytest
 from tests.waiting import LONG, until
 
+from penstock import Client
 from penstock.cli.top import Top
-from penstock.client import Client
 
 INTERRUPTED = 130
 

@@ -13,7 +13,7 @@ import pytest
 from tests.daemon import environment
 from tests.waiting import LONG
 
-from penstock.client import Client
+from penstock import Client
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import MILLISECOND, SECOND

@@ -14,8 +14,7 @@ from tests.client.conftest import LEASE
 from tests.daemon import environment
 from tests.waiting import LONG
 
-from penstock import AccessDenied, Unreachable
-from penstock.client import Client
+from penstock import AccessDenied, Client, Unreachable
 from penstock.client.client import job_of
 from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound
 from penstock.server.routes import ROUTES
@@ -310,7 +309,7 @@ def test_a_stream_of_one_job_begins_with_its_first_event(client):
 
 def test_the_client_loads_no_server_and_no_event_loop():
     program = (
-        "import json, sys\nfrom penstock.client import Client\n"
+        "import json, sys\nimport penstock.client.client\n"
         "print(json.dumps([m for m in sys.modules if m.split('.')[0] in"
         " ('asyncio', 'uvicorn', 'starlette', 'uvloop', 'apsw', 'psutil', 'structlog')]))"
     )

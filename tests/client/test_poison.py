@@ -12,7 +12,7 @@ from tests.client.conftest import RULES
 from tests.poison import NOT_FINITE, POISONS, STATES, STORED, AsyncHandler, Handler, handled_neighbour
 
 import penstock
-from penstock.client import Client
+from penstock import Client
 from penstock.client.worker import JobHandler
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.states import Schedules

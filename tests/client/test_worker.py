@@ -10,8 +10,7 @@ import pytest
 from tests.client.conftest import LEASE
 from tests.waiting import LONG, until
 
-from penstock import AccessDenied, JobStopped, Unavailable
-from penstock.client import Worker
+from penstock import AccessDenied, JobStopped, Unavailable, Worker
 from penstock.core.errors import StaleDispatch
 from penstock.core.jobs.types import EndReason
 

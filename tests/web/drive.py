@@ -12,7 +12,7 @@ import select
 import sys
 import time
 
-from penstock.client import Client
+from penstock import Client
 from penstock.client.client import job_of
 from penstock.wire import OutcomeReport
 

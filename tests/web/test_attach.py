@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import penstock
-from penstock.client import Client
+from penstock import Client
 from tests.waiting import until
 
 

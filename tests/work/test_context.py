@@ -18,7 +18,7 @@ from tests.waiting import until
 from tests.work import job_functions
 
 import penstock
-from penstock.client import Client
+from penstock import Client
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import Schedules

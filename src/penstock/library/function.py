@@ -109,9 +109,7 @@ class JobFunction(Generic[P, C, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """On disk when it returns."""
-        return self.enqueue_by(
-            lambda intents: self.scheduler.submit(intents, self._options.wait_for_space), args, kwargs
-        )
+        return self.enqueue_by(self._submit, args, kwargs)
 
     def enqueue_by(self, submit: Submit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobHandle[R]:
         intent = self._intent(args, kwargs)
@@ -135,13 +133,14 @@ class JobFunction(Generic[P, C, R]):
         All of them or none, in one transaction. Each item is the arguments of one call: a tuple of them, a dict by name, or the
         argument itself where there is one (a tuple or a dict as the one argument is written `((1, 2),)`).
         """
-        return self.enqueue_many_by(
-            lambda intents: self.scheduler.submit(intents, self._options.wait_for_space), calls
-        )
+        return self.enqueue_many_by(self._submit, calls)
 
     def enqueue_many_by(self, submit: Submit, calls: Iterable[Any]) -> list[JobHandle[R]]:
         intents = [self._intent(*_call(item)) for item in calls]
         return [self._handle(receipt) for receipt in submit(intents)] if intents else []
+
+    def _submit(self, intents: Sequence[Intent]) -> list[Receipt]:
+        return self.scheduler.submit(intents, self._options.wait_for_space)
 
     def _intent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intent:
         payload = self.arguments.encode(args, kwargs)
@@ -186,7 +185,7 @@ class Within(Generic[P, R]):
         return self._function.enqueue_many_by(self._submit, calls)
 
     def _submit(self, intents: Sequence[Intent]) -> list[Receipt]:
-        return self._function.scheduler.submit_within(self._connection, intents)
+        return self._function.scheduler.job_service.submit_within(self._connection, intents)
 
 
 def _call(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

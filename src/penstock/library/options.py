@@ -29,7 +29,6 @@ from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.types import (
     SECOND,
-    AddonId,
     Constraint,
     HostId,
     Moment,
@@ -174,10 +173,6 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _addon(name: str, value: Any) -> AddonId:
-    return AddonId(_text(name, value))
-
-
 def _priority(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError(f"{name} is {value!r}; it must be 1..100, or LOW, NORMAL, HIGH, URGENT")
@@ -212,23 +207,19 @@ def words(name: str, value: Any) -> tuple[str, ...]:
     return words
 
 
-def _limit_sec(name: str, value: Any) -> int | None:
+def _whole_sec(name: str, value: Any) -> int:
     """Rounded up: a limit of half a second is one of a second, and never none."""
-    return None if value is None else math.ceil(span_sec(name, value))
+    return math.ceil(span_sec(name, value))
 
 
-def _expected(name: str, value: Any) -> float | None:
-    return None if value is None else span_sec(name, value)
+def _optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else check(name, value)
 
 
 def _delays(name: str, value: Any) -> tuple[int, ...]:
     if isinstance(value, str | int | float | timedelta) or not isinstance(value, Iterable):
         raise TypeError(f"{name} is {value!r}; it must be the delays before each retry, e.g. (60, 300)")
-    return tuple(math.ceil(span_sec(name, delay)) for delay in value)
-
-
-def _key(name: str, value: Any) -> str | None:
-    return None if value is None else _text(name, value)
+    return tuple(_whole_sec(name, delay) for delay in value)
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -247,26 +238,22 @@ def money(name: str, value: Any) -> Money:
         raise ValueError(f"{name} is {value!r}; it must be a sum of money") from None
 
 
-def _limit(name: str, value: Any) -> Money | None:
-    return None if value is None else money(name, value)
-
-
 _FIELDS: Final[dict[str, tuple[str, Callable[[str, Any], Any]]]] = {
-    "addon": ("addon_id", _addon),
+    "addon": ("addon_id", _text),
     "cost": ("cost_units", _whole),
     "priority": ("priority", _priority),
     "run_when": ("run_when", _run_when),
-    "quiet_for": ("quiet_for_sec", _limit_sec),
+    "quiet_for": ("quiet_for_sec", _optional(_whole_sec)),
     "constraints": ("constraints", _constraints),
-    "max_runtime": ("max_runtime_sec", _limit_sec),
-    "max_active": ("max_active_sec", _limit_sec),
-    "expected_duration": ("expected_duration_sec", _expected),
+    "max_runtime": ("max_runtime_sec", _optional(_whole_sec)),
+    "max_active": ("max_active_sec", _optional(_whole_sec)),
+    "expected_duration": ("expected_duration_sec", _optional(span_sec)),
     "retries": ("retry_delays_sec", _delays),
-    "unique_key": ("idempotency_key", _key),
+    "unique_key": ("idempotency_key", _optional(_text)),
     "tags": ("tags", words),
     "labels": ("labels", words),
     "time_sensitive": ("time_sensitive", _flag),
-    "cost_limit": ("cost_limit", _limit),
+    "cost_limit": ("cost_limit", _optional(money)),
     "unit": ("unit", _text),
 }
 

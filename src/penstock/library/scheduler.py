@@ -246,9 +246,6 @@ class Scheduler:
     def submit(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
         return self.job_service.submit(intents, wait_sec)
 
-    def submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
-        return self.job_service.submit_within(connection, intents)
-
     async def submit_async(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
         import asyncio  # noqa: PLC0415  # slow to import, and most programs do not use it
 
