@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -35,7 +36,7 @@ _TIMEOUT = 124
 def run(session: CliSession, /, command: tuple[str, ...], detach_on_interrupt: bool, **options: Any) -> None:
     """Submit a command, follow its output, exit with its code."""
     # With --json the answer is the job, so what the command prints goes to standard error.
-    show = _aside if session.as_json else _print
+    show = partial(_print, out=sys.stderr if session.as_json else None)
     job_id = submit_command(session, command, **options).job_id
     try:
         job = _follow(session, job_id, show)
@@ -122,19 +123,12 @@ def _follow(session: CliSession, job_id: str, show: Callable[[wire.Logs], None])
                     session.client.job(job_id, wait_sec=1)
 
 
-def _print(page: wire.Logs) -> None:
-    _write(page, sys.stdout)
-
-
-def _aside(page: wire.Logs) -> None:
-    _write(page, sys.stderr)
-
-
-def _write(page: wire.Logs, out: TextIO) -> None:
+def _print(page: wire.Logs, out: TextIO | None = None) -> None:
+    """`out`: where the standard output of the job goes."""
     for piece in page.pieces:
         if piece.skipped:
             echo(f"[... {piece.skipped} bytes are no longer stored ...]", err=True)
-        stream = out if piece.stream == "stdout" else sys.stderr
+        stream = (out or sys.stdout) if piece.stream == "stdout" else sys.stderr
         stream.write(output(piece.text) if stream.isatty() else piece.text)
         stream.flush()
 

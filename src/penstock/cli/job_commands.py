@@ -35,30 +35,16 @@ _STATES = ("QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CAN
     metavar="STATE",
     help=f"Only jobs in this state: {', '.join(_STATES).lower()}; may be repeated.",
 )
-@click.option("-a", "--addon", type=ADDON, help="Only jobs of this addon.")
+@click.option("-a", "--addon", "addon_id", type=ADDON, help="Only jobs of this addon.")
 @click.option("-t", "--type", "job_type", help="Only jobs of this type.")
 @click.option("--tag", help="Only jobs with this tag.")
 @click.option("-n", "--limit", type=Whole(1, 500), default=20, help="How many jobs to list.")
 @click.option("--oldest", is_flag=True, help="Oldest first instead of newest first.")
 @passes
-def ls(
-    session: CliSession,
-    states: tuple[str, ...],
-    addon: str | None,
-    job_type: str | None,
-    tag: str | None,
-    limit: int,
-    oldest: bool,
-) -> None:
+def ls(session: CliSession, /, states: tuple[str, ...], limit: int, oldest: bool, **filters: Any) -> None:
     """List jobs."""
-    page = session.client.jobs(
-        states=[state.upper() for state in states],
-        addon_id=addon,
-        job_type=job_type,
-        tag=tag,
-        limit=limit,
-        newest_first=not oldest,
-    )
+    named = [state.upper() for state in states]
+    page = session.client.jobs(states=named, limit=limit, newest_first=not oldest, **filters)
     if session.print_json(page):
         return
     now = datetime.now(UTC)

@@ -8,7 +8,7 @@ Completion offers the names that exist. It fails silently and quickly: an error 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -63,34 +63,29 @@ class Whole(click.IntRange):
     name = "N"
 
 
-class _Parsed(click.ParamType[T]):
-    """A type that is written as text and read by a function."""
+def _priority(value: str) -> int | str:
+    text = value.strip().lower()
+    if text in _PRIORITIES:
+        return text
+    if not (text.isdecimal() and Priority.LEAST <= int(text) <= Priority.MOST):
+        raise click.BadParameter(f"{value!r} is not a priority: write 1..100, or {', '.join(_PRIORITIES)}")
+    return int(text)
 
-    def __init__(self, name: str, read: Callable[[str], T]) -> None:
-        self.name, self._read = name, read
+
+class _Parsed(click.ParamType[T]):
+    """A type that is written as text and read by a function. `words` are offered for completion."""
+
+    def __init__(self, name: str, read: Callable[[str], T], words: Sequence[str] = ()) -> None:
+        self.name, self._read, self._words = name, read, words
 
     def convert(self, value: Any, _: click.Parameter | None, __: click.Context | None) -> T:
-        return self._read(value)
-
-
-class _Priority(click.ParamType["int | str"]):
-    name = "PRIORITY"
-
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int | str:
-        text = str(value).strip().lower()
-        if text in _PRIORITIES:
-            return text
-        if not (text.isdecimal() and Priority.LEAST <= int(text) <= Priority.MOST):
-            self.fail(
-                f"{value!r} is not a priority: write 1..100, or {', '.join(_PRIORITIES)}", param, context
-            )
-        return int(text)
+        return self._read(str(value))
 
     def shell_complete(self, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in _PRIORITIES if name.startswith(incomplete)]
+        return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
 
 
-PRIORITY: Final = _Priority()
+PRIORITY: Final = _Parsed("PRIORITY", _priority, _PRIORITIES)
 DURATION: Final = _Parsed("DURATION", _seconds)
 #: Rounded up.
 WHOLE_SECONDS: Final = _Parsed("DURATION", lambda value: ceil(_seconds(value)))

@@ -29,6 +29,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -367,7 +368,7 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head, self._head_size, self._headers, self._parsed = True, 0, 0, 0
         self.scope["penstock.connection"] = self  # type: ignore[typeddict-unknown-key]
-        self.server_state.default_headers = _dated()
+        self.server_state.default_headers = _dated(int(time.time()))
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -437,16 +438,10 @@ def refusal(status: int, code: str, detail: str, hint: str) -> bytes:
     )
 
 
-_date: tuple[int, list[tuple[bytes, bytes]]] = (0, [])
-
-
-def _dated() -> list[tuple[bytes, bytes]]:
+@lru_cache(maxsize=1)
+def _dated(second: int) -> list[tuple[bytes, bytes]]:
     """
     The Date header, made anew on the first request of a second: a timer for it would wake an idle machine for
     nothing.
     """
-    global _date  # noqa: PLW0603 - a cache of one entry
-    now = int(time.time())
-    if _date[0] != now:
-        _date = (now, [(b"date", formatdate(now, usegmt=True).encode())])
-    return _date[1]
+    return [(b"date", formatdate(second, usegmt=True).encode())]

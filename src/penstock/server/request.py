@@ -165,8 +165,10 @@ class Request(Generic[Q, B]):
     ) -> T:
         """
         Look again at each event that `wants` accepts, until the answer is enough, the time is over, or no
-        client waits for it any more.
+        client waits for it any more. Without a time to wait: look once.
         """
+        if not wait_sec:
+            return await look()
         loop = self.app_state.loop
         until = loop.time() + wait_sec
         gone = self.watch()
@@ -179,11 +181,12 @@ class Request(Generic[Q, B]):
                     return answer
                 await self.sooner(trail.wait(seen, min(remaining, _LOOK_AGAIN), wants))
 
-    async def sooner(self, waiting: Coroutine[Any, Any, object]) -> None:
-        """Wait for `waiting`, or until the client has gone."""
+    async def sooner(self, waiting: Coroutine[Any, Any, T]) -> T | None:
+        """Wait for `waiting`, or until the client has gone; then None."""
         task = asyncio.ensure_future(waiting)
         try:
             await asyncio.wait((self.watch(), task), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
         finally:
             task.cancel()
 

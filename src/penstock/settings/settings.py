@@ -384,10 +384,6 @@ class Settings(Struct, frozen=True):
         return self.data_dir / "penstock.sock"
 
     @property
-    def token_file(self) -> Path:
-        return self.server.token_file or self.data_dir / "token"
-
-    @property
     def webhook_secret_file(self) -> Path:
         return self.alerts.webhook_secret_file or self.data_dir / "webhook.secret"
 
@@ -420,7 +416,12 @@ class Settings(Struct, frozen=True):
             thresholds=Thresholds(self.quiet.quiet, self.quiet.normal, self.quiet.busy, self.quiet.margin),
             senses=Senses(needed=frozenset(self.quiet.needed), fresh_for=self.quiet.fresh_for),
             limits=self._limits(),
-            ordering=self.ordering(),
+            ordering=Ordering(
+                Aging(self.order.aging),
+                self.order.patience,
+                self.order.slack,
+                FairShare(self.order.half_life),
+            ),
             schedules=Schedules(self.retry.crash, self.retry.unavailable, self.retry.start),
             preemption=Preemption(self.preemption.threshold, self.preemption.patience),
             depth=Depth(self.depth.total, self.depth.per_addon),
@@ -434,10 +435,6 @@ class Settings(Struct, frozen=True):
             prune_every=self.retention.every,
             prune_step=self.retention.step,
         )
-
-    def ordering(self) -> Ordering:
-        order = self.order
-        return Ordering(Aging(order.aging), order.patience, order.slack, FairShare(order.half_life))
 
     def _limits(self) -> AdmissionLimits:
         addons = {

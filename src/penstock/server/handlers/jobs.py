@@ -9,7 +9,7 @@ client waits for the answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -150,14 +150,9 @@ def intent_from(submit: wire.SubmitBody) -> Intent:
 
 
 async def get(call: Request[wire.WaitQuery, None]) -> wire.JobInfo:
-    def look() -> Awaitable[wire.JobInfo]:
-        return call.run(_get, call)
-
-    if not call.query.wait_sec:
-        return await look()
     return await call.poll(
         call.query.wait_sec,
-        look,
+        lambda: call.run(_get, call),
         lambda job: job.state in SETTLED,
         lambda event: event.job_id == call.job_id,
     )

@@ -97,13 +97,10 @@ async def _stream(
             entries = await cursor.read(_PAGE)
             if entries:
                 yield b"".join(cursor.line(event) for entry in entries for event in shown(entry))
-            elif cursor.after == before:
-                next_event = asyncio.ensure_future(trail.wait(seen, HEARTBEAT_SEC, cursor.wants))
-                await asyncio.wait((next_event, gone), return_when=asyncio.FIRST_COMPLETED)
-                if not next_event.done():
-                    next_event.cancel()
-                elif not next_event.result():
-                    yield b": still here\n\n"
+            elif cursor.after == before and (
+                await call.sooner(trail.wait(seen, HEARTBEAT_SEC, cursor.wants)) is False
+            ):
+                yield b": still here\n\n"
 
 
 class _Cursor:

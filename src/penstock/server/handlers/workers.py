@@ -36,15 +36,12 @@ async def dispatchable(call: Request[wire.DispatchableQuery, None]) -> wire.Disp
         addon_id, frozenset() if query.job_type is UNSET else frozenset({str(query.job_type)})
     )
 
-    def look() -> Awaitable[list[Dispatch]]:
-        return call.run(app_state.job_service.poll, kinds, query.limit)
-
-    if query.wait_sec:
-        dispatches = await call.poll(
-            query.wait_sec, look, bool, lambda event: event.kind is EventKind.DISPATCHING
-        )
-    else:
-        dispatches = await look()
+    dispatches = await call.poll(
+        query.wait_sec,
+        lambda: call.run(app_state.job_service.poll, kinds, query.limit),
+        bool,
+        lambda event: event.kind is EventKind.DISPATCHING,
+    )
     return wire.Dispatchable(
         [
             as_answer(wire.DispatchableJob, dispatch, dispatch.admission_class, job_id=dispatch.job_id or "")
