@@ -14,8 +14,7 @@ from tests.daemon import Daemon, environment
 
 apsw = pytest.importorskip("apsw")
 
-from penstock import Scheduler  # noqa: E402 - after importorskip
-from penstock import Client  # noqa: E402
+from penstock import Client, Scheduler  # noqa: E402 - after importorskip
 from penstock.core.errors import StoreFailed  # noqa: E402
 
 UNAVAILABLE = 75
