@@ -145,8 +145,8 @@ MUTANTS = [
         "exports: a name leads nowhere",
         "penstock/__init__.py",
         "",
-        '"penstock.pools.calling": ("Task",)',
-        '"penstock.pools.calling": ("Tusk",)',
+        '"penstock.pools.calling": "Task"',
+        '"penstock.pools.calling": "Tusk"',
         ("tests/test_exports.py",),
     ),
     Mutant(
