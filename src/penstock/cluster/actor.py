@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from penstock.cluster.engine import Cluster
 from penstock.pools.child import protocol
-from penstock.pools.child.main import CallTarget, SetupFailed, make_context
+from penstock.pools.child.main import CallTarget, SetupFailed, make_context, resident_memory
 from penstock.pools.child.protocol import pack_error
 from penstock.pools.context import CallContext, process_contexts
 from penstock.pools.timers import clock
@@ -103,7 +103,7 @@ class Actor:
             kind, payload, buffers = protocol.pack_result(value)
             if buffers:
                 payload = [payload, *map(pickle.PickleBuffer, buffers)]
-        return kind, payload, clock() - started, _memory() if self._reports_memory else 0
+        return kind, payload, clock() - started, resident_memory(os.getpid()) if self._reports_memory else 0
 
     def _context(self) -> CallContext:
         dispatch, terms = self._running
@@ -132,14 +132,6 @@ class Actor:
 
     def wait_for_release(self) -> None:
         self._released.wait()
-
-
-def _memory() -> int:
-    try:
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  # as in process.py
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-    except OSError:
-        return 0
 
 
 def unpack(body: Any) -> Any:

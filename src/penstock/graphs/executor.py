@@ -134,8 +134,8 @@ class GraphExecutor:
         """
         if self._on_own_thread():
             raise BadCall(
-                "run() inside a node would make its worker wait for other workers, and in the end all of them for each "
-                "other; make the node an async def and await arun(), or submit() and do not wait"
+                "run() inside a node blocks its worker until other workers have run the nodes, so all workers may end up "
+                "waiting; make the node an async def and await arun(), or submit() and do not wait"
             )
         run = self.submit(plan, env, timeout=timeout, trace=trace)
         try:

@@ -1,6 +1,6 @@
 """
-All nodes that are not a plain call in a worker thread: nodes with a timeout or retries, map nodes, nodes on
-the event loop and in processes, and every node of a recorded run.
+Attempts at nodes that are more than a plain call in a worker thread: nodes with a timeout or retries, map
+nodes, nodes on the event loop and in processes, and every node of a recorded run.
 """
 
 from __future__ import annotations

@@ -63,14 +63,14 @@ class RunResult:
     @property
     def whole(self) -> bool:
         """
-        Does every node have its value? An ok run may lack some: of nodes that fail alone, with their
-        dependents.
+        Whether every node has its value. An ok run may lack the values of nodes that failed alone, and of
+        their dependents.
         """
         return self.status is RunStatus.OK and not self._errors
 
     @property
     def values(self) -> dict[str, Any]:
-        """Of the nodes that have one."""
+        """By node, for the nodes that have a value."""
         # Not strict: the slots of constants and the environment come after the nodes'.
         pairs = zip(self.plan.names, self._values, strict=False)
         return {name: value for name, value in pairs if value is not UNSET}

@@ -194,7 +194,7 @@ class WorkerPool(Executor):
         key_of: Callable[P, Hashable] | None = None,
         signal: CancelSignal | None = None,
     ) -> Task[P, R]:
-        """The function as something to call, submit or await, typed like itself, with options of its own."""
+        """The function bound to this pool, to call, submit or await: with its own types and with options."""
         return Task(self.internals, fn, timeout=timeout, key_of=key_of, signal=signal)
 
     def reserve(self, *, timeout: float | None = None, key: Hashable = None) -> Reservation:

@@ -286,6 +286,15 @@ def import_main(how: str, where: str) -> None:
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module
 
 
+def resident_memory(pid: int) -> int:
+    """In bytes; 0 where that cannot be known."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123  # pathlib is slow to import
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        return 0
+
+
 def _set_title(title: str) -> None:
     try:
         from setproctitle import setproctitle  # noqa: PLC0415  # optional

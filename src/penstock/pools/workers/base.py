@@ -175,8 +175,8 @@ class WorkerSlot:
         """Release what `open` took. `running` is valid until then."""
         self.opened = False
 
-    def memory(self) -> int | None:
-        """Its resident memory in bytes, where that can be known."""
+    def memory(self) -> int:
+        """Its resident memory in bytes; 0 where that cannot be known."""
         raise NotImplementedError
 
     def crashed(self, call: Call[Any] | None, cause: str, words: str = "") -> WorkerCrashedError:

@@ -6,7 +6,7 @@ pidfds and an eventfd for wake-ups. The reader thread waits on the outer one. A 
 may take the pipes over (`mute` takes the inner out of the outer, with one system call for any number of
 workers) and wait on the inner one itself.
 
-Elsewhere than on Linux there is one selector and no taking over.
+Systems without epoll have one selector, and only the reader thread waits on it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class EpollPoller:
 
 
 class SelectorPoller:
-    """Elsewhere."""
+    """On systems without epoll."""
 
     can_mute = False
     fd = -1

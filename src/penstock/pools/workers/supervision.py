@@ -114,7 +114,7 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
             self._retire(worker, "it had made its calls")
         elif options.max_memory is not None and now - worker.looked_at > 0.05:
             worker.looked_at = now
-            if (worker.memory() or 0) > options.max_memory:
+            if worker.memory() > options.max_memory:
                 self._retire(worker, "it had grown too large")
         if options.idle_stop is not None and self._idle_timer is None:
             self._idle_timer = call_at(now + options.idle_stop, self._stop_idle)

@@ -32,7 +32,7 @@ from typing import Any
 from penstock.core.errors import NotPicklable
 from penstock.core.text import safe_repr
 from penstock.pools.child import protocol, shared_memory
-from penstock.pools.child.main import PAGE_CANCELS, PAGE_RUNNING, PAGE_SIZE
+from penstock.pools.child.main import PAGE_CANCELS, PAGE_RUNNING, PAGE_SIZE, resident_memory
 from penstock.pools.child.protocol import PLAIN_TYPES, SHORT, SHORT_TYPES
 from penstock.pools.child.shared_memory import FilledSegment, Ref, SegmentMapper
 from penstock.pools.future import Call
@@ -209,12 +209,8 @@ class WorkerProcess(WorkerSlot):
         self.process = None
         self.lent.clear()
 
-    def memory(self) -> int | None:
-        try:
-            with open(f"/proc/{self.pid}/statm", "rb") as file:  # noqa: PTH123  # pathlib is slow to import
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-        except OSError:
-            return None
+    def memory(self) -> int:
+        return resident_memory(self.pid or 0)
 
 
 def _pipe() -> tuple[int, int]:
