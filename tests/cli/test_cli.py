@@ -143,6 +143,18 @@ def test_an_edit_and_an_explanation_of_a_job_that_waits(shell):
     assert answer.strip()
 
 
+def test_an_edit_sets_and_removes_times(shell):
+    job_id = shell("submit", "--not-before", "+1h", "--", "true").stdout.strip()
+    shell("edit", job_id, "--not-before", "+2h", "--deadline", "+3h")
+    both = shell.answer("show", job_id)
+    shell("edit", job_id, "--deadline-none")
+    one = shell.answer("show", job_id)
+    shell("cancel", job_id)
+
+    assert both["earliest_start_at"] < both["deadline_at"]
+    assert (one["earliest_start_at"], one["deadline_at"]) == (both["earliest_start_at"], None)
+
+
 def test_logs_show_what_was_printed_and_follow_what_is_still_to_come(shell):
     job_id = shell.submit("sh", "-c", "echo one; sleep 0.5; echo two")
     followed = shell("logs", "-f", job_id)

@@ -175,29 +175,21 @@ def retry(session: CliSession, jobs: tuple[str, ...]) -> None:
     "-p", "--priority", type=PRIORITY, help="1..100, or low, normal, high, urgent; higher goes first."
 )
 @click.option(
-    "--not-before", type=WHEN, help="+10m, 22:30, 2026-12-24 18:00; `--not-before-none` removes it."
+    "--not-before",
+    "earliest_start_at",
+    type=WHEN,
+    help="+10m, 22:30, 2026-12-24 18:00; `--not-before-none` removes it.",
 )
-@click.option("--not-before-none", is_flag=True, hidden=True)
-@click.option("--deadline", type=WHEN, help="The latest start; `--deadline-none` removes it.")
-@click.option("--deadline-none", is_flag=True, hidden=True)
+@click.option("--not-before-none", "no_earliest_start_at", is_flag=True, hidden=True)
+@click.option("--deadline", "deadline_at", type=WHEN, help="The latest start; `--deadline-none` removes it.")
+@click.option("--deadline-none", "no_deadline_at", is_flag=True, hidden=True)
 @passes
-def edit(
-    session: CliSession,
-    job: str,
-    priority: int | str | None,
-    not_before: datetime | None,
-    not_before_none: bool,
-    deadline: datetime | None,
-    deadline_none: bool,
-) -> None:
+def edit(session: CliSession, /, job: str, priority: int | str | None, **times: Any) -> None:
     """Change the priority and the times of a queued job."""
-    fields: dict[str, Any] = {}
-    if priority is not None:
-        fields["priority"] = priority
-    if not_before is not None or not_before_none:
-        fields["earliest_start_at"] = None if not_before_none else not_before
-    if deadline is not None or deadline_none:
-        fields["deadline_at"] = None if deadline_none else deadline
+    fields: dict[str, Any] = {} if priority is None else {"priority": priority}
+    for name in ("earliest_start_at", "deadline_at"):
+        if times[name] is not None or times[f"no_{name}"]:
+            fields[name] = None if times[f"no_{name}"] else times[name]
     if not fields:
         raise click.UsageError("nothing to change: give --priority, --not-before or --deadline")
     _say(session, [session.client.edit(session.job_id(job), **fields)])
