@@ -86,14 +86,6 @@ MUTANTS = [
         ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
     Mutant(
-        "files: tables that a killed first start has not made are examined",
-        "penstock/stores/sqlite/connection.py",
-        "first_problem",
-        "for table in (table for table in TABLES if table in there):",
-        "for table in TABLES:",
-        ("tests/contract/test_sqlite_lost_files.py", "-k", "first_start"),
-    ),
-    Mutant(
         "files: what a failed commit wrote stays in the log",
         "penstock/stores/sqlite/transaction.py",
         "Transaction._commit",

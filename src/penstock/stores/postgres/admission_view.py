@@ -113,10 +113,10 @@ class ScanHint:
         """This process has added to the queues, perhaps before all others. Called in any thread."""
         self._additions += 1
 
-    def call(self, ended: int, now: Moment | None = None) -> tuple[int, tuple[str, Values]]:
+    def call(self, ended: int) -> tuple[int, tuple[str, Values]]:
         """
         How many rows of each queue, and the statement. `ended`: so many dispatches may make room, in the same
-        transaction. `now`: None is the server's.
+        transaction.
         """
         rows = self._rows
         if ended:
@@ -130,9 +130,9 @@ class ScanHint:
                 (no, line, *self._first.get((no, line), _FIRST_TURN)) for no in classes for line in (1, 2)
             ]
             gaps = [(a, b) for a, b in pairwise([0, *classes, _LAST_CLASS]) if b > a + 1]
-            return most, ("heads_from", [now, *columns(starts), *columns(gaps, 2), most])
+            return most, ("heads_from", [*columns(starts), *columns(gaps, 2), most])
         self._additions_seen = self._additions
-        return most, ("heads", {"now": now, "most": most})
+        return most, ("heads", {"most": most})
 
     def has_read(self, heads: Heads) -> None:
         if heads.everything:

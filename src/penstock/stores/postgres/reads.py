@@ -63,7 +63,7 @@ class PostgresReads(SqlReads[DatabaseSession]):
 
         def read(session: DatabaseSession) -> T:
             ledger = _read_ledger(session, host, now)
-            heads = Heads(session.execute("heads", {"now": now, "most": LOOK}), LOOK)
+            heads = Heads(session.execute("heads", {"most": LOOK}), LOOK)
             return view(PostgresAdmissionView(session, host, now, ledger, heads, classes=self.classes))
 
         return self.database.snapshot(read)

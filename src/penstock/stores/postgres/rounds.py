@@ -283,7 +283,7 @@ class _LockedState:
         views: list[tuple[str, Values]] = []
         given_now, periods = batcher.database.given_now(), _periods(batcher.database.now())
         if looks:
-            most, look = batcher.scan_hint.call(0 if ends is None else len(ends), given_now)
+            most, look = batcher.scan_hint.call(0 if ends is None else len(ends))
             views = [("spent", periods), ("step_into_line", {"now": given_now, "most": STEPS}), look]
         self.now, answers = batcher.database.lock(session, *first, *ledger, *views)
         self.end_rows, (self._ledger, self._accounts, *rows) = answers[: len(first)], answers[len(first) :]

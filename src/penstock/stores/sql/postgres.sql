@@ -124,9 +124,8 @@ UPDATE penstock.queue SET line = due.line FROM due WHERE queue.no = due.no;
 
 -- name: heads
 -- The first of every line, without a lock: a round that starts nothing must not write. Skips from class to class through the index:
--- as many steps as there are lines, however long they are. The last row says whether any should step into line, and how long it took.
-WITH RECURSIVE now AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS at),
-active (class_no) AS (
+-- as many steps as there are lines, however long they are. The last row says how long it took.
+WITH RECURSIVE active (class_no) AS (
     (SELECT class_no FROM penstock.queue WHERE line > 0 ORDER BY class_no LIMIT 1)
     UNION ALL
     SELECT (SELECT queue.class_no FROM penstock.queue WHERE line > 0 AND queue.class_no > active.class_no ORDER BY queue.class_no LIMIT 1)
@@ -137,15 +136,12 @@ FROM active CROSS JOIN (VALUES (1), (2)) AS two (standing) CROSS JOIN LATERAL (
     SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
     FROM penstock.queue WHERE queue.class_no = active.class_no AND queue.line = standing AND queue.line > 0 ORDER BY turn, no LIMIT %(most)s) AS j
 WHERE active.class_no IS NOT NULL
-UNION ALL SELECT NULL, (EXISTS (SELECT FROM penstock.queue WHERE line = 0 AND ready_at <= (SELECT at FROM now))
-                        OR EXISTS (SELECT FROM penstock.queue WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= (SELECT at FROM now)))::integer,
-                 (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
+UNION ALL SELECT NULL, NULL, (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
                  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 
 -- name: heads_from
 -- The same of lines that are known, from where their first one was; and of those that have come between them, from the beginning.
-WITH RECURSIVE now AS MATERIALIZED (SELECT coalesce(%s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS at),
-known AS MATERIALIZED (
+WITH RECURSIVE known AS MATERIALIZED (
     SELECT * FROM unnest(%s::integer[], %s::integer[], %s::bigint[], %s::bigint[]) AS known (class_no, line, turn, no)),
 new (class_no, upto) AS (
     SELECT (SELECT class_no FROM penstock.queue WHERE line > 0 AND class_no > gap.behind AND class_no < gap.upto ORDER BY class_no LIMIT 1), gap.upto
@@ -163,9 +159,7 @@ FROM lines CROSS JOIN LATERAL (
     SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
     FROM penstock.queue WHERE queue.class_no = lines.class_no AND queue.line = lines.line AND queue.line > 0 AND (queue.turn, queue.no) >= (lines.turn, lines.no)
     ORDER BY turn, no LIMIT %s) AS j
-UNION ALL SELECT NULL, (EXISTS (SELECT FROM penstock.queue WHERE line = 0 AND ready_at <= (SELECT at FROM now))
-                        OR EXISTS (SELECT FROM penstock.queue WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= (SELECT at FROM now)))::integer,
-                 (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
+UNION ALL SELECT NULL, NULL, (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint,
                  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 
 -- name: in_line

@@ -255,22 +255,8 @@ def _read_holder(fd: int) -> dict[str, object]:
 #: How long a file that was not closed properly is examined before work goes on. A crash alone damages nothing; this looks
 #: for damage that came with it.
 EXAMINE_SEC: Final = 2.0
-#: The small tables first: the time is for all of them.
-TABLES: Final = (
-    "totals",
-    "budget",
-    "host",
-    "admission_class",
-    "checkpoint",
-    "active_dispatch",
-    "queue",
-    "ended_jobs",
-    "ended_dispatch",
-    "job",
-    "intent",
-    "mention",
-    "trail",
-)
+#: Examined behind the others, which are small: the time is for all of them.
+LARGE_TABLES: Final = ("ended_dispatch", "job", "intent", "mention", "trail")
 #: As the kernel names them, with or without `fuse.` before it. Their locks, or their shared memory, do not hold between hosts.
 NETWORK_FILE_SYSTEMS: Final = frozenset(
     [
@@ -363,10 +349,9 @@ def first_problem(con: apsw.Connection) -> str | None:
     """What SQLite finds wrong with the tables of this file, in the time that a start may take."""
     last = time.monotonic() + EXAMINE_SEC
     con.set_progress_handler(lambda: time.monotonic() > last, 100_000)
-    # A process that was killed at its very first start has made some of the tables, or none.
-    existing = {name for (name,) in con.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    tables = [str(name) for (name,) in con.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
     try:
-        for table in (table for table in TABLES if table in existing):
+        for table in sorted(tables, key=lambda name: name in LARGE_TABLES):
             for (line,) in con.execute(f"PRAGMA quick_check({table})"):
                 if line != "ok":
                     return str(line).splitlines()[0]
