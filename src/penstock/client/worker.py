@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Condition, Thread
-from typing import Any, Final, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from penstock.client.client import Client
 from penstock.client.reporter import Reporter
@@ -161,13 +161,6 @@ class Worker:
         self.stop()
 
 
-class Wanted(TypedDict):
-    addon_id: str | None
-    job_types: tuple[str, ...]
-    limit: int
-    worker: str
-
-
 class WorkerLoop:
     """One `run` of a worker."""
 
@@ -276,7 +269,7 @@ class WorkerLoop:
             with self._changed:
                 self._requested -= limit
 
-    def _wanted(self, limit: int) -> Wanted:
+    def _wanted(self, limit: int) -> dict[str, Any]:
         return {
             "addon_id": self._worker.addon,
             "job_types": tuple(self._handlers),
