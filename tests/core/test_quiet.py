@@ -37,6 +37,35 @@ def test_the_worst_signal_decides_and_is_named():
     assert score == Busy(7.0, "io_pressure")
 
 
+@pytest.mark.parametrize(("name", "most"), [("cpu", 1.0), ("load_per_core", 50.0), ("cpu_pressure", 100.0)])
+def test_a_busy_processor_alone_is_no_reason_to_admit_nothing(name, most):
+    score = busy(readings(**{"cpu": 0.0, "memory": 0.0, name: most}), NOW, SENSES)
+
+    blind = observe(None, Busy(BLIND, "no fresh cpu"), NOW, EDGES)
+    assert score.by == name
+    assert observe(blind, score, NOW, EDGES).state is QuietState.BUSY
+
+
+def test_load_that_a_machine_always_has_leaves_it_normal_and_load_on_top_makes_it_busy():
+    def state(value, usual, name="cpu"):
+        told = [*readings(cpu=0.0, memory=0.0), Reading(name, value, NOW, usual=usual)]
+        blind = observe(None, Busy(BLIND, "no fresh cpu"), NOW, EDGES)
+        return observe(blind, busy(told, NOW, SENSES), NOW, EDGES).state
+
+    assert state(1.0, usual=1.0) is QuietState.NORMAL
+    assert state(1.0, usual=0.8) is QuietState.NORMAL
+    assert state(1.0, usual=0.1) is QuietState.BUSY
+    assert state(0.1, usual=1.0) is QuietState.QUIET
+    assert state(7.0, usual=4.0, name="load_per_core") is QuietState.NORMAL
+    assert state(7.0, usual=0.5, name="load_per_core") is QuietState.BUSY
+
+
+def test_a_machine_without_memory_admits_nothing_however_usual_that_is():
+    told = [Reading("cpu", 0.0, NOW), Reading("memory", 0.99, NOW, usual=0.99)]
+
+    assert observe(None, busy(told, NOW, SENSES), NOW, EDGES).state is QuietState.PANIC
+
+
 @pytest.mark.parametrize("missing", ["cpu", "memory"])
 def test_without_a_needed_signal_nothing_is_admitted(missing):
     given_ = {"cpu": 0.0, "memory": 0.0}

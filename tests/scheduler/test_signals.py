@@ -137,6 +137,20 @@ def test_a_container_is_as_busy_as_the_part_of_it_that_may_be_used():
     assert readings["memory"] == 0.8
 
 
+def test_a_scheduler_that_has_just_started_knows_what_is_usual_on_its_machine():
+    machine = HostLoad(SchedulerRules())
+    busy = {"load": 8.0, "usual_load": 8.0, "pressure": {"cpu": 90.0}, "usual_cpu_pressure": 80.0}
+    samples = iter([replace(IDLE, **busy), after(cpu_busy=40.0, **busy)])
+    signals = LoadSampler(machine, lambda: next(samples))
+    for _ in range(2):
+        signals.step(T0)
+
+    usual = {reading.name: reading.usual for reading in machine.readings() if reading.usual is not None}
+    assert usual == {"cpu": 1.0, "load_per_core": 2.0, "cpu_pressure": 80.0}
+    assert machine.conditions(T0).quiet is QuietState.NORMAL
+    assert machine.conditions(T0).capacity > 0
+
+
 def test_the_first_reading_comes_early():
     signals = LoadSampler(HostLoad(SchedulerRules()), lambda: IDLE)
     dues = [T0]
@@ -169,13 +183,15 @@ def kernel(tmp_path, files):
     return LoadProbe(proc=tmp_path / "proc", cgroups=tmp_path / "cgroup")()
 
 
-SOME = "some avg10={} avg60=0.00 avg300=0.00 total=1\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=1\n"
+SOME = "some avg10={} avg60=0.00 avg300=4.25 total=1\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=1\n"
 
 
 def test_pressure_is_read_where_the_kernel_has_it(tmp_path):
     files = {"proc/pressure/cpu": SOME.format("12.50"), "proc/pressure/io": SOME.format("0.03")}
 
-    assert kernel(tmp_path, files).pressure == {"cpu": 12.5, "io": 0.03}
+    sample = kernel(tmp_path, files)
+    assert sample.pressure == {"cpu": 12.5, "io": 0.03}
+    assert sample.usual_cpu_pressure == 4.25
 
 
 def test_without_any_of_it_there_is_still_a_sample(tmp_path):

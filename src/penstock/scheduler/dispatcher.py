@@ -292,7 +292,7 @@ class HostLoad:
             return Conditions(rules.capacity.fixed, streak=now, draining=draining, labels=self._labels)
         with self._lock:
             thresholds = rules.thresholds
-            score = busy(self._readings.values(), now, rules.senses, thresholds.clearly_normal)
+            score = busy(self._readings.values(), now, rules.senses, thresholds)
             self._quiet = quiet = observe(self._quiet, score, now, thresholds)
         units, streak = rules.capacity.units(score.score), quiet.streak(now)
         return Conditions(units, quiet.state, streak, score, draining=draining, labels=self._labels)

@@ -31,6 +31,8 @@ from penstock.scheduler.dispatcher import HostLoad
 
 #: The machine's load is an average over a minute, so our own load must be one too before it is subtracted.
 _LOAD_SEC: Final = 60.0
+#: The same for what is usual: the longest average that the kernel keeps.
+_USUAL_SEC: Final = 900.0
 #: Between the first two samples: until the first reading the machine counts as busy, and nothing starts.
 _FIRST: Final[Span] = 500 * MILLISECOND
 
@@ -44,7 +46,7 @@ class LoadSampler:
     def __init__(self, machine: HostLoad, probe: Callable[[], Sample], every: Span = 2 * SECOND) -> None:
         self._machine, self._probe, self._every = machine, probe, every
         self._before: Sample | None = None
-        self._own_load = 0.0
+        self._own_load = self._own_usual = 0.0
 
     def step(self, now: Moment) -> Moment:
         after, before = self._probe(), self._before
@@ -52,9 +54,11 @@ class LoadSampler:
         if before is None:
             return now + _FIRST
         others = _others(before, after)
-        self._own_load = _averaged(self._own_load, others.own_load, others.elapsed)
+        self._own_load = _averaged(self._own_load, others.own_load, others.elapsed, _LOAD_SEC)
+        self._own_usual = _averaged(self._own_usual, others.own_load, others.elapsed, _USUAL_SEC)
+        usual = usual_figures(after, others, self._own_usual)
         for name, value in figures(after, others, self._own_load).items():
-            self._machine.report(Reading(name, value, now))
+            self._machine.report(Reading(name, value, now, usual=usual.get(name)))
         return now + self._every
 
 
@@ -103,6 +107,20 @@ def figures(sample: Sample, others: Others, own_load: float) -> dict[str, float]
     return readings | {f"{name}_pressure": value * parts[name] for name, value in sample.pressure.items()}
 
 
+def usual_figures(sample: Sample, others: Others, own_load: float) -> dict[str, float]:
+    """
+    What other programs have had of the processor for minutes, by the kernel's own long averages: so a
+    scheduler that has just started knows it too.
+    """
+    usual: dict[str, float] = {}
+    if sample.usual_load is not None:
+        usual["load_per_core"] = max(0.0, sample.usual_load - own_load) / sample.cores
+        usual["cpu"] = min(1.0, usual["load_per_core"])
+    if sample.usual_cpu_pressure is not None:
+        usual["cpu_pressure"] = sample.usual_cpu_pressure * others.cpu_part
+    return usual
+
+
 def _boxed(before: Sample, after: Sample, own: float, elapsed: float) -> float | None:
     box = after.box
     if not box.cores or box.cpu is None or before.box.cpu is None:
@@ -130,9 +148,9 @@ def _grown(before: Sample, after: Sample) -> tuple[float, int]:
     return max(0.0, cpu), max(0, moved)
 
 
-def _averaged(before: float, value: float, elapsed: float) -> float:
+def _averaged(before: float, value: float, elapsed: float, over: float) -> float:
     """As the kernel averages its own."""
-    return value + (before - value) * math.exp(-elapsed / _LOAD_SEC)
+    return value + (before - value) * math.exp(-elapsed / over)
 
 
 def _part(others: float, total: float) -> float:
@@ -190,6 +208,9 @@ class Sample:
     moved: int  # bytes to and from disks since the machine started
     #: Of cpu, io, memory: the percentage of time in which some task waited. Without an entry it is unknown.
     pressure: Mapping[str, float]
+    #: Averages over 15 and 5 minutes.
+    usual_load: float | None = None
+    usual_cpu_pressure: float | None = None
     own: Mapping[ProcessUse, Own] = field(default_factory=dict)
     box: Box = UNLIMITED
 
@@ -210,19 +231,22 @@ class LoadProbe:
             cores=psutil.cpu_count() or 1,
             cpu_busy=total - cpu.idle - getattr(cpu, "iowait", 0.0),
             cpu_total=total,
-            load=_load(),
+            load=_load(0),
+            usual_load=_load(2),
             memory=memory.total,
             memory_used=memory.total - memory.available,
             moved=0 if disks is None else disks.read_bytes + disks.write_bytes,
-            pressure=_pressure(self._proc, groups),
+            pressure=_pressures(self._proc, groups),
+            usual_cpu_pressure=_pressure(self._proc, groups, "cpu", "avg300"),
             own=_own(self._proc, {os.getpid(), *self._pids()}),
             box=_box(self._proc, self._cgroups, groups),
         )
 
 
-def _load() -> float | None:
+def _load(which: int) -> float | None:
+    """`which`: 0 over one minute, 2 over fifteen."""
     try:
-        return os.getloadavg()[0]
+        return os.getloadavg()[which]
     except OSError:
         return None
 
@@ -287,25 +311,24 @@ def _one(process: Any) -> Own:
 # pressure
 
 
-def _pressure(proc: Path, groups: list[Path]) -> dict[str, float]:
+def _pressures(proc: Path, groups: list[Path]) -> dict[str, float]:
+    readings = {name: _pressure(proc, groups, name, "avg10") for name in ("cpu", "io", "memory")}
+    return {name: value for name, value in readings.items() if value is not None}
+
+
+def _pressure(proc: Path, groups: list[Path], name: str, average: str) -> float | None:
     """Of the innermost cgroup that limits us, where it has such files; else of the machine."""
-    pressure: dict[str, float] = {}
-    for name in ("cpu", "io", "memory"):
-        for file in (*(group / f"{name}.pressure" for group in groups), proc / "pressure" / name):
-            value = _some(file)
-            if value is not None:
-                pressure[name] = value
-                break
-    return pressure
+    files = (*(group / f"{name}.pressure" for group in groups), proc / "pressure" / name)
+    return next((value for file in files if (value := _some(file, average)) is not None), None)
 
 
-def _some(file: Path) -> float | None:
+def _some(file: Path, average: str) -> float | None:
     """`some avg10=1.23 ...`: the share of the last ten seconds in which at least one task waited."""
     for line in _text(file).splitlines():
         if line.startswith("some "):
             words = dict(word.partition("=")[::2] for word in line.split()[1:])
             with suppress(KeyError, ValueError):
-                return float(words["avg10"])
+                return float(words[average])
     return None
 
 

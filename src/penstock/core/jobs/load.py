@@ -4,6 +4,10 @@ Host load: from signals to a busy score, from the score to a quiet state and to 
 The score is the worst of the signals, not their mean: a machine whose disk is choked is busy, however idle
 its cores are. Without a fresh reading of a needed signal, the score is that of a machine that admits nothing.
 
+Processor time is shared: a job on busy cores runs slowly and harms nothing. So signals of the processor alone
+make a machine BUSY at most. Load that a machine always has makes it NORMAL at most: otherwise a host that is
+never idle would never start a job. Memory, disks and what applications report can make it PANIC.
+
 `Host` is one scheduler with a capacity of its own, as the other hosts of the store see it. Its registration
 holds until `until`. The leases bring back what a lost host had in flight; `alive` decides only which process
 may use a host name, and what people see.
@@ -15,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import pairwise
-from math import isfinite
+from math import isfinite, isnan
 from typing import Final, TypeAlias
 
 from msgspec import Struct, field
@@ -49,6 +53,8 @@ class Reading(Struct, frozen=True):
     source: str = ""
     ttl: Span | None = None
     bound: bool = False
+    #: What the machine has had for the last minutes; None: unknown.
+    usual: float | None = None
 
 
 class Busy(Struct, frozen=True):
@@ -74,6 +80,10 @@ SCALES: Final[dict[str, Points]] = {
 }
 
 
+#: Signals of processor time.
+SHARED: Final = frozenset({"cpu", "load_per_core", "cpu_pressure"})
+
+
 class Senses(Struct, frozen=True):
     """
     How signals become scores. `needed`: without a fresh reading of these the score is `BLIND`; an
@@ -85,15 +95,41 @@ class Senses(Struct, frozen=True):
     fresh_for: Span = 15 * SECOND
 
 
-def busy(readings: Iterable[Reading], now: Moment, senses: Senses, most_bound: float = 10.0) -> Busy:
+class Thresholds(Struct, frozen=True):
+    quiet: float = 2.0
+    normal: float = 5.0
+    busy: float = 7.0
+    #: How far below a threshold the score must fall before the better state is believed.
+    margin: float = 0.5
+
+    @property
+    def clearly_normal(self) -> float:
+        """The highest score with which a machine that was worse is NORMAL again."""
+        return max(0.0, self.normal - self.margin)
+
+    @property
+    def clearly_busy(self) -> float:
+        """The highest score with which a machine that was in PANIC is BUSY again."""
+        return max(0.0, self.busy - self.margin)
+
+    def severity(self, score: float) -> int:
+        return bisect_left((self.quiet, self.normal, self.busy), score)
+
+
+_THRESHOLDS: Final = Thresholds()
+
+
+def busy(
+    readings: Iterable[Reading], now: Moment, senses: Senses, thresholds: Thresholds = _THRESHOLDS
+) -> Busy:
     """
-    `most_bound`: the highest score that a bound reading counts for. One addon may slow the others down, but
-    not stop them.
+    A bound reading counts for a clearly NORMAL score at most: one addon may slow the others down, but not
+    stop them.
     """
     fresh = [r for r in readings if r.name in senses.scales and is_fresh(r, now, senses)]
     scores = [
         Busy(
-            min(_along(senses.scales[r.name], r.value), most_bound if r.bound else 10.0),
+            _score(r, senses.scales[r.name], thresholds),
             f"{r.name} of {r.source}" if r.source else r.name,
         )
         for r in fresh
@@ -102,6 +138,20 @@ def busy(readings: Iterable[Reading], now: Moment, senses: Senses, most_bound: f
     measured = {r.name for r in fresh if bool(r.source) is (r.name in REPORTED)}
     scores += [Busy(BLIND, f"no fresh {name}") for name in sorted(senses.needed - measured)]
     return max(scores, default=Busy(BLIND, "no fresh signal"), key=lambda s: s.score)
+
+
+def _score(reading: Reading, scale: Points, thresholds: Thresholds) -> float:
+    score = _along(scale, reading.value)
+    if reading.bound:
+        return min(score, thresholds.clearly_normal)
+    if reading.name not in SHARED or isnan(reading.value):
+        return score
+    most = thresholds.clearly_busy
+    if reading.usual is not None:
+        end = scale[-1][0]  # beyond it one value is as bad as another
+        on_top = min(reading.value, end) - min(reading.usual, end)
+        most = min(most, max(thresholds.clearly_normal, _along(scale, on_top)))
+    return min(score, most)
 
 
 def is_fresh(reading: Reading, now: Moment, senses: Senses) -> bool:
@@ -119,22 +169,6 @@ def reading_problems(values: Mapping[str, float], ttl: Span | None) -> Iterator[
         yield "values", f"must name at least one of {', '.join(REPORTED)}"
     if ttl is not None and not SECOND <= ttl <= HOUR:
         yield "ttl_sec", "must be 1..3600"
-
-
-class Thresholds(Struct, frozen=True):
-    quiet: float = 2.0
-    normal: float = 5.0
-    busy: float = 7.0
-    #: How far below a threshold the score must fall before the better state is believed.
-    margin: float = 0.5
-
-    @property
-    def clearly_normal(self) -> float:
-        """The highest score with which a machine that was worse is NORMAL again."""
-        return max(0.0, self.normal - self.margin)
-
-    def severity(self, score: float) -> int:
-        return bisect_left((self.quiet, self.normal, self.busy), score)
 
 
 _BY_SEVERITY: Final = (QuietState.QUIET, QuietState.NORMAL, QuietState.BUSY, QuietState.PANIC)
