@@ -497,8 +497,9 @@ class Runner:
         """The batching machine says whether it is reported now, or soon with others."""
         self._ended.append((run, outcome))
         is_full = self.batching.is_full(self.supervisor.functions.ahead, len(self._ended))
-        due_at = 0.0 if is_full else boot_time() + seconds(SOON)
-        self._exchange_at = min(self._exchange_at, due_at)
+        # Workers are processes: a commit for each end would take the time of this thread from all others.
+        since = self._exchanged_at if is_full else boot_time()
+        self._exchange_at = min(self._exchange_at, since + seconds(SOON))
 
     def _write_notes(self) -> None:
         """Notes are kept until they are committed."""
