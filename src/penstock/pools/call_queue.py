@@ -192,9 +192,14 @@ class CallQueue:
         The last step of each hold of the lock that changed something: record the new state. Returns functions
         that wake the callers that got a place; call each once the lock is released.
         """
-        granted, wake = self.queue.granted, []
-        if granted:
-            self.queue.granted = []
+        wake = self._collect_granted() if self.queue.granted else ()
+        if self.hooks.state is not None:
+            self.hooks.events.append((self.hooks.state, self.queue.state()))
+        return wake
+
+    def _collect_granted(self) -> Iterable[Callable[[], object]]:
+        granted, self.queue.granted = self.queue.granted, []
+        wake: list[Callable[[], object]] = []
         for call in granted:
             if call.asleep is not None:
                 wake.append(call.asleep.release)
@@ -204,8 +209,6 @@ class CallQueue:
                 wake.append(partial(call.notifier.notify, call))
             if call.eager:
                 self.hooks.record(self.hooks.queued, call)
-        if self.hooks.state is not None:
-            self.hooks.events.append((self.hooks.state, self.queue.state()))
         return wake
 
     def _collect_evicted(self) -> list[Call[Any]]:

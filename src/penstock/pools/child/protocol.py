@@ -79,9 +79,14 @@ class Frames:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[tuple[Any, ...]]:
-        data = self._rest + data
+        if self._rest:
+            data = self._rest + data
+        end = len(data)
+        if end >= 4 and 4 + _length.unpack_from(data)[0] == end:  # one frame, as mostly
+            self._rest = b""
+            return marshal.loads(data[4:])  # type: ignore[no-any-return]  # `frame` put a list there
         messages: list[tuple[Any, ...]] = []
-        at, end = 0, len(data)
+        at = 0
         while end - at >= 4 and (stop := at + 4 + _length.unpack_from(data, at)[0]) <= end:
             messages += marshal.loads(data[at + 4 : stop])
             at = stop

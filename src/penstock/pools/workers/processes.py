@@ -65,8 +65,8 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
         if touched and self._options.max_calls is not None:
             self._update_slots(now)
         for worker in touched:
-            if len(worker.calls) - worker.unsent <= self._enough:
-                self._write(worker)
+            if len(worker.calls) - worker.unsent <= self._enough and not worker.flush():
+                self.reader.wait_for_space(worker)
 
     def _choose_worker(self) -> tuple[WorkerProcess | None, int]:
         """

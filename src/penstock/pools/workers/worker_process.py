@@ -114,9 +114,19 @@ class WorkerProcess(WorkerSlot):
             self.outbox[:0] = [
                 (protocol.FREE, self.mapper.done.popleft()) for _ in range(len(self.mapper.done))
             ]
-        self.outbuf += protocol.frame(self.outbox)
+        data = protocol.frame(self.outbox)
         self.outbox = []
         self.unsent = 0
+        if self.outbuf:
+            self.outbuf += data
+            return False
+        try:
+            sent = os.write(self.inlet, data)
+        except OSError:
+            sent = 0  # `push` handles it
+        if sent == len(data):
+            return True
+        self.outbuf = data[sent:]
         return self.push()
 
     def push(self) -> bool:
