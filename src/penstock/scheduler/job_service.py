@@ -183,8 +183,9 @@ class JobService:
         its place. `wait`: the caller has nothing else to do, and its thread may write.
         """
         self._check(intents)
-        forecast = partial(self._explainer.with_forecasts, intents)
-        return self._waitlist.submit_soon(intents, wait_sec, wait=wait, finish=forecast)
+        deadlines = any(intent.deadline_at is not None for intent in intents)
+        finish = partial(self._explainer.with_forecasts, intents) if deadlines else list
+        return self._waitlist.submit_soon(intents, wait_sec, wait=wait, finish=finish)
 
     def _check(self, intents: Sequence[Intent]) -> None:
         """
