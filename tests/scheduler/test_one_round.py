@@ -168,3 +168,12 @@ def test_a_job_left_after_three_timeouts_is_reserved_when_a_worker_polls(host):
     host.kit.job_service.poll(B)
     host.kit.step()
     assert [dispatch.job_id for dispatch in host.kit.job_service.poll(B)] == [job]
+
+
+def test_workers_that_have_gone_are_forgotten_also_while_no_job_waits(host):
+    for number in range(100):
+        host.kit.job_service.claim(A, 1, f"worker {number}")
+    host.run(4)
+
+    in_the_past = 0  # at that moment each of them would be present, if it were still known
+    assert host.kit.fetchers.at(in_the_past).free == {}

@@ -107,6 +107,7 @@ class Dispatcher:
         return any(over > now and kinds.fits(admission_class) for admission_class, over in until.items())
 
     def step(self, now: Moment) -> Moment:
+        self._fetchers.at(now)  # forgets workers that have gone, also while no job waits
         while len(self._round(now)) >= MOST_PICKS:
             pass
         return now + self._rules.tick
