@@ -294,3 +294,22 @@ def test_spending_that_is_no_amount_is_refused(keeper, scheduler, amount):
 
     with pytest.raises(ValueError, match="0 or more"):
         JobContext(lease.facts, lease).spend(amount)
+
+
+def test_a_renewal_that_crosses_the_report_of_its_job_loses_nothing(keeper, scheduler, ended, caplog):
+    lease = lease_of(keeper)
+    lease.finished = True
+    scheduler.answers = [StaleDispatch("it has ended")]
+    scheduler.now += TTL / 2
+    keeper.step()
+
+    assert len(scheduler.requests) == 1
+    assert (lease.lost, ended, caplog.records) == (False, [], [])
+
+
+def test_a_finished_job_does_not_send_its_process_id_any_more(keeper, scheduler):
+    lease_of(keeper).finished = True
+    scheduler.now += 2.0
+    keeper.step()
+
+    assert scheduler.requests == []

@@ -317,6 +317,7 @@ class WorkerLoop:
             self._busy -= 1
             if lease.began_at:
                 self.batching.learn(int((self._leases.clock() - lease.began_at) * SECOND))
+        lease.finished = True
         self._reporter.put(lease, outcome)
 
     # Renewals and reports come from threads that run no code of the user

@@ -297,6 +297,7 @@ class JobRunner:
         self.batching.learn(int((self.leases.clock() - attempt.began_at) * SECOND))
         if outcome is STOPPED or outcome == STOPPED:
             outcome = Outcome(EndReason.GRACEFUL_SHUTDOWN)
+        attempt.finished = True
         self.ended.append((attempt, outcome))
         if not self._woken and self.batching.is_full(len(self.waiting), len(self.ended)):
             self._woken = True

@@ -70,6 +70,8 @@ class ActiveLease:
     stop: EndReason | None = None
     #: The scheduler refused the lease, or it could not be renewed in time: the outcome does not count.
     lost = False
+    #: The function has ended, and its outcome is on its way to the scheduler.
+    finished = False
     yielding = False
     pid_sent: int | None = None
     #: The latest values, and those that the scheduler has.
@@ -195,7 +197,7 @@ class LeaseKeeper(Generic[L]):
 
     def due_at(self, lease: ActiveLease) -> float:
         due = lease.sent_at + lease.ttl * RENEW_AT
-        if lease.began_at and lease.has_unsent:
+        if lease.began_at and lease.has_unsent and not lease.finished:
             due = min(due, max(lease.tried_at, lease.began_at) + REPORT_SEC)
         return max(due, lease.tried_at + RETRY_SEC)
 
@@ -253,6 +255,8 @@ class LeaseKeeper(Generic[L]):
             lease.was_sent(request)  # or refused: without it the lease can be renewed
             if isinstance(reply, RenewalReply):
                 lease.renewed(reply, sent_at)
+            elif isinstance(reply, (StaleDispatch, NotFound)) and lease.finished:
+                continue  # the report was quicker than this renewal; its answer says whether it counts
             elif isinstance(reply, (StaleDispatch, NotFound)):
                 log.warning("lease %s is lost: %s", lease.dispatch_id, reply)
                 lease.lose()
