@@ -58,6 +58,32 @@ def test_it_names_who_is_ahead_and_why(kit):
     assert [(a.job_id, a.why) for a in told.ahead] == [(band, "band"), (share, "share")]
 
 
+def paused(kit):
+    kit.submit(addon_id="b", priority=90)
+    kit.job_service.pause("b")
+
+
+def without_a_host(kit):
+    kit.submit(addon_id="b", priority=90, labels=("gpu",))
+
+
+def with_full_workers(kit):
+    kinds = WorkerKinds("b")
+    kit.submit(addon_id="b", priority=90)
+    kit.job_service.claim(kinds, 1, "full")
+    kit.submit(addon_id="b", priority=90)
+
+
+@pytest.mark.parametrize("arrange", [paused, without_a_host, with_full_workers])
+def test_a_job_that_cannot_start_is_not_ahead(kit, arrange):
+    kit.submit(addon_id="greedy", cost_units=60)
+    kit.step()
+    arrange(kit)
+    [mine] = kit.submit(addon_id="greedy", cost_units=60, priority=45)
+
+    assert kit.job_service.explain(mine).ahead == ()
+
+
 def test_a_job_whose_time_has_not_come_says_when(kit):
     [job_id] = kit.submit(earliest_start_at=kit.now + 90 * SECOND)
     told = kit.job_service.explain(job_id)

@@ -166,12 +166,22 @@ def _ahead(
     heads = [
         (key(head, line.admission_class.addon_id, line.urgent), head.job_id, line.admission_class.addon_id)
         for line in view.lines()
-        if line.admission_class != admission_class and (head := next(line.jobs, None)) is not None
+        if line.admission_class != admission_class
+        and (head := next(line.jobs, None)) is not None
+        and _needs_units_alone(inputs, line)
     ]
     ahead = sorted(head for head in heads if head[0] < mine)
     return tuple(
         Ahead(job_id, addon_id, _why(theirs, mine)) for theirs, job_id, addon_id in ahead[:MOST_NAMED]
     )
+
+
+def _needs_units_alone(inputs: RoundInputs, line: ReadyQueue) -> bool:
+    """Whether the head can start when it has units. A job that waits for anything else is not ahead of any."""
+    if inputs.offer(line.admission_class) is Placement.LEAVE:
+        return False
+    reason = inputs.gates(line.admission_class, urgent=line.urgent).refusal()
+    return reason is None or isinstance(reason, NotEnoughUnits)
 
 
 def _why(theirs: Sequence[float], mine: Sequence[float]) -> str:
