@@ -29,12 +29,12 @@ class Workers:
     def __init__(self, folder):
         self.journal, self._processes, self._log = folder / "journal", [], folder / "workers.log"
 
-    def start(self, daemon, *arguments):
+    def start(self, daemon, *arguments, addon="photos"):
         command = [sys.executable, str(Path(__file__).parent / "programs.py"), *arguments]
         env = environment(
             PENSTOCK_URL=daemon.url,
             PENSTOCK_TOKEN_FILE=str(daemon.data / "token"),
-            PENSTOCK_ADDON="photos",
+            PENSTOCK_ADDON=addon,
             JOURNAL=str(self.journal),
         )
         with self._log.open("ab") as log:
