@@ -7,12 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.core.jobs import changes
 from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Caps, Conditions
 from penstock.core.jobs.ordering import Aging, Ordering, order_key
 from penstock.core.jobs.round import Placement, RoundInputs, RoundResult, RunningJob, decide_standalone_lease
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import SECOND, EndReason
-from penstock.stores.api import Admit, Query, SetAddon, Terms, committed
+from penstock.stores.api import Admit, Apply, Query, SetAddon, Terms, committed
 
 
 def test_a_picked_job_is_dispatching_and_its_units_are_reserved(kit):
@@ -293,6 +294,24 @@ def test_a_lease_without_a_job_holds_units_like_any_other(kit):
     assert (lease.job_id, lease.phase) == (None, DispatchPhase.LEASED)
     assert kit.store.ledger("here").units == 30
     assert kit.beat(lease).phase is DispatchPhase.LEASED
+
+
+def test_units_of_a_lease_without_a_job_come_back_once(kit):
+    [first], _ = loan(kit, cost=30)
+    loan(kit, cost=20)
+    end = changes.release(first, kit.now, EndReason.RELEASED)
+
+    assert [committed(kit.store, Apply([end])) for _ in range(2)] == [[True], [False]]
+    assert kit.store.ledger("here").units == 20
+
+
+def test_a_lease_without_a_job_that_has_ended_is_not_told_to_stop(kit):
+    [lease], _ = loan(kit)
+    stop = changes.stop(lease, None, EndReason.CANCELED, kit.now, grace=SECOND)
+    committed(kit.store, Apply([changes.release(lease, kit.now, EndReason.RELEASED)]))
+
+    assert committed(kit.store, Apply([stop])) == [False]
+    assert kit.store.dispatch(lease.dispatch_id).phase is DispatchPhase.ENDED
 
 
 def test_a_lease_without_a_job_is_denied_while_somebody_of_equal_priority_could_start(kit):

@@ -27,7 +27,7 @@ MUTANTS = [
         "DispatchStep.applies_to",
         "dispatch is None or dispatch.phase is not self.source",
         "dispatch is None",
-        ("tests/contract", "tests/scheduler"),
+        ("tests/contract/test_admit.py", "-k", "without_a_job and not postgres"),
     ),
     Mutant(
         "sim: units credited at cancel",
