@@ -152,7 +152,7 @@ def test_a_worker_that_does_not_come_back_keeps_units_for_one_tick_at_most(host)
 
 def test_jobs_of_a_type_that_no_worker_asks_for_keep_no_units_after_three_timeouts(host):
     host.worker("first", A)
-    jobs = host.kit.submit(n=3, addon_id="nobody", cost_units=5)
+    jobs = host.kit.submit(n=3, addon_id="unserved", cost_units=5)
     host.run(3_000, step=10)
 
     assert [host.kit.store.job(job).counters.start for job in jobs] == [3, 3, 3]
