@@ -120,6 +120,7 @@ format: .venv  ## rewrite in the house style
 	@touch $@
 
 lock:  ## make the lock files anew (needs uv)
-	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra pools --extra otel --extra otlp --extra pictures --extra jobs --extra postgres --extra demo --group dev -o requirements.lock
+	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra pools --extra otel --extra otlp --extra pictures --extra jobs --extra postgres --extra plots --extra demo --group dev -o requirements.lock
 	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra pools --extra jobs --extra postgres --extra demo --group bench -o requirements-bench.lock
+	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra jobs --extra postgres --group docs -o requirements-docs.lock
 	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra cluster --group cluster-tests -o requirements-cluster.lock
