@@ -194,6 +194,16 @@ def test_a_job_asks_for_a_label_that_no_host_has_and_is_told_so(shell):
     assert "gpu, large" in shell("show", job_id).stdout
 
 
+def test_a_job_that_must_not_be_preempted_says_so(shell):
+    job_id = shell("submit", "--no-preempt", "-t", "t", "--addon", "a").stdout.strip()
+    other = shell("submit", "-t", "t", "--addon", "a").stdout.strip()
+
+    assert [False, True] == [shell.answer("show", each)["preemptible"] for each in (job_id, other)]
+    assert "preemptible  no" in shell("show", job_id).stdout
+    assert shell("run", "--no-preempt", "--", "echo", "hello").stdout == "hello\n"
+    assert shell.answer("show", "last")["preemptible"] is False
+
+
 def test_at_its_cost_limit_a_command_is_stopped_and_a_retry_grants_as_much_again(shell):
     script = (
         f"[ -e again ] && exit; touch again; '{sys.executable}' -m penstock.runner.job spend 2.5; sleep 60"

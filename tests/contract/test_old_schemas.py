@@ -82,6 +82,7 @@ def test_every_job_of_an_older_database_is_as_it_was(store):
     }
     assert ['{"answer": 42}'] == [attempt.result for attempt in store.attempts(jobs["done"].job_id)]
     assert ["it broke"] == [attempt.error for attempt in store.attempts(jobs["failed"].job_id)]
+    assert all(job.intent.preemptible for job in jobs.values())
     assert ("no_room", ("runs",)) == (jobs["waits"].denied, jobs["runs"].intent.tags)
     assert {jobs["runs"].job_id, jobs["reserved"].job_id} == {dispatch.job_id for dispatch in store.live()}
     assert [EventKind.SUBMITTED, EventKind.DISPATCHING, EventKind.RUNNING, EventKind.DONE] == [
@@ -92,10 +93,11 @@ def test_every_job_of_an_older_database_is_as_it_was(store):
 def test_an_older_database_goes_on(store):
     waits = jobs_of(store)["waits"]
     [same] = committed(store, Submit([waits.intent], Depth()))
-    [fresh] = committed(store, Submit([Intent(addon_id="a", job_type="new", cost_units=10)], Depth()))
+    new = Intent(addon_id="a", job_type="new", cost_units=10, preemptible=False)
+    [fresh] = committed(store, Submit([new], Depth()))
 
     assert (waits.job_id, False) == (same.job_id, same.created)
-    assert 8 == store.job(fresh.job_id).no
+    assert (8, new) == (store.job(fresh.job_id).no, store.job(fresh.job_id).intent)
     assert [fresh.job_id] == [dispatch.job_id for dispatch in tick(store, capacity=30)]
     assert 3 == committed(store, Prune(NOW + 1, 10))
     assert {"blocked", "runs", "reserved", "waits", "new"} == set(jobs_of(store))

@@ -36,6 +36,7 @@ INTENTS = st.builds(
     unit=st.sampled_from(["USD", "EUR"]),
     idempotency_key=st.none(),
     retry_delays_sec=st.lists(st.integers(0, 1_000), max_size=3).map(tuple),
+    preemptible=st.booleans(),
     labels=st.sets(st.sampled_from(["gpu", "arch=arm64", "a"])).map(sorted).map(tuple),
 )
 

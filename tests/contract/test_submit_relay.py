@@ -94,6 +94,7 @@ def test_an_intent_arrives_as_it_was_sent(pair):
         idempotency_key="k",
         retry_delays_sec=(1, 2),
         labels=("arch=arm64", "gpu"),
+        preemptible=False,
     )
     [receipt] = committed(second, Submit([intent], Depth()))
 

@@ -13,7 +13,7 @@ from penstock.core.jobs.admission import (
 )
 from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.ordering import Ordering, QueuedJob
-from penstock.core.jobs.preemption import Act, Cycle, Preemption, advance, begin, choose, wanted
+from penstock.core.jobs.preemption import Act, Cycle, Preemption, RunningJob, advance, begin, choose, wanted
 from penstock.core.jobs.round import Placement, ReadyQueue, RoundInputs
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND
@@ -26,8 +26,8 @@ def admission_class(cost=10, addon="a", job_type="t"):
     return AdmissionClass(addon, job_type, cost)
 
 
-def flight(name, priority, started=0, cost=10, *, ending=False):
-    return priority, Dispatch(
+def flight(name, priority, started=0, cost=10, *, ending=False, preemptible=True):
+    dispatch = Dispatch(
         dispatch_id=f"{name}.1",
         job_id=name,
         addon_id="a",
@@ -39,6 +39,7 @@ def flight(name, priority, started=0, cost=10, *, ending=False):
         expires_at=NOW,
         started_at=NOW - started * SECOND,
     )
+    return RunningJob(priority, dispatch, preemptible)
 
 
 class FixedView:
@@ -47,8 +48,8 @@ class FixedView:
     def __init__(self, waiting, running, *, capacity=90, caps=None, paused=()):
         self.now, self.ledger = NOW, Ledger()
         self.running_ = running
-        for _, dispatch in running:
-            self.ledger.take(dispatch.admission_class, NOW, FairShare())
+        for run in running:
+            self.ledger.take(run.dispatch.admission_class, NOW, FairShare())
         for addon in paused:
             self.ledger.accounts[addon] = Account(paused=True)
         self.waiting = waiting
@@ -111,6 +112,19 @@ def test_who_frees_too_little_is_spared_for_one_that_frees_enough():
 
 def test_room_that_comes_back_by_itself_is_waited_for():
     running = [flight("x", 10), flight("going", 90, ending=True)]
+
+    assert view(running=running, capacity=20).victim() is None
+
+
+def test_a_job_that_is_not_preemptible_is_never_a_victim():
+    spared = flight("spared", 10, preemptible=False)
+
+    assert view(100, running=[spared], capacity=10).victim() is None
+    assert view(running=[spared, flight("x", 40)], capacity=20).victim() == ("w", "x")
+
+
+def test_units_of_an_ending_run_are_waited_for_even_if_it_was_not_preemptible():
+    running = [flight("x", 10), flight("going", 90, ending=True, preemptible=False)]
 
     assert view(running=running, capacity=20).victim() is None
 

@@ -63,6 +63,7 @@ from penstock.scheduler.rules import SchedulerRules
         ("deadline", datetime(2030, 1, 1), ValueError, "which has no time zone; say which"),  # noqa: DTZ001
         ("deadline", "tomorrow", TypeError, "deadline is 'tomorrow'; it must be a datetime with a time zone"),
         ("not_before", -60, ValueError, "not_before is -60"),
+        ("preemptible", 0, TypeError, "preemptible is 0; it must be True or False"),
         ("time_sensitive", 1, TypeError, "time_sensitive is 1; it must be True or False"),
         ("time_sensitive", True, penstock.BadIntent, "time_sensitive needs deadline_at"),
         ("cost_limit", "much", ValueError, "cost_limit is 'much'; it must be a sum of money"),
@@ -106,6 +107,7 @@ def test_options_reach_the_job(scheduler, clock):
         deadline=timedelta(hours=2),
         not_before=60,
         time_sensitive=True,
+        preemptible=False,
         cost_limit="1.50",
         unit="EUR",
         addon="photos",
@@ -124,6 +126,7 @@ def test_options_reach_the_job(scheduler, clock):
     )  # fmt: skip
     assert (1, 3600, 90.0) == (intent.max_runtime_sec, intent.max_active_sec, intent.expected_duration_sec)
     assert ((60, 300), ("night",), True) == (intent.retry_delays_sec, intent.tags, intent.time_sensitive)
+    assert not intent.preemptible
     assert (7_200_000_000, 60_000_000) == (intent.deadline_at - now, intent.earliest_start_at - now)
     assert (1_500_000, "EUR", "import.photos:/a") == (intent.cost_limit, intent.unit, intent.idempotency_key)
 

@@ -73,8 +73,16 @@ MUTANTS = [
         "preemption: a victim that frees too little",
         "penstock/core/jobs/preemption.py",
         "choose",
-        "next((d for _, _, d in lower if want.fits_without([*ending, d.admission_class])), None)",
-        "next((d for _, _, d in lower), None)",
+        "if want.fits_without([*ending, run.dispatch.admission_class])",
+        "",
+        ("tests/core/test_preempt.py",),
+    ),
+    Mutant(
+        "preemption: a victim that must not be one",
+        "penstock/core/jobs/preemption.py",
+        "choose",
+        "if run.preemptible and run.priority <= most",
+        "if run.priority <= most",
         ("tests/core/test_preempt.py",),
     ),
     Mutant(

@@ -23,7 +23,9 @@ from penstock.stores.sqlite.store import SqliteStore
 
 T0 = 1_900_000_000 * SECOND
 JOB = Intent(addon_id="a", job_type="t", payload='{"umlaut": "ä\\n\\t"}', tags=("x",))
-KEYED = Intent(addon_id="b", job_type="u", idempotency_key="once", cost_limit=5, labels=("gpu",))
+KEYED = Intent(
+    addon_id="b", job_type="u", idempotency_key="once", cost_limit=5, labels=("gpu",), preemptible=False
+)
 
 
 @pytest.fixture

@@ -84,6 +84,7 @@ def test_a_bulk_of_several_pieces_is_told_once_and_all_of_it(store):
         {"payload": 'a "b" \\ c\nd\u2028 {e,f} \N{SNOWMAN} null'},
         {"tags": ("x", 'y"z'), "unit": "EUR", "cost_limit": 7, "retry_delays_sec": (1, 2)},
         {"expected_duration_sec": 1.5, "max_runtime_sec": 60, "max_active_sec": 120, "time_sensitive": True},
+        {"preemptible": False},
         {"priority": 90, "deadline_at": 9_000_000, "earliest_start_at": 3_000_000, "labels": ("gpu",)},
         {"idempotency_key": "k", "payload": "p"},
     ],

@@ -48,6 +48,22 @@ def test_a_victim_that_does_not_listen_is_asked_twice_and_then_made_to(plants, t
     plant.until(low, "CANCELED")
 
 
+def test_a_job_that_must_not_be_preempted_keeps_its_units(plants, tmp_path):
+    plant = plants(rules={"capacity": Capacity(fixed=20)})
+    spared, path = plant.tree(tmp_path, fields={"cost_units": 10, "priority": 10, "preemptible": False})
+    low, other = plant.tree(tmp_path, fields={"cost_units": 10, "priority": 30})
+    pids, _ = pids_in(path), pids_in(other)
+    high = plant.command("true", fields={"cost_units": 10, "priority": 100})
+
+    until(lambda: requests(plant, low))
+    assert requests(plant, spared) == []
+    plant.job_service.cancel(low)
+    plant.settled(high)
+    assert [pid for pid in pids if not alive(pid)] == []
+    plant.job_service.cancel(spared)
+    plant.until(spared, "CANCELED")
+
+
 def test_one_cycle_at_a_time(plants, tmp_path):
     plant = plants(rules={"capacity": Capacity(fixed=20)})
     lows = [plant.tree(tmp_path, fields={"cost_units": 10, "priority": 30}) for _ in range(2)]

@@ -28,6 +28,7 @@ BAD_FIELDS = [
     ("labels", [["x" * 65], [""], ["a b"], [f"l{n}" for n in range(17)], "x", [1]]),
     ("tags", [["x" * 65], [""], ["x"] * 33, "x", [1]]),
     ("time_sensitive", ["yes", 1, None]),
+    ("preemptible", ["no", 0, None]),
     ("deadline_at", ["2020-01-01T00:00:00Z", "tomorrow", "2100-01-01T00:00:00", 1, "0000-00-00T00:00:00Z"]),
     ("earliest_start_at", ["soon", "1960-01-01T00:00:00Z", "2100-01-01", True]),
     ("max_runtime_sec", [0, -5, 1.5, 10**12]),

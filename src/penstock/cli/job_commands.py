@@ -98,6 +98,7 @@ def show(session: CliSession, job: str) -> None:
     facts = {
         "cost": f"{info.cost_units} units",
         "priority": info.priority,
+        "preemptible": "" if info.preemptible else "no",
         "run when": info.run_when + (f", quiet for {span(info.quiet_for_sec)}" if info.quiet_for_sec else ""),
         "created": f"{info.created_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(info.created_at)} ago)",
         "not before": _moment(info.next_earliest_start_at),

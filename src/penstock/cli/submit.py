@@ -25,7 +25,8 @@ _OPTIONS = (
     click.option("-c", "--cost", "cost_units", type=Whole(1, 100), metavar="UNITS",
                  default=10, help="Units that the job takes of the machine's 100."),
     click.option("-p", "--priority", type=PRIORITY, default="50",
-                 help="1..100, or low, normal, high, urgent; higher goes first."),
+                 help="1..100, or low, normal, high, urgent; higher goes first. A job may stop a running one "
+                      "whose priority is 20 lower: see --no-preempt."),
     click.option("--when", "run_when", type=_LOADS, default="normal",
                  help="The highest load of the machine at which the job may start."),
     click.option("--quiet-for", "quiet_for_sec", type=WHOLE_SECONDS,
@@ -48,6 +49,8 @@ _OPTIONS = (
     click.option("--tag", "tags", multiple=True, help="A word to find the job by; may be repeated."),
     click.option("--label", "labels", multiple=True,
                  help="Only a host with this label runs the job; may be repeated."),
+    click.option("--no-preempt", "preemptible", is_flag=True, flag_value=False, default=True,
+                 help="Never stop the running job in favor of one of higher priority."),
     click.option("--key", "idempotency_key", help="Idempotency key: two submits with one key make one job."),
     click.option("--env", multiple=True, metavar="NAME=VALUE",
                  help="A variable for the command; may be repeated."),

@@ -68,6 +68,7 @@ class Options(TypedDict, total=False):
     labels: Iterable[str]
     deadline: When | None
     time_sensitive: bool
+    preemptible: bool
     not_before: When | None
     cost_limit: float | str | Decimal | None
     unit: str
@@ -253,6 +254,7 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[str, Any], Any]]]] = {
     "tags": ("tags", words),
     "labels": ("labels", words),
     "time_sensitive": ("time_sensitive", _flag),
+    "preemptible": ("preemptible", _flag),
     "cost_limit": ("cost_limit", _optional(money)),
     "unit": ("unit", _text),
 }

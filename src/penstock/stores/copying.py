@@ -114,7 +114,7 @@ _PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
         (
             "no, job_id, addon_id, class_no, j.events, created_at, ready_at, priority, earliest_start_at, not_before, deadline_at, expected_sec, "
             "max_runtime_sec, max_active_sec, active, crash, unavailable, error, start, spent, spent_before, progress, denied, denied_data, "
-            "denied_at, passed_at, ended_at, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, idempotency_key"
+            "denied_at, passed_at, ended_at, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, idempotency_key"
         ),
         {
             "state": "iif(ended_at IS NULL, NULL, state)",

@@ -75,6 +75,8 @@ class SubmitBody(WireRequest):
     unit: Annotated[str, Meta(min_length=1, max_length=16, pattern=r"^[^\u0000]*$")] = "USD"
     idempotency_key: Key | None = None
     retry_delays_sec: Annotated[tuple[Delay, ...], Meta(max_length=20)] = ()
+    #: false: a run is never asked or forced to give its units to a job of higher priority.
+    preemptible: bool = True
     #: How long to wait for room when the queue is full; 0: be refused at once.
     wait_sec: Wait = 0
 
@@ -127,6 +129,7 @@ class JobSummary(WireAnswer):
     unit: str
     idempotency_key: str | None
     retry_delays_sec: tuple[int, ...]
+    preemptible: bool
     attempts: int
     fence: int
     dispatch_id: str | None

@@ -50,6 +50,8 @@ class Intent(Struct, frozen=True, gc=False):
     retry_delays_sec: tuple[int, ...] = ()
     #: The job starts only on a host that has all of them.
     labels: tuple[str, ...] = ()
+    #: Whether a run may be asked, and then forced, to give its units to a job of clearly higher priority.
+    preemptible: bool = True
 
 
 #: The fields that most jobs of one batch share: they are calls of one function.

@@ -3,7 +3,7 @@ Preemption (SPEC TR-7): a running job gives its units to a job of clearly higher
 
 Only a job that could start then may preempt: it is ready, and only a slot or units are missing. There is one
 victim at a time, whose units alone suffice: the lowest priority, and among equals the latest started, which
-loses least. The victim is asked, asked again, and then forced; a cycle ends before another begins, so two
+loses least. A job may say that it is not preemptible, and is then never a victim. The victim is asked, asked again, and then forced; a cycle ends before another begins, so two
 jobs cannot take turns at evicting each other.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -61,22 +62,29 @@ def wanted(inputs: RoundInputs) -> list[Want]:
     return [want for want in wants if not want.fits_without(())]
 
 
-def choose(want: Want, running: Sequence[tuple[int, Dispatch]], preemption: Preemption) -> Dispatch | None:
-    """
-    The victim among the runs, each given with its priority; None if there is none, or if units come free
-    without one.
-    """
-    ending = [d.admission_class for _, d in running if d.phase is DispatchPhase.ENDING]
+class RunningJob(NamedTuple):
+    """A run with what its job asked for."""
+
+    priority: int
+    dispatch: Dispatch
+    preemptible: bool = True
+
+
+def choose(want: Want, running: Sequence[RunningJob], preemption: Preemption) -> Dispatch | None:
+    """The victim among the runs; None if there is none, or if units come free without one."""
+    ending = [run.dispatch.admission_class for run in running if run.dispatch.phase is DispatchPhase.ENDING]
     if preemption.threshold is None or (ending and want.fits_without(ending)):
         return None
     most = want.waiting.priority - preemption.threshold
     lower = [
-        (priority, -(dispatch.started_at or 0), dispatch)
-        for priority, dispatch in running
-        if dispatch.phase is not DispatchPhase.ENDING and priority <= most
+        run
+        for run in running
+        if run.preemptible and run.priority <= most and run.dispatch.phase is not DispatchPhase.ENDING
     ]
-    lower.sort(key=lambda run: run[:2])
-    return next((d for _, _, d in lower if want.fits_without([*ending, d.admission_class])), None)
+    lower.sort(key=lambda run: (run.priority, -(run.dispatch.started_at or 0)))
+    return next(
+        (run.dispatch for run in lower if want.fits_without([*ending, run.dispatch.admission_class])), None
+    )
 
 
 class Act(Enum):

@@ -146,6 +146,7 @@ def intent_from(submit: wire.SubmitBody) -> Intent:
         unit=submit.unit,
         idempotency_key=submit.idempotency_key,
         retry_delays_sec=submit.retry_delays_sec,
+        preemptible=submit.preemptible,
     )
 
 

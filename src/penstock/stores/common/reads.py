@@ -32,7 +32,7 @@ from penstock.stores.common.rows import (
 
 T = TypeVar("T")
 #: Columns of a row of `job_columns` and of `dispatch_columns`; what a dialect adds comes behind them.
-JOB_WIDTH: Final = 35
+JOB_WIDTH: Final = 36
 DISPATCH_WIDTH: Final = 22
 #: An addon without a row: weight, paused, average, units, moment.
 _NEW_ADDON: Final = (100, 0, 0.0, 0, 0)

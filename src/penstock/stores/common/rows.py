@@ -92,10 +92,16 @@ def dispatch_key(dispatch_id: str) -> dict[str, str | int]:
     return {"dispatch_id": dispatch_id, "job_id": job_id, "fence": fence}
 
 
+#: Fields that were added to the intent, with their defaults. A default does not count in the hash: idempotency
+#: keys from before there was the field are in use.
+_ADDED_SINCE: Final[dict[str, object]] = {"labels": (), "preemptible": True}
+
+
 def body_hash(intent: Intent) -> bytes:
-    # Without labels the hash is as before there were labels: idempotency keys of that time are in use.
     values = tuple(
-        getattr(intent, name) for name in Intent.__struct_fields__ if name != "labels" or intent.labels
+        value
+        for name in Intent.__struct_fields__
+        if (value := getattr(intent, name)) != _ADDED_SINCE.get(name, ...)
     )
     return blake2b(repr(values).encode(), digest_size=16).digest()
 
@@ -162,6 +168,7 @@ def intent_row(no: int, intent: Intent) -> tuple[Any, ...]:
         intent.cost_limit,
         int(intent.time_sensitive),
         json.dumps(intent.retry_delays_sec) if intent.retry_delays_sec else None,
+        int(intent.preemptible),
         body_hash(intent) if intent.idempotency_key is not None else None,
     )
 
@@ -201,7 +208,7 @@ def job_from(row: Sequence[Any], fixed: Sequence[Any], admission_class: Admissio
 def intent_from(admission_class: AdmissionClass, edited: Sequence[Any], fixed: Sequence[Any]) -> Intent:
     """`edited`: the fields that an edit may change, as the job's own row has them. `fixed`: the others."""
     (priority, earliest, deadline, expected, max_runtime, max_active, key) = edited
-    (payload, tags, unit, cost_limit, time_sensitive, retry_delays) = fixed
+    (payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible) = fixed
     return Intent(
         admission_class.addon_id,
         admission_class.job_type,
@@ -223,6 +230,7 @@ def intent_from(admission_class: AdmissionClass, edited: Sequence[Any], fixed: S
         key,
         tuple(json.loads(retry_delays)) if retry_delays else (),
         admission_class.labels,
+        bool(preemptible),
     )
 
 

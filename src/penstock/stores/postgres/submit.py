@@ -259,7 +259,8 @@ MOST_KEPT: Final = 1_000
 _NAMES: Final = (
     *("addon_id", "class_no", "line", "turn", "ready_at", "urgent_at", "priority", "created_at"),
     *("earliest_start_at", "deadline_at", "expected_sec", "max_runtime_sec", "max_active_sec"),
-    *("idempotency_key", "tags", "unit", "cost_limit", "time_sensitive", "retry_delays", "body_hash"),
+    *("idempotency_key", "tags", "unit", "cost_limit", "time_sensitive", "retry_delays"),
+    *("preemptible", "body_hash"),
 )
 
 

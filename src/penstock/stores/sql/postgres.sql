@@ -79,12 +79,12 @@ told AS (
     INSERT INTO penstock.trail (batch, size, events)
     SELECT batch, %(size)s::integer, %(events)s::text FROM drawn WHERE %(size)s::integer > 0)
 INSERT INTO penstock.job (no, job_id, addon_id, class_no, created_at, ready_at, priority, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
-                          max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, idempotency_key, body_hash)
+                          max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, idempotency_key, body_hash)
 SELECT no, job_id, (%(addon_id)s::text[])[kind], (%(class_no)s::integer[])[kind], (%(created_at)s::bigint[])[kind], (%(ready_at)s::bigint[])[kind],
        (%(priority)s::integer[])[kind], (%(earliest_start_at)s::bigint[])[kind], (%(deadline_at)s::bigint[])[kind],
        (%(expected_sec)s::double precision[])[kind], (%(max_runtime_sec)s::bigint[])[kind], (%(max_active_sec)s::bigint[])[kind],
        (SELECT batch FROM drawn), payload, (%(tags)s::text[])[kind], (%(unit)s::text[])[kind], (%(cost_limit)s::bigint[])[kind],
-       (%(time_sensitive)s::integer[])[kind], (%(retry_delays)s::text[])[kind], (%(idempotency_key)s::text[])[kind], (%(body_hash)s::text[])[kind]
+       (%(time_sensitive)s::integer[])[kind], (%(retry_delays)s::text[])[kind], (%(preemptible)s::integer[])[kind], (%(idempotency_key)s::text[])[kind], (%(body_hash)s::text[])[kind]
 FROM new;
 
 -- name: submit_alike
@@ -103,11 +103,11 @@ told AS (
     INSERT INTO penstock.trail (batch, size, events)
     SELECT batch, %(size)s::integer, %(events)s::text FROM drawn WHERE %(size)s::integer > 0)
 INSERT INTO penstock.job (no, job_id, addon_id, class_no, created_at, ready_at, priority, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
-                          max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, idempotency_key, body_hash)
+                          max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, idempotency_key, body_hash)
 SELECT no, job_id, %(addon_id)s, %(class_no)s::integer, %(created_at)s::bigint, %(ready_at)s::bigint, %(priority)s::integer,
        %(earliest_start_at)s::bigint, %(deadline_at)s::bigint, %(expected_sec)s::double precision, %(max_runtime_sec)s::bigint,
        %(max_active_sec)s::bigint, (SELECT batch FROM drawn), payload, %(tags)s, %(unit)s, %(cost_limit)s::bigint, %(time_sensitive)s::integer,
-       %(retry_delays)s, %(idempotency_key)s, %(body_hash)s
+       %(retry_delays)s, %(preemptible)s::integer, %(idempotency_key)s, %(body_hash)s
 FROM new;
 
 -- name: step_into_line
@@ -205,7 +205,7 @@ made AS (
 SELECT j.no, j.job_id, 'RUNNING', j.created_at, j.ready_at, j.not_before, mine.fence, j.crash, j.unavailable, j.error, 0, j.active, j.spent,
        j.spent_before, j.progress, '', NULL, NULL, NULL, NULL, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
-       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, NULL::integer
+       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, j.preemptible, NULL::integer
 FROM mine JOIN penstock.job j ON j.no = mine.no WHERE mine.leased;
 
 -- name: insert_flight
@@ -449,7 +449,7 @@ SELECT t.until - t.size, t.events FROM penstock.trail t WHERE t.until IS NOT NUL
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
        j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
-       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, j.pid, j.events
+       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, j.preemptible, j.pid, j.events
 FROM penstock.job_full j
 
 -- name: dispatch_columns

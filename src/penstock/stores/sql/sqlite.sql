@@ -25,7 +25,7 @@ INSERT INTO queue (no, job_id, class_no, line, turn, ready_at, urgent_at, deadli
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 1);
 
 -- name: insert_intent
-INSERT INTO intent (no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, body_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO intent (no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, body_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_dispatches
 INSERT INTO active_dispatch (no, standalone_lease, class_no, host, fence, phase, events, started_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker)
@@ -77,7 +77,7 @@ SELECT start FROM job WHERE no = :no;
 SELECT j.no, j.job_id, 'RUNNING', j.created_at, j.ready_at, j.not_before, j.tried + 1, j.crash, j.unavailable, j.error, 0, j.active, j.spent,
        j.spent_before, j.progress, '', NULL, NULL, NULL, NULL, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
-       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, NULL
+       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, i.preemptible, NULL
 FROM json_each(?) AS asked CROSS JOIN job j ON j.no = asked.value CROSS JOIN intent i ON i.no = asked.value;
 
 -- name: insert_leases
@@ -302,7 +302,7 @@ SELECT batch - 1, events FROM trail WHERE batch IN (
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
        j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
-       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, j.pid, j.events
+       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, i.preemptible, j.pid, j.events
 
 -- name: jobs_by_id
 -- CROSS: in the order of the ids, and by look-ups, whatever the planner thinks of the sizes.

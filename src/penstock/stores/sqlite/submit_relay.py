@@ -59,6 +59,7 @@ class NamedSubmit(Submit, frozen=True):
 _Row: TypeAlias = tuple[
     str, str, int, int, int, str, int, float | int | None, str, tuple[str, ...], bool, int | None, int | None,
     int | None, int | None, int | None, str, str | None, tuple[int, ...], tuple[str, ...],
+    bool,
 ]  # fmt: skip
 _fields: Final = attrgetter(*Intent.__struct_fields__)
 _STATES: Final = {str(state): state for state in JobState}

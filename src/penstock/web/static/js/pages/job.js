@@ -77,7 +77,7 @@ export function Job({ id }) {
       <${Card} title="Timeline" wide><${Timeline} job=${job} events=${events} /><//>
       <${Card} title="Request" wide=${!came}>
         <dl class="facts">
-          <${Fact} name="Cost" value=${`${job.cost_units} units`} /><${Fact} name="Priority" value=${job.priority} /><${Fact} name="Run when" value=${job.run_when + (job.quiet_for_sec ? `, quiet for ${span(job.quiet_for_sec)}` : "")} />
+          <${Fact} name="Cost" value=${`${job.cost_units} units`} /><${Fact} name="Priority" value=${job.priority + (job.preemptible ? "" : ", not preemptible")} /><${Fact} name="Run when" value=${job.run_when + (job.quiet_for_sec ? `, quiet for ${span(job.quiet_for_sec)}` : "")} />
           <${Fact} name="Created" value=${moment(job.created_at)} /><${Fact} name="Not before" value=${job.next_earliest_start_at && moment(job.next_earliest_start_at)} /><${Fact} name="Deadline" value=${job.deadline_at && moment(job.deadline_at)} />
           <${Fact} name="Runtime limit" value=${job.max_runtime_sec && span(job.max_runtime_sec)} /><${Fact} name="Hard cap" value=${job.max_active_sec && span(job.max_active_sec)} />
           <${Fact} name="Spending limit" value=${job.cost_limit && money(job.cost_limit, job.unit)} /><${Fact} name="Spent" value=${job.spent ? money(job.spent, job.unit) : null} />
