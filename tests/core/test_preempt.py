@@ -13,7 +13,7 @@ from penstock.core.jobs.admission import (
 )
 from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.ordering import Ordering, QueuedJob
-from penstock.core.jobs.preemption import Act, Cycle, Preemption, RunningJob, advance, begin, choose, wanted
+from penstock.core.jobs.preemption import Act, Candidate, Cycle, Preemption, advance, begin, choose, wanted
 from penstock.core.jobs.round import Placement, ReadyQueue, RoundInputs
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND
@@ -39,7 +39,7 @@ def flight(name, priority, started=0, cost=10, *, ending=False, preemptible=True
         expires_at=NOW,
         started_at=NOW - started * SECOND,
     )
-    return RunningJob(priority, dispatch, preemptible)
+    return Candidate(priority, dispatch, preemptible)
 
 
 class FixedView:

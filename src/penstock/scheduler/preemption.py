@@ -12,7 +12,7 @@ from penstock.core.errors import Refused
 from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Note
 from penstock.core.jobs.job import Dispatch, EventKind
-from penstock.core.jobs.preemption import Act, Cycle, RunningJob, Want, advance, begin, choose, wanted
+from penstock.core.jobs.preemption import Act, Candidate, Cycle, Want, advance, begin, choose, wanted
 from penstock.core.jobs.round import AdmissionView
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import EndReason, Moment
@@ -66,14 +66,14 @@ class Preempter:
         pairs = ((want, choose(want, running, self._preemption)) for want in wants)
         return next(((want, victim) for want, victim in pairs if victim is not None), None)
 
-    def _running(self) -> list[RunningJob]:
+    def _running(self) -> list[Candidate]:
         """The runs on this host."""
         store, host = self._store, self._rules.host
         # Without reservations: there may be a hundred that no worker takes up.
         begun = store.live(phases=_BEGUN)
         here = [d for d in begun if d.host == host and d.job_id is not None]
         return [
-            RunningJob(job.intent.priority, dispatch, job.intent.preemptible)
+            Candidate(job.intent.priority, dispatch, job.intent.preemptible)
             for dispatch, job in with_jobs(store, here)
             if job is not None
         ]

@@ -62,15 +62,15 @@ def wanted(inputs: RoundInputs) -> list[Want]:
     return [want for want in wants if not want.fits_without(())]
 
 
-class RunningJob(NamedTuple):
-    """A run with what its job asked for."""
+class Candidate(NamedTuple):
+    """A run that may have to yield, with what its job asked for."""
 
     priority: int
     dispatch: Dispatch
     preemptible: bool = True
 
 
-def choose(want: Want, running: Sequence[RunningJob], preemption: Preemption) -> Dispatch | None:
+def choose(want: Want, running: Sequence[Candidate], preemption: Preemption) -> Dispatch | None:
     """The victim among the runs; None if there is none, or if units come free without one."""
     ending = [run.dispatch.admission_class for run in running if run.dispatch.phase is DispatchPhase.ENDING]
     if preemption.threshold is None or (ending and want.fits_without(ending)):
