@@ -73,8 +73,12 @@ def test_a_login_is_in_the_trail_when_it_is_asked_for_and_when_it_is_used(tmp_pa
 @pytest.mark.parametrize(
     ("path", "body", "received"),
     [
-        ("/addons/edit", {"addon_id": "a", "weight": 7}, {"addon_id": "a", "weight": 7, "paused": False}),
-        ("/pause", {"addon_id": "a"}, {"addon_id": "a", "weight": 100, "paused": True}),
+        (
+            "/addons/edit",
+            {"addon_id": "a", "weight": 7, "create": True},
+            {"addon_id": "a", "weight": 7, "paused": False},
+        ),
+        ("/pause", {"addon_id": "a", "create": True}, {"addon_id": "a", "weight": 100, "paused": True}),
         ("/resume", {}, {"addon_id": "*", "weight": 100, "paused": False}),
     ],
 )

@@ -327,7 +327,7 @@ def test_outcomes_in_bulk_stand_each_on_its_own(live):
 
 def test_an_exchange_ends_and_claims_in_one_call(live):
     client = live.client
-    client.post("/pause", {"addon_id": "other"})
+    client.post("/pause", {"addon_id": "other", "create": True})
     [first, second] = [client.submit(cost_units=90) for _ in range(2)]
     [claimed] = client.claim(wait_sec=5)
     assert claimed["job_id"] == first
@@ -388,7 +388,7 @@ def test_edit_changes_what_it_names_and_nothing_else(client):
 
 
 def test_explain_says_what_a_job_waits_for(client):
-    client.post("/pause", {"addon_id": "visuals"})
+    client.post("/pause", {"addon_id": "visuals", "create": True})
     job_id = client.submit()
 
     received = client.get(f"/queue/jobs/{job_id}/explain").json
@@ -412,7 +412,9 @@ def test_an_addon_has_a_weight_and_can_be_paused(client):
     client.submit()
 
     assert (
-        client.post("/addons/edit", {"addon_id": "visuals", "weight": 300, "paused": True}).json["weight"]
+        client.post(
+            "/addons/edit", {"addon_id": "visuals", "weight": 300, "paused": True, "create": True}
+        ).json["weight"]
         == 300
     )
     [addon] = client.get("/addons").json["addons"]

@@ -113,8 +113,8 @@ class History:
 
     def set(self, addon):
         client = self.dice.choice([self.clients[addon], self.kit.client])
-        client.post(self.dice.choice(["/pause", "/resume"]), {"addon_id": addon})
-        client.post("/addons/edit", {"addon_id": addon, "weight": self.dice.randint(1, 9)})
+        client.post(self.dice.choice(["/pause", "/resume"]), {"addon_id": addon, "create": True})
+        client.post("/addons/edit", {"addon_id": addon, "weight": self.dice.randint(1, 9), "create": True})
 
     def preempt(self, addon):
         """A run is asked to make room for a job of the other addon, as the preempter asks it."""

@@ -170,11 +170,14 @@ def bodies(kit):
         "signals": {"addon_id": "theirs", "readings": {"p95_ms": 1}},
         "pause": {"addon_id": "theirs"},
         "resume": {"addon_id": "theirs"},
+        "cancel/bulk": {"addon_id": "theirs"},
+        "retry/bulk": {"addon_id": "theirs"},
     }
 
 
 FOREIGN_QUERIES = {
     "queue/jobs": "addon_id=theirs",
+    "queue/count": "addon_id=theirs",
     "queue/dispatchable": "addon_id=theirs",
     "events": "addon_id=theirs",
     "events/stream": "addon_id=theirs",

@@ -23,7 +23,7 @@ EVENTS = 4
 def backlog(client, number):
     """Jobs that stay queued, because their addon is paused."""
     client.submit("backlog", "thumbnail", {"n": -1})
-    client.pause("backlog")
+    client.pause("backlog", create=True)
     for begin in range(1, number, 1_000):
         jobs = [job_of("backlog", "thumbnail", {"n": n}) for n in range(begin, min(number, begin + 1_000))]
         client.submit_many(jobs)

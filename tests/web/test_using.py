@@ -137,7 +137,7 @@ def test_a_job_is_found_by_part_of_its_id_or_by_a_tag(tab, daemon):
 
 
 def test_what_is_being_typed_is_not_taken_away_by_the_next_beat(home):
-    home.daemon.client.set_addon(home.addon, paused=True)
+    home.daemon.client.set_addon(home.addon, paused=True, create=True)
     queued(home, 40)
     page = home.open("addons")
     field = page.get_by_label(f"Weight of {home.addon}", exact=True)
@@ -153,7 +153,7 @@ def test_what_is_being_typed_is_not_taken_away_by_the_next_beat(home):
 
 def test_many_jobs_are_canceled_after_a_question_and_only_then(home):
     client = home.daemon.client
-    client.set_addon(home.addon, paused=True)
+    client.set_addon(home.addon, paused=True, create=True)
     client.submit_many([job_of(home.addon, "send")] * 300)
     page = home.open(f"jobs?addon={home.addon}")
     home.until("document.querySelectorAll('tbody tr').length === 100")
@@ -177,7 +177,7 @@ def test_many_jobs_are_retried_after_a_question(home):
     client, runs = home.daemon.client, [running(home) for _ in range(2)]
     for run in runs:
         client.fail(run.job_id, run.lease_id, "no")
-    client.set_addon(home.addon, paused=True)
+    client.set_addon(home.addon, paused=True, create=True)
     page = home.open(f"jobs?addon={home.addon}")
     home.until("document.querySelectorAll('tbody tr').length === 2")
     page.get_by_label("Select all shown").check()
@@ -200,7 +200,7 @@ def test_a_job_whose_time_has_not_come_says_so_in_the_list(home):
 def test_a_failed_job_is_retried(home):
     client, run = home.daemon.client, running(home)
     client.fail(run.job_id, run.lease_id, "no")
-    client.set_addon(home.addon, paused=True)
+    client.set_addon(home.addon, paused=True, create=True)
     page = home.open(f"jobs/{run.job_id}")
     page.get_by_role("button", name="Retry").click()
 
@@ -220,7 +220,7 @@ def test_a_job_is_canceled_from_its_own_page(home):
 
 def test_priority_is_changed_and_nonsense_is_not_sent(home):
     client = home.daemon.client
-    client.set_addon(home.addon, paused=True)
+    client.set_addon(home.addon, paused=True, create=True)
     [job] = queued(home)
     page = home.open(f"jobs/{job}")
     field = page.get_by_label("Priority")

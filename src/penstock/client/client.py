@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -101,14 +102,47 @@ class Client:
         addon_id: str | None = None,
         job_type: str | None = None,
         tag: str | None = None,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        text: str | None = None,
         after: int = 0,
         limit: int = 50,
         newest_first: bool = False,
     ) -> wire.Jobs:
-        query = {"state": ",".join(states), "addon_id": addon_id, "job_type": job_type, "tag": tag}
+        """`since` and `before`: when a job was created. `text`: a part of its type, payload, tags or error."""
+        job_filter: dict[str, Any] = {"state": ",".join(states), "addon_id": addon_id, "job_type": job_type}
+        job_filter |= {"tag": tag, "since": since, "before": before, "text": text}
         return self._get(
-            "queue/jobs", wire.Jobs, {**query, "after": after, "limit": limit, "newest_first": newest_first}
+            "queue/jobs",
+            wire.Jobs,
+            {**job_filter, "after": after, "limit": limit, "newest_first": newest_first},
         )
+
+    def count(self, **job_filter: Any) -> dict[JobState, int]:
+        """How many jobs of each state match: any of `wire.JobFilter` but `state`."""
+        return self._get("queue/count", wire.JobCounts, job_filter).jobs
+
+    def cancel_all(self, **job_filter: Any) -> wire.BulkChanged:
+        """Cancel every job that the filter finds: any of `wire.JobFilter`. Jobs that could not be canceled are `refused`."""
+        return self._change_all("queue/cancel/bulk", job_filter)
+
+    def retry_all(self, **job_filter: Any) -> wire.BulkChanged:
+        """Queue every FAILED or BLOCKED job again that the filter finds."""
+        return self._change_all("queue/retry/bulk", job_filter)
+
+    def _change_all(self, path: str, job_filter: dict[str, Any]) -> wire.BulkChanged:
+        total = wire.BulkChanged(0, [], 0)
+        while total.next is not None:
+            body = wire.BulkChange(**job_filter, after=total.next)
+            page = self._post(path, body, wire.BulkChanged, again=True)
+            total = wire.BulkChanged(total.changed + page.changed, [*total.refused, *page.refused], page.next)
+        return total
+
+    def rerun(self, job_id: str, payload: Any = UNSET, **fields: Any) -> wire.Submitted:
+        """A new job with the request of this one; `payload` and any of `wire.Rerun` replace what it had."""
+        if payload is not UNSET:
+            fields["payload"] = Raw(json_of(payload).encode())
+        return self._post(f"queue/jobs/{_part(job_id)}/rerun", wire.Rerun(**fields), wire.Submitted)
 
     def find(self, part: str, *, limit: int = 10) -> list[str]:
         """Job ids that contain this."""
@@ -279,7 +313,7 @@ class Client:
         return self._get("addons", wire.Addons)
 
     def set_addon(self, addon_id: str, **fields: Any) -> wire.AddonInfo:
-        """`weight`, `paused`."""
+        """`weight`, `paused`; `create`: also an addon that has never had a job."""
         return self._post(
             "addons/edit", wire.AddonEdit(addon_id=addon_id, **fields), wire.AddonInfo, again=True
         )
@@ -291,8 +325,9 @@ class Client:
         """An application's own readings, such as `p95_ms=180`."""
         self._post("signals", wire.LoadSignals(addon_id=addon_id, readings=readings), wire.Ok, again=True)
 
-    def pause(self, addon_id: str | None = None) -> None:
-        self._post("pause", wire.Scoped(addon_id=addon_id), wire.Ok, again=True)
+    def pause(self, addon_id: str | None = None, *, create: bool = False) -> None:
+        """`create`: also an addon that has never had a job."""
+        self._post("pause", wire.Scoped(addon_id=addon_id, create=create), wire.Ok, again=True)
 
     def resume(self, addon_id: str | None = None) -> None:
         self._post("resume", wire.Scoped(addon_id=addon_id), wire.Ok, again=True)
@@ -422,6 +457,8 @@ def _path(path: str, query: dict[str, Any]) -> str:
 
 
 def _word(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

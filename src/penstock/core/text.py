@@ -31,6 +31,14 @@ _REPLACED: Final = "\N{REPLACEMENT CHARACTER}"
 _NUL: Final = "\N{SYMBOL FOR NULL}"
 
 
+_LOWER: Final = {ord(letter): ord(letter) + 32 for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
+
+
+def ascii_lower(text: str) -> str:
+    """A to Z as a to z and nothing else, as databases of every locale do it."""
+    return text.translate(_LOWER)
+
+
 def storable(text: str | bytes, most: int | None = None) -> str:
     """
     Valid UTF-8 without NUL. Each bad byte or character becomes a visible sign; `most`: a longer text loses

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from difflib import get_close_matches
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
@@ -26,7 +27,7 @@ from penstock.core.jobs.intent import MAX_PAYLOAD, Intent, all_but_payload, chec
 from penstock.core.jobs.job import Dispatch, Event, Job
 from penstock.core.jobs.reasons import Reason
 from penstock.core.jobs.round import AdmissionView, RoundResult, decide_standalone_lease
-from penstock.core.jobs.states import DispatchPhase, JobState
+from penstock.core.jobs.states import MOVES, DispatchPhase, JobState, Move
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Money
 from penstock.core.text import error_text, storable, storable_json, type_name
 from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds
@@ -39,6 +40,7 @@ from penstock.stores.api import (
     Complete,
     CompletedDispatch,
     Grant,
+    Query,
     Receipt,
     Renew,
     SetAddon,
@@ -109,6 +111,14 @@ class EndReport(NamedTuple):
     how: EndReason = EndReason.COMPLETED
     result: str | None = None
     error: str | None = None
+
+
+class BulkResult(NamedTuple):
+    """`refused`: jobs that could not be changed, with the reason. `next`: the cursor of the next page; None: there is none."""
+
+    changed: int
+    refused: list[tuple[JobId, str]]
+    next: int | None
 
 
 class PendingExchange(NamedTuple):
@@ -201,17 +211,65 @@ class JobService:
                 self._passed = fields if intent.deadline_at is None else None
 
     def cancel(self, job_id: JobId, by: str = "") -> Job:
-        def decide(job: Job) -> Change | None:
-            dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
-            now, grace = self._store.now(), self._rules.grace
-            return changes.cancel(job, dispatch, now, grace=grace, by=by, **self._end_settings)
-
-        return self._settle(job_id, decide)
+        return self._settle(job_id, partial(self._decide, Move.CANCEL, by))
 
     def retry(self, job_id: JobId, by: str = "") -> Job:
-        return self._settle(
-            job_id, lambda job: changes.retry(job, self._store.now(), self._rules.ordering, by)
-        )
+        return self._settle(job_id, partial(self._decide, Move.RETRY, by))
+
+    def _decide(self, move: Move, by: str, job: Job) -> Change | None:
+        now, ordering = self._store.now(), self._rules.ordering
+        if move is Move.RETRY:
+            return changes.retry(job, now, ordering, by)
+        dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
+        return changes.cancel(job, dispatch, now, grace=self._rules.grace, by=by, **self._end_settings)
+
+    def change_all(
+        self,
+        move: Move,
+        query: Query,
+        by: str = "",
+        check_job: Callable[[Job], None] = lambda _: None,
+    ) -> BulkResult:
+        """
+        Cancel or retry the jobs that the query finds, at most `query.limit`, in one commit. `check_job` raises Refused
+        for a job that this caller may not change. A job that has moved since is decided about anew, alone.
+        """
+        able = {state for state, way in MOVES if way is move}
+        states = [state for state in query.states or able if state in able]
+        jobs = self._store.find(replace(query, states=states)) if states else []
+        changed, refused = 0, list[tuple[JobId, str]]()
+        decided: list[tuple[Job, Change]] = []
+        for job in jobs:
+            try:
+                check_job(job)
+                if (change := self._decide(move, by, job)) is not None:
+                    decided.append((job, change))
+            except Refused as refusal:
+                refused.append((job.job_id, str(refusal)))
+        written = committed_apart(self._store, Apply, [change for _, change in decided])
+        for (job, _), answer in zip(decided, written, strict=True):
+            try:
+                if answer is not True:
+                    self._settle(job.job_id, partial(self._decide, move, by))
+                changed += 1
+            except Refused as refusal:
+                refused.append((job.job_id, str(refusal)))
+        return BulkResult(changed, refused, jobs[-1].no if jobs and len(jobs) == query.limit else None)
+
+    def rerun_intent(self, job_id: JobId, **fields: Any) -> Intent:
+        """
+        The request of a job, for a new job: with the changed `fields`, without the idempotency key, which means the old job,
+        and without times that have passed.
+        """
+        intent, now = replace(self._job(job_id).intent, idempotency_key=None, **fields), self._store.now()
+        times: dict[str, Any] = {
+            name: None
+            for name in ("deadline_at", "earliest_start_at")
+            if name not in fields and (getattr(intent, name) or now + 1) <= now
+        }
+        if "deadline_at" in times:
+            times["time_sensitive"] = False
+        return replace(intent, **times)
 
     def edit(self, job_id: JobId, by: str = "", **fields: Any) -> Job:
         """`priority`, `earliest_start_at`, `deadline_at` of a queued job."""
@@ -235,6 +293,14 @@ class JobService:
     def resume(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
         """To resume everything leaves addons paused that were paused by their own name."""
         committed(self._store, SetAddon(addon_id, paused=False, by=by))
+
+    def require_addon(self, addon_id: AddonId) -> None:
+        """NotFound for an addon that has never had a job or a setting: its name may be misspelt."""
+        known = [addon.addon_id for addon in self._store.addons()]
+        if addon_id not in (EVERYTHING, *known, *self._rules.limits.budgets):
+            near = get_close_matches(addon_id, known, 1)
+            meant = f"did you mean {near[0]}?" if near else "`create` sets it up in advance"
+            raise NotFound(f"addon {addon_id} has never had a job; {meant}", addon_id=addon_id)
 
     def _settle(self, job_id: JobId, decide: Callable[[Job], Change | None]) -> Job:
         for _ in range(_TRIES):

@@ -80,6 +80,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _post("queue/jobs/submit", _SUBMIT, jobs.submit, "Submit a job; the answer means that it is on disk"),
     _post("queue/jobs/submit/bulk", _SUBMIT, jobs.submit_bulk, "Submit many jobs, all or none"),
     _get("queue/jobs", _READ, jobs.listing, "List jobs"),
+    _get("queue/count", _READ, jobs.count, "Count the jobs of each state that a filter finds"),
     _get("queue/find", _READ, jobs.find, "Find jobs by a part of their id"),
     _get("queue/jobs/{job_id}", _READ, jobs.get, "Get a job, at once or when it is settled"),
     _get("queue/jobs/{job_id}/explain", _READ, jobs.explain, "Explain why the job is in its state"),
@@ -87,6 +88,11 @@ ROUTES: Final[tuple[Route, ...]] = (
     _post("queue/jobs/{job_id}/cancel", _CANCEL, jobs.cancel, "Cancel a job; a running job is asked to stop"),
     _post("queue/jobs/{job_id}/retry", _SUBMIT, jobs.retry, "Queue a FAILED or BLOCKED job again"),
     _post("queue/jobs/{job_id}/edit", _SUBMIT, jobs.edit, "Change priority or times of a QUEUED job"),
+    _post("queue/jobs/{job_id}/rerun", _SUBMIT, jobs.rerun, "Submit a new job with the request of this one"),
+    _post(
+        "queue/cancel/bulk", _CANCEL, jobs.cancel_bulk, "Cancel the jobs that a filter finds, 500 at a time"
+    ),
+    _post("queue/retry/bulk", _SUBMIT, jobs.retry_bulk, "Retry the jobs that a filter finds, 500 at a time"),
     # workers
     _get("queue/dispatchable", _LEASE, workers.dispatchable, "List jobs that wait for their worker"),
     _post("queue/claim", _LEASE, workers.claim, "Dispatch and lease in one step"),

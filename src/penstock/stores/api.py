@@ -40,6 +40,7 @@ from enum import StrEnum
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from penstock.core.errors import DispatcherHeld, KeyConflict, QueueFull, Unavailable
 from penstock.core.jobs.admission import Ledger
@@ -199,15 +200,29 @@ class Overdue(NamedTuple):
     dispatch: Dispatch | None
 
 
+#: How many jobs a search by text, or a count by filters, looks at.
+MOST_SEARCHED: Final = 100_000
+
+
 class Query(Struct, frozen=True):
     states: Collection[JobState] = ()
     addon_id: AddonId | None = None
     job_type: str | None = None
     tag: str | None = None
     part: str | None = None  # of the job's id; people type the end of one
+    since: Moment | None = None  # created at or after this moment
+    before: Moment | None = None  # created before this moment
+    #: A part of the job's type, payload, tags or last error, without regard to the case of A to Z. Only the newest
+    #: `MOST_SEARCHED` jobs are searched: such a search reads every job on its way.
+    text: str | None = None
     after: int = 0  # the number of the last job seen; by number, newest first when 0 < limit
     newest_first: bool = False
     limit: int = 50
+
+
+def among_newest(query: Query) -> Query:
+    """The query of `Reads.count`: the newest jobs that match, whatever their state."""
+    return replace(query, states=(), after=0, newest_first=True, limit=MOST_SEARCHED)
 
 
 class Addon(Struct, frozen=True):
@@ -425,6 +440,13 @@ class Reads(Protocol):
         ...
 
     def find(self, query: Query) -> list[Job]: ...
+
+    def count(self, query: Query) -> dict[JobState, int]:
+        """
+        How many jobs of each state the query finds, whatever its `states`, `after` and `limit`, among the newest
+        `MOST_SEARCHED` that match its other fields.
+        """
+        ...
 
     def dispatch(self, dispatch_id: DispatchId) -> Dispatch | None: ...
 

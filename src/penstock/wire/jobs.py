@@ -147,6 +147,8 @@ class JobSummary(WireAnswer):
     denied: str
     #: What may be done with it now: cancel, retry, ...
     allowed: tuple[str, ...]
+    #: What it is, in one line: its command line, its function call, or its type with the payload.
+    title: str
 
 
 class JobInfo(JobSummary):
@@ -270,16 +272,62 @@ class Explained(WireAnswer):
     allowed: tuple[str, ...]
 
 
-class JobsQuery(WireRequest):
-    """`state` may be several, with commas. `after`: the `next` of the page before."""
+class JobFilter(WireRequest):
+    """
+    `state` may be several, with commas. `since` and `before`: when the job was created. `text`: a part of the job's
+    type, payload, tags or of an error, among the newest 100,000 jobs.
+    """
 
     state: Annotated[str, Meta(max_length=100, pattern=_STATES)] | UnsetType = UNSET
     addon_id: AddonName | UnsetType = UNSET
     job_type: TypeName | UnsetType = UNSET
     tag: Tag | UnsetType = UNSET
+    since: When | UnsetType = UNSET
+    before: When | UnsetType = UNSET
+    text: Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000]*$")] | UnsetType = UNSET
+
+
+class JobsQuery(JobFilter):
+    """`after`: the `next` of the page before."""
+
     after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
     limit: PageSize = 50
     newest_first: bool = False
+
+
+class JobCounts(WireAnswer):
+    """How many jobs of each state match, whatever `state` says; of filters by time, tag or text among the newest 100,000."""
+
+    jobs: dict[JobState, int]
+
+
+class BulkChange(JobFilter):
+    """Which jobs to change. `after`: the `next` of the answer before; left out: from the oldest job on."""
+
+    after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
+
+
+class RefusedJob(WireAnswer):
+    job_id: str
+    problem: str
+
+
+class BulkChanged(WireAnswer):
+    """`refused`: the jobs that could not be changed. `next`: there may be more; hand it in as `after`."""
+
+    changed: int
+    refused: list[RefusedJob]
+    next: int | None
+
+
+class Rerun(WireRequest):
+    """A new job with the same request. A field that is left out stays as it was."""
+
+    payload: Annotated[Raw, Meta(description="At most 1,000,000 characters of JSON.")] | UnsetType = UNSET
+    priority: PriorityWord | UnsetType = UNSET
+    cost_units: Units | UnsetType = UNSET
+    run_when: RunWhen | UnsetType = UNSET
+    idempotency_key: Key | UnsetType = UNSET
 
 
 class FindQuery(WireRequest):

@@ -136,15 +136,19 @@ class Addons(WireAnswer):
 
 
 class AddonEdit(WireRequest):
+    """`create`: also an addon that has never had a job; without it such a name is refused, because it is often misspelt."""
+
     addon_id: AddonName
     weight: Annotated[int, Meta(ge=1, le=10_000)] | UnsetType = UNSET
     paused: bool | UnsetType = UNSET
+    create: bool = False
 
 
 class Scoped(WireRequest):
-    """An addon, or everything when it is left out."""
+    """An addon, or everything when it is left out. `create`: also an addon that has never had a job."""
 
     addon_id: AddonName | None = None
+    create: bool = False
 
 
 class Ok(WireAnswer):

@@ -9,15 +9,16 @@ cannot be parsed wrongly.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
 from penstock.core.errors import BadIntent
-from penstock.core.jobs.types import AddonId, Constraint, Moment, Money, Priority, RunWhen
-from penstock.core.text import is_storable
+from penstock.core.jobs.types import OWN_TYPES, AddonId, Constraint, Moment, Money, Priority, RunWhen
+from penstock.core.text import is_storable, parsed
 
 MAX_PAYLOAD: Final = 1_000_000  # characters of JSON
 MAX_SPAN_SEC: Final = 366 * 86_400
@@ -149,3 +150,48 @@ def _times(intent: Intent, now: Moment) -> Iterator[tuple[str, str]]:
 
 
 _FAR_MOMENT: Final[Moment] = 253_402_300_799_000_000
+
+
+MAX_TITLE: Final = 200
+#: A longer payload is not read for a title: a list of 500 jobs must stay cheap.
+_MOST_READ: Final = 20_000
+
+
+def title_of(intent: Intent) -> str:
+    """
+    What the job is, in one line: its command line, its function call, or its type with the payload.
+    """
+    payload = intent.payload
+    if len(payload) > _MOST_READ:
+        return _one_line(f"{intent.job_type} {payload[:MAX_TITLE]}")
+    try:
+        fields = parsed(payload)
+    except (ValueError, RecursionError):
+        fields = None
+    match fields:
+        case {"argv": [*words]} if intent.job_type.startswith(OWN_TYPES):
+            return _one_line(shlex.join(map(str, words)))
+        case {"script": str(script)} if intent.job_type.startswith(OWN_TYPES):
+            return _one_line(script.strip())
+        case {"function": str(function)} if intent.job_type.startswith(OWN_TYPES):
+            arguments = [repr(value) for value in _items(fields.get("args"))]
+            return _one_line(f"{function}({', '.join([*arguments, *_named(fields.get('kwargs'))])})")
+        case None:
+            return intent.job_type
+        case dict():
+            return _one_line(f"{intent.job_type}({', '.join(_named(fields))})")
+        case _:
+            return _one_line(f"{intent.job_type} {payload}")
+
+
+def _items(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else []
+
+
+def _named(values: Any) -> list[str]:
+    return [f"{name}={value!r}" for name, value in values.items()] if isinstance(values, dict) else []
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_TITLE else f"{line[: MAX_TITLE - 3]}..."

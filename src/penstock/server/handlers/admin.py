@@ -150,6 +150,7 @@ def addon_edit(call: Request[None, wire.AddonEdit]) -> wire.AddonInfo:
     addon_id = AddonId(str(call.addon(body.addon_id)))
     if isinstance(body.weight, UnsetType) and isinstance(body.paused, UnsetType):
         raise naming_fields(BadIntent, ("body", "must have weight, paused or both"))
+    _check_known(call, addon_id, create=body.create)
     by = call.principal.name
     committed(call.store, SetAddon(addon_id, weight=or_none(body.weight), paused=or_none(body.paused), by=by))
     [edited] = _views(call, [a for a in call.store.addons() if a.addon_id == addon_id])
@@ -168,9 +169,16 @@ def _set_paused(call: Request[None, wire.Scoped], *, paused: bool) -> wire.Ok:
     if call.body.addon_id is None:
         call.check_unbound(": name that one")
     job_service, addon_id = call.app_state.job_service, call.addon(call.body.addon_id) or EVERYTHING
+    _check_known(call, addon_id, create=call.body.create)
     by = call.principal.name
     job_service.pause(addon_id, by) if paused else job_service.resume(addon_id, by)
     return wire.Ok()
+
+
+def _check_known(call: Request[Any, Any], addon_id: AddonId, *, create: bool) -> None:
+    """The addon of a token that is bound to one is known by that."""
+    if not create and call.principal.addon_id is None:
+        call.app_state.job_service.require_addon(addon_id)
 
 
 def kick(call: Request[None, None]) -> wire.Ok:

@@ -9,23 +9,25 @@ client waits for the answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from msgspec import UnsetType
+from msgspec.structs import replace
 
 from penstock import wire
 from penstock.core.errors import BadIntent
-from penstock.core.jobs.intent import Intent, check
+from penstock.core.jobs.intent import Intent, check, title_of
 from penstock.core.jobs.job import Job, dispatch_id_of, outcome_of
-from penstock.core.jobs.states import SETTLED, JobState, allowed
+from penstock.core.jobs.states import SETTLED, JobState, Move, allowed
 from penstock.core.jobs.types import AddonId, Constraint, Moment, Money, moment_of, money_of, priority_of
 from penstock.runner.payload import COMMAND, FUNCTION, JOB_TYPES, SHELL, read
 from penstock.server.problems import Forbidden, OverLimit, TooSlow, naming_fields
 from penstock.server.request import Request, as_answer, as_json, or_none, text_of
 from penstock.stores.api import Query, Receipt
-from penstock.wire import Scope
+from penstock.wire import MAX_PAGE, Scope
 
 _SCOPES: Final = {
     COMMAND: Scope.JOBS_SUBMIT_COMMAND,
@@ -191,24 +193,83 @@ def _derived(job: Job) -> dict[str, object]:
         "spent": amount(job.spent),
         "denied": job.denied if job.state is JobState.QUEUED else "",
         "allowed": _ALLOWED[job.state],
+        "title": title_of(job.intent),
     }
 
 
 def listing(call: Request[wire.JobsQuery, None]) -> wire.Jobs:
     query = call.query
-    states = or_none(query.state)
-    search = Query(
-        states=[JobState(name) for name in states.split(",")] if states else (),
-        addon_id=call.addon(or_none(query.addon_id)),
-        job_type=or_none(query.job_type),
-        tag=or_none(query.tag),
-        after=query.after,
-        newest_first=query.newest_first,
-        limit=query.limit,
+    search = replace(
+        _search(call, query), newest_first=query.newest_first, limit=query.limit, after=query.after
     )
     jobs = call.store.find(search)
     summaries = [as_answer(wire.JobSummary, job, job.intent, **_derived(job)) for job in jobs]
     return wire.Jobs(summaries, jobs[-1].no if len(jobs) == query.limit else None)
+
+
+def _search(call: Request[Any, Any], job_filter: wire.JobFilter) -> Query:
+    """The filter of a request, among the jobs that its token may see."""
+    states = or_none(job_filter.state)
+    return Query(
+        states=[JobState(name) for name in states.split(",")] if states else (),
+        addon_id=call.addon(or_none(job_filter.addon_id)),
+        job_type=or_none(job_filter.job_type),
+        tag=or_none(job_filter.tag),
+        since=_moment(or_none(job_filter.since)),
+        before=_moment(or_none(job_filter.before)),
+        text=or_none(job_filter.text),
+    )
+
+
+def count(call: Request[wire.JobFilter, None]) -> wire.JobCounts:
+    search = replace(_search(call, call.query), states=())
+    if search == Query(addon_id=search.addon_id):  # the store keeps these counts
+        totals: Counter[JobState] = Counter()
+        for addon in call.store.addons():
+            if search.addon_id in (None, addon.addon_id):
+                totals.update(addon.jobs)
+        return wire.JobCounts({state: n for state, n in totals.items() if n})
+    return wire.JobCounts(call.store.count(search))
+
+
+def cancel_bulk(call: Request[None, wire.BulkChange]) -> wire.BulkChanged:
+    return _change_all(call, Move.CANCEL, lambda _: None)
+
+
+def retry_bulk(call: Request[None, wire.BulkChange]) -> wire.BulkChanged:
+    return _change_all(call, Move.RETRY, lambda job: _check_runner(call, job.intent))
+
+
+def _change_all(
+    call: Request[None, wire.BulkChange], move: Move, check_job: Callable[[Job], None]
+) -> wire.BulkChanged:
+    search = replace(_search(call, call.body), after=call.body.after, limit=MAX_PAGE)
+    changed, refused, following = call.app_state.job_service.change_all(
+        move, search, call.principal.name, check_job
+    )
+    return wire.BulkChanged(changed, [wire.RefusedJob(*each) for each in refused], following)
+
+
+async def rerun(call: Request[None, wire.Rerun]) -> wire.Submitted:
+    body, fields = call.body, dict[str, Any]()
+    if not isinstance(body.payload, UnsetType):
+        fields["payload"] = text_of(body.payload)
+    if not isinstance(body.priority, UnsetType):
+        fields["priority"] = priority_of(body.priority)
+    for name in ("cost_units", "run_when", "idempotency_key"):
+        if not isinstance(value := getattr(body, name), UnsetType):
+            fields[name] = value
+    if "run_when" in fields:
+        fields["quiet_for_sec"] = 0
+    intent = await call.run(_rerun_intent, call, fields)
+    _may_submit(call, intent)
+    [receipt] = await _submit(call, [intent], 0)
+    return as_answer(wire.Submitted, receipt)
+
+
+def _rerun_intent(call: Request[None, wire.Rerun], fields: dict[str, Any]) -> Intent:
+    call.own_job(call.job_id)
+    return call.app_state.job_service.rerun_intent(call.job_id, **fields)
 
 
 def find(call: Request[wire.FindQuery, None]) -> wire.Found:

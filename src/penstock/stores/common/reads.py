@@ -53,6 +53,13 @@ class SqlSession(Protocol):
 S = TypeVar("S", bound=SqlSession)
 
 
+def like(text: str) -> str:
+    """A pattern of LIKE for values that contain the text; its wildcards stand for themselves."""
+    for wildcard in ("\\", "%", "_"):
+        text = text.replace(wildcard, f"\\{wildcard}")
+    return f"%{text}%"
+
+
 class AdmissionClasses:
     """The admission classes by number. They are few and never change, so a process reads each once."""
 

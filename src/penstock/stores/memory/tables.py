@@ -5,7 +5,7 @@ The dictionaries of the memory store with all that reads them, and its ready que
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from threading import RLock
@@ -22,7 +22,8 @@ from penstock.core.jobs.ordering import Ordering, Place, QueuedJob, shift_place
 from penstock.core.jobs.round import AdmissionView, ReadyQueue, RunningJob
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
-from penstock.stores.api import Addon, Clock, Due, Overdue, Query, Relay
+from penstock.core.text import ascii_lower
+from penstock.stores.api import MOST_SEARCHED, Addon, Clock, Due, Overdue, Query, Relay, among_newest
 from penstock.stores.common.rows import uuid7
 
 T = TypeVar("T")
@@ -92,9 +93,14 @@ class MemoryTables:
         with self._lock:
             return [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
 
+    def count(self, query: Query) -> dict[JobState, int]:
+        return dict(Counter(job.state for job in self.find(among_newest(query))))
+
     def find(self, query: Query) -> list[Job]:
         with self._lock:
             found = sorted(self._jobs.values(), key=lambda job: -job.no if query.newest_first else job.no)
+            errors = self._errors() if query.text is not None else {}
+        newest = max((job.no for job in found), default=0)
         wanted = (
             job
             for job in found
@@ -103,9 +109,24 @@ class MemoryTables:
             and (query.job_type is None or job.intent.job_type == query.job_type)
             and (query.tag is None or query.tag in job.intent.tags)
             and (query.part is None or query.part in job.job_id)
+            and (query.since is None or job.created_at >= query.since)
+            and (query.before is None or job.created_at < query.before)
+            and (
+                query.text is None
+                or (
+                    job.no > newest - MOST_SEARCHED and _contains(job, errors.get(job.job_id, []), query.text)
+                )
+            )
             and (not query.after or (job.no < query.after if query.newest_first else job.no > query.after))
         )
         return list(islice(wanted, query.limit))
+
+    def _errors(self) -> dict[JobId | None, list[str]]:
+        errors: dict[JobId | None, list[str]] = defaultdict(list)
+        for dispatch in self._dispatches.values():
+            if dispatch.error is not None:
+                errors[dispatch.job_id].append(dispatch.error)
+        return errors
 
     def dispatch(self, dispatch_id: DispatchId) -> Dispatch | None:
         with self._lock:
@@ -398,3 +419,9 @@ class MemoryAdmissionView:
 
     def start_timeouts(self, waiting: QueuedJob) -> int:
         return self._jobs[waiting.job_id].counters.start
+
+
+def _contains(job: Job, errors: Sequence[str], text: str) -> bool:
+    intent, part = job.intent, ascii_lower(text)
+    texts = (intent.job_type, intent.payload, *intent.tags, *errors)
+    return any(part in ascii_lower(each) for each in texts)

@@ -10,8 +10,9 @@ from penstock.core.jobs.job import Job
 from penstock.core.jobs.round import AdmissionView
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, JobState
 from penstock.core.jobs.types import DispatchId, HostId, Moment
-from penstock.stores.api import Query
-from penstock.stores.common.reads import SqlReads
+from penstock.core.text import ascii_lower
+from penstock.stores.api import MOST_SEARCHED, Query, among_newest
+from penstock.stores.common.reads import SqlReads, like
 from penstock.stores.common.rows import spent_from, statements
 from penstock.stores.postgres.admission_view import (
     Heads,
@@ -73,24 +74,21 @@ class PostgresReads(SqlReads[DatabaseSession]):
         return self.database.snapshot(lambda session: _read_ledger(session, host, now))
 
     def find(self, query: Query) -> list[Job]:
-        where: list[str] = ["true"]
-        values: dict[str, Any] = {"limit": query.limit}
-        if query.states:
-            where += ["j.state = ANY(%(states)s::text[])", *_by_index(frozenset(query.states))]
-            values["states"] = array([str(state) for state in query.states])
-        for name, condition in _CONDITIONS.items():
-            if (value := getattr(query, name)) is not None:
-                where.append(condition)
-                values[name] = value
-        if query.after:
-            where.append("j.no < %(after)s" if query.newest_first else "j.no > %(after)s")
-            values["after"] = query.after
-        order = "DESC" if query.newest_first else "ASC"
-        # Only fixed words are put together here; every value is bound.
-        sql = f"{_JOBS} WHERE {' AND '.join(where)} ORDER BY j.no {order} LIMIT %(limit)s"
+        where, values = _where(query)
+        sql = self.database.in_schema(f"{_JOBS} {where}")
 
         def read(session: DatabaseSession) -> list[Job]:
-            return self.classes.jobs(session, session.execute_sql(self.database.in_schema(sql), values))
+            return self.classes.jobs(session, session.execute_sql(sql, values))
+
+        return self.database.snapshot(read)
+
+    def count(self, query: Query) -> dict[JobState, int]:
+        where, values = _where(among_newest(query))
+        jobs = f"SELECT j.state FROM penstock.job_full j {where}"  # noqa: S608 - fixed words
+        sql = self.database.in_schema(f"SELECT state, count(*) FROM ({jobs}) found GROUP BY state")  # noqa: S608 - fixed words
+
+        def read(session: DatabaseSession) -> dict[JobState, int]:
+            return {JobState(state): n for state, n in session.execute_sql(sql, values)}
 
         return self.database.snapshot(read)
 
@@ -104,7 +102,35 @@ _CONDITIONS: Final = {
     "job_type": "j.class_no IN (SELECT no FROM penstock.admission_class WHERE job_type = %(job_type)s)",
     "tag": "j.tags::jsonb ? %(tag)s::text",
     "part": "position(%(part)s IN j.job_id) > 0",
+    "since": "j.created_at >= %(since)s",
+    "before": "j.created_at < %(before)s",
+    "text": """j.no > (SELECT max(no) FROM penstock.job) - %(most)s
+        AND (j.class_no IN (SELECT no FROM penstock.admission_class WHERE lower(job_type COLLATE "C") LIKE %(text)s)
+             OR lower(j.payload COLLATE "C") LIKE %(text)s
+             OR EXISTS (SELECT 1 FROM jsonb_array_elements_text(j.tags::jsonb) tag WHERE lower(tag COLLATE "C") LIKE %(text)s)
+             OR EXISTS (SELECT 1 FROM penstock.dispatch d WHERE d.dispatch_id > j.job_id || '.' AND d.dispatch_id < j.job_id || '/'
+                        AND lower(d.failure COLLATE "C") LIKE %(text)s))""",
 }
+
+
+def _where(query: Query) -> tuple[str, dict[str, Any]]:
+    """The condition, order and limit of a query. Only fixed words are put together; every value is bound."""
+    where: list[str] = ["true"]
+    values: dict[str, Any] = {"limit": query.limit}
+    if query.states:
+        where += ["j.state = ANY(%(states)s::text[])", *_by_index(frozenset(query.states))]
+        values["states"] = array([str(state) for state in query.states])
+    for name, condition in _CONDITIONS.items():
+        if (value := getattr(query, name)) is not None:
+            where.append(condition)
+            values[name] = value
+    if query.text is not None:
+        values |= {"text": like(ascii_lower(query.text)), "most": MOST_SEARCHED}
+    if query.after:
+        where.append("j.no < %(after)s" if query.newest_first else "j.no > %(after)s")
+        values["after"] = query.after
+    order = "DESC" if query.newest_first else "ASC"
+    return f"WHERE {' AND '.join(where)} ORDER BY j.no {order} LIMIT %(limit)s", values
 
 
 def _by_index(states: frozenset[JobState]) -> list[str]:

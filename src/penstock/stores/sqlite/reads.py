@@ -19,8 +19,8 @@ from penstock.core.jobs.job import Job
 from penstock.core.jobs.round import AdmissionView
 from penstock.core.jobs.states import IN_FLIGHT, JobState
 from penstock.core.jobs.types import DispatchId, HostId
-from penstock.stores.api import Clock, Query
-from penstock.stores.common.reads import SqlReads
+from penstock.stores.api import MOST_SEARCHED, Clock, Query, among_newest
+from penstock.stores.common.reads import SqlReads, like
 from penstock.stores.common.rows import dispatch_key, listed
 from penstock.stores.sqlite.admission import SqliteAdmissionView, ledger_from
 from penstock.stores.sqlite.connection import SQL, connect, failures
@@ -54,6 +54,21 @@ def _walk(state: JobState) -> tuple[str, str]:
     return ("jobs_in_flight", "place.no") if state in IN_FLIGHT else ("settled_jobs", "job.no")
 
 
+#: `?job` stands for the table of the jobs.
+_SEARCH: Final = r"""
+ AND ?job.no > (SELECT max(no) FROM job) - ?
+ AND (?job.class_no IN (SELECT no FROM admission_class WHERE job_type LIKE ? ESCAPE '\')
+      OR EXISTS (SELECT 1 FROM intent t WHERE t.no = ?job.no AND (
+            t.payload LIKE ? ESCAPE '\' OR EXISTS (SELECT 1 FROM json_each(t.tags) WHERE value LIKE ? ESCAPE '\')))
+      OR EXISTS (SELECT 1 FROM ended_dispatch e WHERE e.job_no = ?job.no AND e.failure LIKE ? ESCAPE '\'))"""
+
+
+def count_sql(query: Query) -> tuple[str, list[Any]]:
+    end, values = _filters(among_newest(query), "j", "j.no")
+    jobs = f"SELECT j.state FROM job_full j WHERE 1{end}"  # noqa: S608 - fixed words
+    return f"SELECT state, count(*) FROM ({jobs}) GROUP BY state", values  # noqa: S608 - fixed words
+
+
 def _filters(query: Query, of: str, number: str) -> tuple[str, list[Any]]:
     where = ""
     values: list[Any] = []
@@ -70,6 +85,15 @@ def _filters(query: Query, of: str, number: str) -> tuple[str, list[Any]]:
     if query.part is not None:
         where += f" AND instr({of}.job_id, ?) > 0"
         values.append(query.part)
+    if query.since is not None:
+        where += f" AND {of}.created_at >= ?"
+        values.append(query.since)
+    if query.before is not None:
+        where += f" AND {of}.created_at < ?"
+        values.append(query.before)
+    if query.text is not None:
+        where += _SEARCH.replace("?job", of)
+        values += [MOST_SEARCHED, *[like(query.text)] * 4]
     # One bound each way: of two the index would use the first. Below zero are leases without a job.
     where += f" AND {number} > ?"
     values.append(0 if query.newest_first else query.after)
@@ -167,3 +191,8 @@ class SqliteReads(SqlReads[SqliteSession]):
         sql, values = find_sql(query)
         with self._reading() as session:
             return self.classes.jobs(session, session.con.execute(sql, values).fetchall())
+
+    def count(self, query: Query) -> dict[JobState, int]:
+        sql, values = count_sql(query)
+        with self._reading() as session:
+            return {JobState(state): n for state, n in session.con.execute(sql, values)}
