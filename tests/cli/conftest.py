@@ -59,12 +59,13 @@ class Shell:
         if self.daemon is not None:
             self.daemon.stdout.close()
 
-    def __call__(self, *words):
+    def __call__(self, *words, stdin=""):
         """Run a verb in this process: starting an interpreter costs more than most verbs. The scheduler is another process."""
         out, err = io.StringIO(), io.StringIO()
         with (
             mock.patch.dict(os.environ, self.env, clear=True),
             mock.patch.object(sys, "argv", ["penstock", *words]),
+            mock.patch.object(sys, "stdin", io.StringIO(stdin)),
         ):
             with (
                 contextlib.chdir(self.folder),
@@ -79,7 +80,7 @@ class Shell:
 
     def answer(self, *words):
         """The JSON that a verb prints."""
-        done = self(*words, "--json")
+        done = self("--json", *words)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -88,8 +89,11 @@ class Shell:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
+    def job(self, job_id):
+        return self.answer("show", job_id)
+
     def state(self, job_id):
-        return self.answer("show", job_id)["state"]
+        return self.job(job_id)["state"]
 
     def until(self, state, job_id):
         until(lambda: self.state(job_id) == state, what=f"{state} of {job_id}")

@@ -227,7 +227,7 @@ def test_a_key_makes_two_submits_one_job(shell):
 
 
 def test_pause_keeps_and_resume_lets_go(shell):
-    shell("pause", "slow")
+    shell("pause", "--create", "slow")
     job_id = shell("submit", "--addon", "slow", "--", "true").stdout.strip()
     why = shell("explain", job_id).stdout
     shell("resume", "slow")

@@ -15,7 +15,7 @@ FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, IN_THE_WAY = 1, 2, 3, 4, 5, 75
     ("words", "says"),
     [
         (("lss",), "Did you mean ls?"),
-        (("submit",), "give a command after"),
+        (("submit",), "give a command, or --type"),
         (("submit", "--cost", "200", "--", "true"), "cost"),
         (("submit", "--not-before", "soon", "--", "true"), "is not a time"),
         (("submit", "--max-runtime", "5 parsecs", "--", "true"), "is not a duration"),
@@ -41,16 +41,16 @@ def test_a_wrong_command_line_names_what_is_wrong_and_exits_with_two(shell, word
 def test_what_the_scheduler_refuses_names_the_field_and_nothing_that_is_not_to_be_seen_here(shell):
     done = shell("submit", "--not-before", "+2h", "--deadline", "+1h", "--", "true")
 
-    assert done.returncode == REFUSED
-    assert done.stderr == "penstock: earliest_start_at must lie before deadline_at\n"
+    assert done.returncode == USAGE
+    assert done.stderr == "penstock: --not-before must lie before --deadline\n"
 
 
 @pytest.mark.parametrize(
     ("words", "field"),
     [
-        (("submit", "--tag", "caf\udce9", "--", "true"), "tags"),
-        (("submit", "--key", "caf\udce9", "--", "true"), "idempotency_key"),
-        (("submit", "--", "true", "caf\udce9"), "payload"),
+        (("submit", "--tag", "caf\udce9", "--", "true"), "--tag"),
+        (("submit", "--key", "caf\udce9", "--", "true"), "--key"),
+        (("submit", "--", "true", "caf\udce9"), "CMD"),
         (("submit", "--type", "t", "--payload", "[NaN]"), "NaN"),
     ],
 )

@@ -58,14 +58,15 @@ def capacity(session: CliSession) -> None:
     type=Whole(1, 10_000),
     help="With an ADDON: its fair share, where every other addon has 100.",
 )
+@click.option("--create", is_flag=True, help="Also for an addon that has never had a job.")
 @click.argument("addon", type=ADDON, required=False)
 @passes
-def addons(session: CliSession, addon: str | None, weight: int | None) -> None:
+def addons(session: CliSession, addon: str | None, weight: int | None, create: bool) -> None:
     """List the addons: weights, shares, jobs, budgets. With ADDON and --weight: set its weight."""
     if weight is not None:
         if addon is None:
             raise click.UsageError("--weight needs an ADDON")
-        session.client.set_addon(addon, weight=weight)
+        session.client.set_addon(addon, weight=weight, create=create)
     info = session.client.addons()
     if addon is not None:
         info.addons = [one for one in info.addons if one.addon_id == addon]
@@ -101,11 +102,12 @@ def _spent(addon: AddonInfo, window: str) -> Text:
 
 
 @click.command()
+@click.option("--create", is_flag=True, help="Also an ADDON that has never had a job.")
 @click.argument("addon", type=ADDON, required=False)
 @passes
-def pause(session: CliSession, addon: str | None) -> None:
+def pause(session: CliSession, addon: str | None, create: bool) -> None:
     """Start no more jobs, of ADDON or of all. Running jobs continue; submits are still accepted."""
-    session.client.pause(addon)
+    session.client.pause(addon, create=create)
     resume = f"penstock resume {addon or ''}".rstrip()
     session.say({"paused": addon or "*"}, f"Paused {addon or 'everything'}. `{resume}` starts jobs again.")
 

@@ -14,7 +14,7 @@ import click
 from penstock.cli.parsers import DURATION, JOB, Whole, short, span
 from penstock.cli.printing import echo, output, printable
 from penstock.cli.session import EXITS, CliSession, fail, passes
-from penstock.cli.submit import described, submit_command
+from penstock.cli.submit import COMMAND_LINE, described, submit_command
 from penstock.client.signals import interruptible
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _OPEN = frozenset({"QUEUED", "DISPATCHING", "RUNNING"})
 _TIMEOUT = 124
 
 
-@click.command()
-@click.argument("command", nargs=-1, required=True, metavar="-- CMD...")
+@click.command(context_settings=COMMAND_LINE)
+@click.argument("command", nargs=-1, required=True, metavar="CMD...")
 @described
 @click.option(
     "--detach-on-interrupt", is_flag=True, help="Ctrl-C leaves the job running instead of canceling it."

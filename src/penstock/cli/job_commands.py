@@ -5,15 +5,19 @@ itself.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from penstock.cli.parsers import ADDON, JOB, PRIORITY, WHEN, Whole, age, short, span
+from penstock.cli.parsers import ADDON, DURATION, JOB, PRIORITY, WHEN, Whole, age, short, span
 from penstock.cli.printing import Column, echo, state_text, table
-from penstock.cli.session import CliSession, passes
+from penstock.cli.session import REFUSED, CliFailure, CliSession, failure_of, passes, wrong_options
+from penstock.cli.submit import read_payload
+from penstock.client.signals import interruptible
+from penstock.core.errors import BadIntent
 from penstock.runner.job import __doc__ as usage
 from penstock.runner.job import main
 
@@ -25,48 +29,94 @@ if TYPE_CHECKING:
 _STATES = ("QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CANCELED")
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FILTERS: Final = (
+    click.option("-s", "--state", "states", multiple=True, type=click.Choice(_STATES, case_sensitive=False),
+                 metavar="STATE", help=f"Only jobs in this state: {', '.join(_STATES).lower()}; may be repeated."),
+    click.option("-a", "--addon", "addon_id", type=ADDON, help="Only jobs of this addon."),
+    click.option("-t", "--type", "job_type", help="Only jobs of this type."),
+    click.option("--tag", help="Only jobs with this tag."),
+    click.option("--since", type=DURATION, help="Only jobs submitted in the last DURATION: 90s, 15m, 2h."),
+    click.option("--older", type=DURATION, help="Only jobs submitted more than DURATION ago."),
+    click.option("--search", "text", metavar="TEXT",
+                 help="Only jobs with this text in their type, arguments, tags or error."),
+)  # fmt: skip
+
+
+def filtered(command: F) -> F:
+    """Add the options that choose jobs."""
+    for option in reversed(_FILTERS):
+        command = option(command)
+    return command
+
+
+def _job_filter(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of `filtered` that were given, as fields of `wire.JobFilter`."""
+    now = datetime.now(UTC)
+    moments = {
+        name: now - timedelta(seconds=options[option])
+        for name, option in (("since", "since"), ("before", "older"))
+        if options[option] is not None
+    }
+    fields = {
+        name: options[name] for name in ("addon_id", "job_type", "tag", "text") if options[name] is not None
+    }
+    states = ",".join(state.upper() for state in options["states"])
+    return fields | moments | ({"state": states} if states else {})
+
+
 @click.command()
-@click.option(
-    "-s",
-    "--state",
-    "states",
-    multiple=True,
-    type=click.Choice(_STATES, case_sensitive=False),
-    metavar="STATE",
-    help=f"Only jobs in this state: {', '.join(_STATES).lower()}; may be repeated.",
-)
-@click.option("-a", "--addon", "addon_id", type=ADDON, help="Only jobs of this addon.")
-@click.option("-t", "--type", "job_type", help="Only jobs of this type.")
-@click.option("--tag", help="Only jobs with this tag.")
+@filtered
 @click.option("-n", "--limit", type=Whole(1, 500), default=20, help="How many jobs to list.")
 @click.option("--oldest", is_flag=True, help="Oldest first instead of newest first.")
+@click.option("-w", "--watch", is_flag=True, help="List again when something has changed, until Ctrl-C.")
 @passes
-def ls(session: CliSession, /, states: tuple[str, ...], limit: int, oldest: bool, **filters: Any) -> None:
-    """List jobs."""
-    named = [state.upper() for state in states]
-    page = session.client.jobs(states=named, limit=limit, newest_first=not oldest, **filters)
+@interruptible()
+def ls(session: CliSession, /, limit: int, oldest: bool, watch: bool, **options: Any) -> None:
+    """List jobs: what each is, and why it waits or how it ended."""
+    while True:
+        newest = session.client.stats().newest_event if watch else 0
+        job_filter = _job_filter(options)
+        states = job_filter.pop("state", "").split(",") if "state" in job_filter else ()
+        page = session.client.jobs(states=states, limit=limit, newest_first=not oldest, **job_filter)
+        if watch and session.console.is_terminal and not session.as_json:
+            session.console.clear()
+        _print_jobs(session, page, limit)
+        if not watch:
+            return
+        while not session.client.events(after=newest, limit=1, wait_sec=20).events:
+            pass
+        time.sleep(_WATCH_PAUSE)
+
+
+#: Seconds between two lists of `--watch`: so many events make one new list.
+_WATCH_PAUSE: Final = 0.5
+
+
+def _print_jobs(session: CliSession, page: wire.Jobs, limit: int) -> None:
     if session.print_json(page):
         return
     now = datetime.now(UTC)
     table(session.console, JOB_COLUMNS, [job_row(job, now) for job in page.jobs])
     if not page.jobs:
-        session.aside.print("[dim]No matching jobs. `penstock submit -- echo hello` submits one.[/]")
+        session.aside.print("[dim]No matching jobs. `penstock submit echo hello` submits one.[/]")
     if page.next is not None:
         session.aside.print(f"[dim]The first {limit}; -n shows more.[/]")
 
 
 #: Why a job waits is what people look for, so other columns go first in a narrow terminal.
 JOB_COLUMNS: Final = (
-    Column("job"), Column("state"), Column("addon", keep=80), Column("type", keep=70),
-    Column("units", True, 100), Column("prio", True, 100), Column("tries", True, 110),
-    Column("age", True, 45), Column("reason or progress"),
+    Column("job"), Column("state"), Column("what"), Column("addon", keep=100),
+    Column("units", True, 120), Column("prio", True, 120), Column("tries", True, 130),
+    Column("age", True, 70), Column("reason or progress"),
 )  # fmt: skip
 
 
 def job_row(job: wire.JobSummary, now: datetime) -> tuple[object, ...]:
     """The cells of `JOB_COLUMNS`."""
     return (
-        short(job.job_id), state_text(job.state), job.addon_id, job.job_type, job.cost_units, job.priority,
+        short(job.job_id), state_text(job.state), job.title, job.addon_id, job.cost_units, job.priority,
         job.attempts, age(job.created_at, now), _standing(job, now),
     )  # fmt: skip
 
@@ -96,6 +146,7 @@ def show(session: CliSession, job: str) -> None:
     console = session.console
     console.print(state_text(info.state), f"{info.job_type} of {info.addon_id}", info.job_id)
     facts = {
+        "what": info.title,
         "cost": f"{info.cost_units} units",
         "priority": info.priority,
         "preemptible": "" if info.preemptible else "no",
@@ -155,19 +206,50 @@ def explain(session: CliSession, job: str) -> None:
     is_flag=True,
     help="Kill a command or function of the scheduler instead of asking it to stop first.",
 )
-@click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
+@click.argument("jobs", nargs=-1, type=JOB, metavar="[JOB...]")
+@filtered
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before changing jobs that a filter finds.")
 @passes
-def cancel(session: CliSession, jobs: tuple[str, ...], now: bool) -> None:
-    """Cancel jobs. A running job is told to stop, and killed if it does not."""
-    _each(session, jobs, lambda job_id: session.client.cancel(job_id, now=now))
+def cancel(session: CliSession, /, jobs: tuple[str, ...], now: bool, yes: bool, **options: Any) -> None:
+    """
+    Cancel jobs: those that are named, or all that a filter finds. A running job is told to stop, and killed
+    if it does not.
+    """
+    if now and not jobs:
+        raise click.UsageError("--now needs the jobs by name")
+    _change(
+        session, "cancel", jobs, options, yes,
+        lambda job_id: session.client.cancel(job_id, now=now), session.client.cancel_all,
+    )  # fmt: skip
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, required=True, type=JOB, metavar="JOB...")
+@click.argument("jobs", nargs=-1, type=JOB, metavar="[JOB...]")
+@filtered
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before changing jobs that a filter finds.")
 @passes
-def retry(session: CliSession, jobs: tuple[str, ...]) -> None:
-    """Queue FAILED or BLOCKED jobs again, with fresh attempts and limits."""
-    _each(session, jobs, session.client.retry)
+def retry(session: CliSession, /, jobs: tuple[str, ...], yes: bool, **options: Any) -> None:
+    """Queue FAILED or BLOCKED jobs again, with fresh attempts and limits: those that are named, or all that a filter finds."""
+    _change(session, "retry", jobs, options, yes, session.client.retry, session.client.retry_all)
+
+
+@click.command()
+@click.argument("job", type=JOB)
+@click.option("--payload", help="Another payload: JSON, @FILE, or - for standard input.")
+@click.option("-p", "--priority", type=PRIORITY, help="Another priority.")
+@click.option("-c", "--cost", "cost_units", type=Whole(1, 100), metavar="UNITS", help="Another cost.")
+@click.option("--when", "run_when", type=click.Choice(["any", "normal", "quiet"]), help="Another load.")
+@passes
+def rerun(session: CliSession, /, job: str, payload: str | None, **options: Any) -> None:
+    """Submit a new job with the request of JOB. DONE and CANCELED are final, so they cannot be retried."""
+    fields = {name: value for name, value in options.items() if value is not None}
+    if payload is not None:
+        fields["payload"] = read_payload(payload)
+    try:
+        answer = session.client.rerun(session.job_id(job), **fields)
+    except BadIntent as bad:
+        raise wrong_options(bad) from None
+    session.say(answer, answer.job_id)
 
 
 @click.command()
@@ -193,12 +275,89 @@ def edit(session: CliSession, /, job: str, priority: int | str | None, **times: 
             fields[name] = None if times[f"no_{name}"] else times[name]
     if not fields:
         raise click.UsageError("nothing to change: give --priority, --not-before or --deadline")
-    _say(session, [session.client.edit(session.job_id(job), **fields)])
+    try:
+        edited = session.client.edit(session.job_id(job), **fields)
+    except BadIntent as bad:
+        raise wrong_options(bad) from None
+    _say(session, [edited])
+
+
+#: The states that a verb can change, and what it has done then.
+_ABLE: Final = {
+    "cancel": ({"QUEUED", "DISPATCHING", "RUNNING", "BLOCKED"}, "Canceled"),
+    "retry": ({"FAILED", "BLOCKED"}, "Retried"),
+}
+
+
+def _change(
+    session: CliSession,
+    verb: str,
+    jobs: tuple[str, ...],
+    options: dict[str, Any],
+    yes: bool,
+    one: Callable[[str], wire.JobInfo],
+    every: Callable[..., wire.BulkChanged],
+) -> None:
+    """Change the jobs that are named, or all that the filter finds."""
+    job_filter = _job_filter(options)
+    if bool(jobs) == bool(job_filter):
+        raise click.UsageError(
+            "name the jobs, or choose them with --state, --addon, --type, --tag, --older ..."
+        )
+    if jobs:
+        _each(session, jobs, one)
+        return
+    able, past = _ABLE[verb]
+    chosen = set(job_filter.get("state", "").split(",")) - {""} or able
+    counts = session.client.count(**{name: value for name, value in job_filter.items() if name != "state"})
+    number = sum(n for state, n in counts.items() if str(state) in able & chosen)
+    if number and not yes:
+        click.confirm(f"{verb.capitalize()} {_many(number)}?", abort=True, err=True)
+    changed = every(**job_filter) if number else wire_bulk_none()
+    if not session.print_json(changed):
+        echo(f"{past} {_many(changed.changed)}.")
+        for refused in changed.refused:
+            echo(f"{short(refused.job_id)}  {refused.problem}", err=True)
+    if changed.refused:
+        raise click.exceptions.Exit(REFUSED)
+
+
+def _many(number: int) -> str:
+    return "1 job" if number == 1 else f"{number} jobs"
+
+
+def wire_bulk_none() -> wire.BulkChanged:
+    from penstock import wire
+
+    return wire.BulkChanged(0, [], None)
 
 
 def _each(session: CliSession, jobs: tuple[str, ...], act: Callable[[str], wire.JobInfo]) -> None:
-    ids = [session.job_id(job) for job in jobs]  # all are found before any is touched
-    _say(session, [act(job_id) for job_id in ids])
+    """Every job is tried, whatever happens to another; the exit code is that of the first that failed."""
+    from penstock.core.errors import AccessDenied, Refused
+
+    done: list[wire.JobInfo] = []
+    failures: list[tuple[str, CliFailure]] = []
+    for job in jobs:
+        try:
+            done.append(act(session.job_id(job)))
+        except CliFailure as failure:
+            failures.append((job, failure))
+        except AccessDenied:  # of the token: it concerns every job
+            raise
+        except Refused as error:
+            failures.append((job, failure_of(error)))
+    if len(jobs) == 1 and failures:
+        raise failures[0][1]
+    if session.as_json:
+        errors = [{"job": job, "error": reason.message} for job, reason in failures]
+        session.print_json([*done, *errors])
+    else:
+        _say(session, done)
+        for job, reason in failures:
+            echo(f"{job}  {reason.message}", err=True)
+    if failures:
+        raise click.exceptions.Exit(failures[0][1].exit_code)
 
 
 def _say(session: CliSession, jobs: list[wire.JobInfo]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import click
 
-from penstock.cli.session import CliSession, explain_error
+from penstock.cli.session import CliSession, failure_of, show_failure
 
 #: verb: where it is, and what `--help` says before anything is loaded.
 VERBS: Final = {
@@ -38,6 +38,7 @@ VERBS: Final = {
     "wait": ("follow", "wait until jobs are settled; the exit code says how they ended"),
     "cancel": ("job_commands", "cancel jobs"),
     "retry": ("job_commands", "queue FAILED or BLOCKED jobs again"),
+    "rerun": ("job_commands", "submit a new job with the request of an old one"),
     "edit": ("job_commands", "change the priority and the times of a queued job"),
     "job": ("job_commands", "report from inside a command: checkpoint, progress, spend, log, should-yield"),
     "events": ("follow", "print the audit trail; -f follows it"),
@@ -96,21 +97,24 @@ _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100,
 @click.pass_context
 def cli(context: click.Context, url: str | None, as_json: bool) -> None:
     """Penstock admits, queues and dispatches work."""
-    context.obj = session = CliSession(url, as_json=as_json)
+    session = context.ensure_object(CliSession)
+    session.url, session.as_json = url, as_json
     context.call_on_close(session.close)
 
 
 def main() -> None:
+    session = CliSession()
     try:
-        code = cli.main(_json_anywhere(sys.argv[1:]), prog_name="penstock", standalone_mode=False)
+        code = cli.main(
+            _json_anywhere(sys.argv[1:]), prog_name="penstock", standalone_mode=False, obj=session
+        )
     except click.exceptions.Exit as done:
         code = done.exit_code
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
         code = 130
     except click.ClickException as wrong:
-        wrong.show()
-        code = wrong.exit_code
+        code = show_failure(wrong, as_json=session.as_json)
     except BrokenPipeError:
         # The reader of the output has closed it: `penstock ls | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -118,16 +122,16 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 130
     except Exception as error:  # noqa: BLE001 - explained in a line, or raised again
-        code = explain_error(error)
+        code = show_failure(failure_of(error), as_json=session.as_json)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _json_anywhere(words: list[str]) -> list[str]:
     """
-    `penstock ls --json` reads better than `penstock --json ls`; behind `--` the words belong to the command
-    that is submitted.
+    `penstock ls --json` reads better than `penstock --json ls`. `run` and `submit` have the option themselves: behind
+    theirs the words belong to the command that is submitted.
     """
-    end = words.index("--") if "--" in words else len(words)
+    end = next((at for at, word in enumerate(words) if word in ("run", "submit", "--")), len(words))
     if "--json" in words[:end]:
         words = ["--json", *(word for word in words[:end] if word != "--json"), *words[end:]]
     return words

@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.client.client import Client
-    from penstock.core.errors import PenstockError
+    from penstock.core.errors import BadIntent, PenstockError
 
 
 FAILED: Final = 1
+WRONG: Final = 2
 EXITS: Final = {"DONE": 0, "FAILED": 1, "CANCELED": 6, "BLOCKED": 7}
 UNREACHABLE: Final = 3
 NOT_FOUND: Final = 4
@@ -29,17 +31,18 @@ REFUSED: Final = 5
 
 
 class CliSession:
-    def __init__(self, url: str | None, *, as_json: bool) -> None:
-        self._url, self.as_json = url, as_json
+    def __init__(self) -> None:
+        self.url: str | None = None
+        self.as_json = False
 
     @cached_property
     def client(self) -> Client:
         from penstock.client.client import Client
 
         try:
-            return Client(self._url, retry_for=1.0)
+            return Client(self.url, retry_for=1.0)
         except ValueError as wrong:
-            raise click.UsageError(f"{'--url' if self._url else 'PENSTOCK_URL'}: {wrong}") from None
+            raise click.UsageError(f"{'--url' if self.url else 'PENSTOCK_URL'}: {wrong}") from None
 
     def close(self) -> None:
         if "client" in self.__dict__:
@@ -104,37 +107,88 @@ def _console(**options: Any) -> Console:
 passes = click.make_pass_decorator(CliSession)
 
 
+class CliFailure(click.ClickException):
+    """Why the command ends, what to do about it, and its exit code; with --json as JSON."""
+
+    def __init__(self, message: str, code: int, advice: Sequence[str] = (), **data: Any) -> None:
+        super().__init__(message)
+        self.advice, self.data = advice, data
+        self.code = code
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]  # click has one per class
+        return self.code
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        del file
+        echo(f"penstock: {self.message}", err=True)
+        for line in self.advice:
+            echo(f"          {line}", err=True)
+
+
 def fail(message: str, code: int = FAILED) -> NoReturn:
-    echo(f"penstock: {message}", err=True)
-    raise click.exceptions.Exit(code)
+    raise CliFailure(message, code)
 
 
-def explain_error(error: Exception) -> int:
-    """Print what happened and what to do. Only an unforeseen error keeps its traceback."""
+def show_failure(failure: click.ClickException, *, as_json: bool) -> int:
+    """Print why the command failed; returns the exit code."""
+    if as_json:
+        import msgspec
+
+        data = failure.data if isinstance(failure, CliFailure) else {}
+        error = {"message": failure.format_message(), "exit_code": failure.exit_code, **data}
+        echo(msgspec.json.format(msgspec.json.encode({"error": error}), indent=2).decode())
+    else:
+        failure.show()
+    return failure.exit_code
+
+
+def failure_of(error: Exception) -> CliFailure:
+    """What happened and what to do. Only an unforeseen error keeps its traceback."""
     from penstock.core.errors import AccessDenied, NotFound, PenstockError, Unreachable
 
     if isinstance(error, OSError) and error.filename is not None:
-        echo(f"penstock: {error.filename}: {error.strerror}", err=True)
-        return FAILED
+        return CliFailure(f"{error.filename}: {error.strerror}", FAILED)
     if not isinstance(error, PenstockError):
         raise error
-    echo(f"penstock: {error}", err=True)
     problems = getattr(error, "problems", None) or []
-    for problem in problems[1:] if len(problems) > 1 else []:
-        echo(f"          {_problem(problem)}", err=True)
+    advice = [_problem(problem) for problem in problems[1:]]
     match error:
         case Unreachable():
-            echo("          --url or PENSTOCK_URL names a scheduler elsewhere", err=True)
-            return UNREACHABLE
+            advice.append("--url or PENSTOCK_URL names a scheduler elsewhere")
+            code = UNREACHABLE
         case NotFound():
-            return NOT_FOUND
+            code = NOT_FOUND
         case AccessDenied():
-            echo(f"          {_whose_token()}", err=True)
-            return REFUSED
+            advice.append(_whose_token())
+            code = REFUSED
         case _:
+            code = REFUSED
             if hint := _hint(error):
-                echo(f"          {hint}", err=True)
-            return REFUSED
+                advice.append(hint)
+    return CliFailure(str(error), code, advice, kind=error.code, problems=problems)
+
+
+#: Fields of a job that are set by an option of another name, or by an argument.
+_SET_BY: Final = {"addon_id": "addon", "payload.cwd": "cwd", "payload.env": "env", "payload.argv": "command",
+                  "payload.script": "command", "job_type": "job_type"}  # fmt: skip
+
+
+def wrong_options(error: BadIntent) -> CliFailure:
+    """The problems of a request, by the options of the command that made it."""
+    context, options = click.get_current_context(), dict[str, str]()
+    set_by = _SET_BY | ({"payload": "command"} if context.params.get("command") else {})
+    for parameter in context.command.params:
+        name = "CMD" if isinstance(parameter, click.Argument) else max(parameter.opts, key=len)
+        options[str(parameter.name)] = name
+
+    def named(text: str) -> str:
+        return re.sub(
+            r"[a-z_]+(\.[a-z_]+)?", lambda word: options.get(set_by.get(word[0], word[0]), word[0]), text
+        )
+
+    first, *others = [named(_problem(problem)) for problem in error.problems] or [str(error)]
+    return CliFailure(first, WRONG, others, kind=error.code, problems=error.problems)
 
 
 def _whose_token() -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from penstock.cli.parsers import ADDON, DURATION, PRIORITY, WHEN, WHOLE_SECONDS, Whole, short
 from penstock.cli.printing import echo
-from penstock.cli.session import CliSession, passes
+from penstock.cli.session import CliSession, passes, wrong_options
+from penstock.core.errors import BadIntent
 from penstock.core.text import parsed
 
 if TYPE_CHECKING:
@@ -52,9 +53,14 @@ _OPTIONS = (
     click.option("--no-preempt", "preemptible", is_flag=True, flag_value=False, default=True,
                  help="Never stop the running job in favor of one of higher priority."),
     click.option("--key", "idempotency_key", help="Idempotency key: two submits with one key make one job."),
+    click.option("--cwd", type=click.Path(exists=True, file_okay=False, resolve_path=True),
+                 help="The directory in which the command starts; by default the current one."),
     click.option("--env", multiple=True, metavar="NAME=VALUE",
                  help="A variable for the command; may be repeated."),
     click.option("--shell", is_flag=True, help="Run the command as a line of /bin/sh."),
+    click.option("--json", is_flag=True, expose_value=False, help="JSON instead of text.",
+                 callback=lambda context, _, given: setattr(
+                     context.find_object(CliSession), "as_json", given or context.find_object(CliSession).as_json)),
 )  # fmt: skip
 
 
@@ -65,10 +71,14 @@ def described(command: F) -> F:
     return command
 
 
-@click.command()
+#: The first word that is no option begins the command, so that `penstock run make -j2` needs no `--`.
+COMMAND_LINE: Final = {"allow_interspersed_args": False}
+
+
+@click.command(context_settings=COMMAND_LINE)
 @click.option("-t", "--type", "job_type", help="Submit a job for an addon's worker instead of a command.")
 @click.option("--payload", help="The payload of the job: JSON, @FILE, or - for standard input.")
-@click.argument("command", nargs=-1, metavar="[-- CMD...]")
+@click.argument("command", nargs=-1, metavar="[CMD...]")
 @described
 @passes
 def submit(
@@ -81,13 +91,13 @@ def submit(
 ) -> None:
     """Submit a command, or with --type a job for an addon. Prints the id of the job once it is durable."""
     if (job_type is None) == (not command):
-        raise click.UsageError("give a command after `--`, or --type for an addon's worker")
+        raise click.UsageError("give a command, or --type for an addon's worker")
     if job_type is None:
         answer = submit_command(session, command, **options)
-    elif options.pop("env") or options.pop("shell"):
-        raise click.UsageError("--env and --shell are for a command, not for a job with --type")
+    elif any([options.pop("env"), options.pop("shell"), options.pop("cwd")]):
+        raise click.UsageError("--env, --shell and --cwd are for a command, not for a job with --type")
     else:
-        answer = _submit(session, job_type, _payload(payload), **options)
+        answer = _submit(session, job_type, read_payload(payload), **options)
     if session.print_json(answer):
         return
     echo(answer.job_id)
@@ -100,10 +110,16 @@ def submit(
 
 
 def submit_command(
-    session: CliSession, command: tuple[str, ...], *, env: tuple[str, ...], shell: bool, **options: Any
+    session: CliSession,
+    command: tuple[str, ...],
+    *,
+    env: tuple[str, ...],
+    shell: bool,
+    cwd: str | None,
+    **options: Any,
 ) -> wire.Submitted:
-    """The command starts in the current directory, with the variables of --env."""
-    place: dict[str, Any] = {"cwd": os.getcwd()}  # noqa: PTH109 - a text is sent
+    """The command starts in the directory of --cwd or in the current one, with the variables of --env."""
+    place: dict[str, Any] = {"cwd": cwd or os.getcwd()}  # noqa: PTH109 - a text is sent
     if env:
         place["env"] = dict(_variable(word) for word in env)
     if shell:
@@ -113,7 +129,10 @@ def submit_command(
 
 def _submit(session: CliSession, job_type: str, payload: Any, *, addon: str, **fields: Any) -> wire.Submitted:
     given = {name: value for name, value in fields.items() if value is not None}
-    return session.client.submit(addon, job_type, payload, **given)
+    try:
+        return session.client.submit(addon, job_type, payload, **given)
+    except BadIntent as bad:
+        raise wrong_options(bad) from None
 
 
 def _variable(word: str) -> tuple[str, str]:
@@ -125,7 +144,7 @@ def _variable(word: str) -> tuple[str, str]:
     return name, value
 
 
-def _payload(argument: str | None) -> Any:
+def read_payload(argument: str | None) -> Any:
     if argument is None:
         return None
     try:

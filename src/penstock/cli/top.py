@@ -69,7 +69,8 @@ class TopDialog(ModalScreen[bool]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("y", "dismiss(True)", "yes"),
-        ("n,e,enter,escape", "dismiss(False)", "close"),
+        ("n,e,q,enter,escape", "dismiss(False)", "close"),
+        ("ctrl+c", "app.quit", "quit"),
     ]
     CSS = """
     TopDialog { align: center middle; }
@@ -96,7 +97,7 @@ class Top(App[None]):
         ("e", "act('explain')", "explain"),
         ("p", "pause", "pause"),
         ("a", "states", "all"),
-        ("q", "quit", "quit"),
+        ("q,ctrl+c", "quit", "quit"),
     ]
     #: It offers no more than the keys do, and takes their room in a narrow window.
     ENABLE_COMMAND_PALETTE = False
