@@ -2,8 +2,8 @@
 The seam between the scheduler and a store: one verb that writes, and reads beside it; the same for memory, SQLite and PostgreSQL.
 
 Every write is an `Operation`, a frozen value that names what shall become true: `Submit`, `Apply`, `Complete`, `Renew`, `Admit`,
-and the upkeep (`SetAddon`, `Prune`, `Shift`, `Reorder`, `RegisterHost`, `RemoveHost`, `DrainHost`). `commit` takes any number
-of operations and answers each with a Future of its own:
+and the upkeep (`SetAddon`, `ChangeSchedule`, `Prune`, `Shift`, `Reorder`, `RegisterHost`, `RemoveHost`, `DrainHost`). `commit`
+takes any number of operations and answers each with a Future of its own:
 
     receipts, grants = store.commit(Submit([intent], depth), Admit(host, run_round, terms))
 
@@ -50,6 +50,7 @@ from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.round import AdmissionView, RoundResult
+from penstock.core.jobs.schedules import ScheduleChange, ScheduleRecord
 from penstock.core.jobs.spending import Standing
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import (
@@ -151,6 +152,13 @@ class Receipt(Struct, frozen=True, gc=False):
     created: bool
     deadline_reachable: bool | None = None
     likely_start_at: Moment | None = None
+
+
+class ScheduleWritten(NamedTuple):
+    """The schedule from now on (None: removed), and the receipt of the job that was submitted with the change."""
+
+    record: ScheduleRecord | None
+    receipt: Receipt | None
 
 
 class Terms(Struct, frozen=True):
@@ -309,6 +317,16 @@ class SetAddon(Operation[None], frozen=True):
     weight: int | None = None
     paused: bool | None = None
     by: str = ""
+
+
+class ChangeSchedule(Operation[ScheduleWritten | None], frozen=True):
+    """
+    A decision about a schedule, with the job that it submits: all of it in one transaction, or nothing. None: decided on stale
+    knowledge, nothing was changed. QueueFull, KeyConflict.
+    """
+
+    change: ScheduleChange
+    depth: Depth = NO_LIMIT
 
 
 class Prune(Operation[int], frozen=True):
@@ -470,6 +488,16 @@ class Reads(Protocol):
 
     def newest(self) -> int:
         """The number of the last event: the cursor of a reader that wants only later events."""
+        ...
+
+    def schedules(self, due_by: Moment | None = None) -> list[ScheduleRecord]:
+        """By name. `due_by`: only those that must be looked at by then."""
+        ...
+
+    def schedule(self, name: str) -> ScheduleRecord | None: ...
+
+    def schedule_alarm(self) -> Moment | None:
+        """When the first schedule must be looked at: 0 if moments of one wait for the end of a job. None: there is none."""
         ...
 
     def ledger(self, host: HostId) -> Ledger: ...

@@ -37,6 +37,7 @@ TABLES: Final = {
     "tally": "tally_totals",
     "budget": "budget",
     "checkpoint": "checkpoint",
+    "schedule": "schedule",
 }
 
 
@@ -211,6 +212,7 @@ _COUNTS: Final = {
     "events": "SELECT 'events ' || kind, count(*) FROM {}event GROUP BY kind",
     "queued": "SELECT 'queued', count(*) FROM {}queue",
     "checkpoints": "SELECT 'checkpoints', count(*) FROM {}checkpoint",
+    "schedules": "SELECT 'schedules', count(*) FROM {}schedule",
     "addons": "SELECT 'addons', count(*) FROM {}addon{}",
     "spent": "SELECT 'spent ' || addon_id, sum(spent) FROM {}budget GROUP BY addon_id",
 }

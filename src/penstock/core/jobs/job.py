@@ -45,6 +45,10 @@ class EventKind(StrEnum):
     ALERT = "ALERT"
     ADDON_SET = "ADDON_SET"
     HOST_SET = "HOST_SET"  # an operator drained the host, or ended that
+    SCHEDULE_SET = "SCHEDULE_SET"  # added, edited, paused, resumed or removed; the reason says which
+    SCHEDULE_FIRED = "SCHEDULE_FIRED"  # a moment became a job: it was due, or a person ran the schedule
+    SCHEDULE_MISSED = "SCHEDULE_MISSED"  # moments at which no scheduler ran, and that are not made up for
+    SCHEDULE_SKIPPED = "SCHEDULE_SKIPPED"  # a moment became no job: an earlier one had not ended
     CLOCK_SHIFTED = "CLOCK_SHIFTED"
     SCHEDULER_STARTED = (
         "SCHEDULER_STARTED"  # with what it did about dispatches that its predecessor left in flight

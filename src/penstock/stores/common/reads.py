@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from penstock.core.jobs.admission import AdmissionClass, keys_of
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
 from penstock.core.jobs.load import Host
+from penstock.core.jobs.schedules import ScheduleRecord
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, JobId, Moment
 from penstock.stores.api import Addon, Due, Overdue
@@ -28,6 +29,7 @@ from penstock.stores.common.rows import (
     event_rows,
     host_from,
     job_from,
+    schedule_from,
 )
 
 T = TypeVar("T")
@@ -196,6 +198,19 @@ class SqlReads(ABC, Generic[S]):
 
     def hosts(self) -> list[Host]:
         return [host_from(row) for row in self._query("hosts")]
+
+    def schedules(self, due_by: Moment | None = None) -> list[ScheduleRecord]:
+        if due_by is None:
+            return [schedule_from(row) for row in self._query("schedules")]
+        return [schedule_from(row) for row in self._query("due_schedules", {"due_by": due_by})]
+
+    def schedule(self, name: str) -> ScheduleRecord | None:
+        rows = self._query("schedule_by_name", {"name": name})
+        return schedule_from(rows[0]) if rows else None
+
+    def schedule_alarm(self) -> Moment | None:
+        [(moment,)] = self._query("schedule_alarm")
+        return None if moment is None else int(moment)
 
     # the trail
 

@@ -28,6 +28,7 @@ from penstock.core.jobs.job import Dispatch, Job, dispatch_id_of
 from penstock.core.jobs.load import Host, QuietState
 from penstock.core.jobs.ordering import Place, QueuedJob
 from penstock.core.jobs.round import Placement
+from penstock.core.jobs.schedules import Schedule, ScheduleRecord, ScheduleState
 from penstock.core.jobs.states import IN_FLIGHT, NONE_YET, Counters, DispatchPhase, JobState
 from penstock.core.jobs.types import (
     AddonId,
@@ -278,6 +279,26 @@ def host_from(row: Sequence[Any]) -> Host:
     values["quiet"], values["draining"] = QuietState(values["quiet"]), bool(values["draining"])
     values["labels"] = tuple(json.loads(values["labels"]))
     return Host(**values)
+
+
+_schedule: Final = msgspec.json.Decoder(Schedule).decode
+_schedule_state: Final = msgspec.json.Decoder(ScheduleState).decode
+
+
+def schedule_values(record: ScheduleRecord) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "addon_id": record.schedule.intent.addon_id,
+        "version": record.version,
+        "due_at": record.due_at,
+        "body": _json(record.schedule).decode(),
+        "state": _json(record.state).decode(),
+    }
+
+
+def schedule_from(row: Sequence[Any]) -> ScheduleRecord:
+    body, state, version = row
+    return ScheduleRecord(_schedule(body), _schedule_state(state), version)
 
 
 #: The events of a batch from their text, as `pack` makes it.

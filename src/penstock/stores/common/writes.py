@@ -158,6 +158,11 @@ def take(
     return receipts
 
 
+def new_job_id(receipt: Receipt | None) -> JobId | None:
+    """The id of a job that the submit made; a job that its key found again is not new."""
+    return receipt.job_id if receipt is not None and receipt.created else None
+
+
 # heartbeats
 
 

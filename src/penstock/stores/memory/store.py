@@ -23,6 +23,7 @@ from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobSt
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging, order_key, place
 from penstock.core.jobs.round import Pick, Placement, RoundResult, running_data, stop_moment
+from penstock.core.jobs.schedules import ScheduleChange
 from penstock.core.jobs.spending import NOTHING_SPENT, Standing
 from penstock.core.jobs.states import PRUNABLE, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
@@ -30,6 +31,7 @@ from penstock.stores.api import (
     LOST_FOR,
     Admit,
     Apply,
+    ChangeSchedule,
     Complete,
     Depth,
     DrainHost,
@@ -42,6 +44,7 @@ from penstock.stores.api import (
     RemoveHost,
     Renew,
     Reorder,
+    ScheduleWritten,
     SetAddon,
     Shift,
     Submit,
@@ -50,7 +53,7 @@ from penstock.stores.api import (
 )
 from penstock.stores.common.group_commit import outcome_of
 from penstock.stores.common.rows import body_hash, new_dispatch
-from penstock.stores.common.writes import UsedKeys, key_of, take
+from penstock.stores.common.writes import UsedKeys, key_of, new_job_id, take
 from penstock.stores.memory.tables import MemoryTables
 
 
@@ -85,6 +88,8 @@ class MemoryStore(MemoryTables):
         match operation:
             case SetAddon():
                 return self._set_addon(operation)
+            case ChangeSchedule(change, depth):
+                return self._change_schedule(change, depth)
             case Prune(before, limit):
                 return self._prune(before, limit)
             case Shift(by):
@@ -304,6 +309,21 @@ class MemoryStore(MemoryTables):
         account.paused = account.paused if paused is None else paused
         note = addon_note(addon_id, account.weight, account.paused, operation.by)
         self._note(self._clock(), note, None)
+
+    def _change_schedule(self, change: ScheduleChange, depth: Depth) -> ScheduleWritten | None:
+        known = self._schedules.get(change.name)
+        if change.version != (0 if known is None else known.version):
+            return None
+        receipt = None if change.job is None else self._submit([change.job.intent], depth)[0]
+        job_id = new_job_id(receipt)
+        record = change.row(job_id)
+        if record is None:
+            del self._schedules[change.name]
+        else:
+            self._schedules[change.name] = record
+        for note in change.events(job_id):
+            self._note(change.at, note, None)
+        return ScheduleWritten(record, receipt)
 
     def _prune(self, before: Moment, limit: int) -> int:
         old = [j for j in self._jobs.values() if j.state in PRUNABLE and (j.ended_at or 0) < before]

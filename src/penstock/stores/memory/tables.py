@@ -20,6 +20,7 @@ from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Ordering, Place, QueuedJob, shift_place
 from penstock.core.jobs.round import AdmissionView, ReadyQueue, RunningJob
+from penstock.core.jobs.schedules import ScheduleRecord
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 from penstock.core.text import ascii_lower
@@ -48,6 +49,7 @@ class MemoryTables:
         self._checkpoints: dict[JobId, str] = {}
         self._spent: Counter[tuple[AddonId, str]] = Counter()
         self._hosts: dict[HostId, Host] = {}
+        self._schedules: dict[str, ScheduleRecord] = {}
         self._holder: str | None = None
         self._listeners: list[Callable[[], None]] = []
 
@@ -176,6 +178,21 @@ class MemoryTables:
             names = sorted(self._accounts.keys() | jobs.keys())
             accounts = [(name, self._accounts.get(name, Account())) for name in names]
             return [Addon(n, a.weight, a.paused, a.average, a.units, jobs.get(n, {})) for n, a in accounts]
+
+    def schedules(self, due_by: Moment | None = None) -> list[ScheduleRecord]:
+        with self._lock:
+            records = [record for _, record in sorted(self._schedules.items())]
+        if due_by is None:
+            return records
+        return [record for record in records if record.due_at is not None and record.due_at <= due_by]
+
+    def schedule(self, name: str) -> ScheduleRecord | None:
+        return self._schedules.get(name)
+
+    def schedule_alarm(self) -> Moment | None:
+        with self._lock:
+            moments = [record.due_at for record in self._schedules.values()]
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def overdue(self, limit: int) -> list[Overdue]:
         now = self._clock()

@@ -31,10 +31,12 @@ from penstock.core.jobs.changes import Note, addon_note, drain_note
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.schedules import ScheduleChange
 from penstock.core.jobs.types import Moment
 from penstock.stores.api import (
     Admit,
     Apply,
+    ChangeSchedule,
     Clock,
     Complete,
     Depth,
@@ -47,13 +49,14 @@ from penstock.stores.api import (
     RemoveHost,
     Renew,
     Reorder,
+    ScheduleWritten,
     SetAddon,
     Shift,
     Submit,
 )
 from penstock.stores.common.group_commit import failed, outcome_of
-from penstock.stores.common.rows import forget, uuid7
-from penstock.stores.common.writes import register_host, remove_host
+from penstock.stores.common.rows import forget, schedule_values, uuid7
+from penstock.stores.common.writes import new_job_id, register_host, remove_host
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses, accounts_from
 from penstock.stores.postgres.changes import PostgresWriteBatch, RenewBatcher, lock_ledger
 from penstock.stores.postgres.database import Database, DatabaseSession
@@ -175,6 +178,8 @@ class PostgresStore(PostgresReads):
         if isinstance(operation, SetAddon):  # a ledger row that does not exist cannot be locked
             key = ("addon", operation.addon_id)
             self.database.transact(lambda session: session.execute("add_ledger", columns([key])))
+        if isinstance(operation, ChangeSchedule) and operation.change.job is not None:
+            self.submits.rows.prepare([operation.change.job.intent])
         if isinstance(operation, Prune):  # if no process reads events, none has numbered them
             self._number()
 
@@ -190,6 +195,8 @@ class PostgresStore(PostgresReads):
         match operation:
             case SetAddon():
                 return self._set_addon(session, operation)
+            case ChangeSchedule(change, depth):
+                return self._change_schedule(session, change, depth)
             case Prune(before, limit):
                 return self._prune(session, before, limit)
             case Shift():
@@ -226,6 +233,32 @@ class PostgresStore(PostgresReads):
             writes.note(now, drain_note(drain.host, drain.draining, drain.by))
             writes.defer(session)
         return bool(rows)
+
+    def _change_schedule(
+        self, session: DatabaseSession, change: ScheduleChange, depth: Depth
+    ) -> ScheduleWritten | None:
+        """
+        The row stays locked until the COMMIT, so of several schedulers one submits. A row that another
+        transaction inserts meanwhile makes this one run again, and then it finds the row.
+        """
+        _, [known] = self.database.lock(session, ("lock_schedule", {"name": change.name}))
+        if change.version != (known[0][0] if known else 0):
+            return None
+        receipt, batch = None, session.batch
+        if change.job is not None:
+            receipt = self.submits.submit_in(session, Submit([change.job.intent], depth))
+            session.batch = batch  # the submit has drawn one of its own for its events
+        job_id = new_job_id(receipt)
+        record = change.row(job_id)
+        if record is None:
+            session.defer("remove_schedule", {"name": change.name})
+        else:
+            session.defer("set_schedule" if known else "add_schedule", schedule_values(record))
+        writes = PostgresWriteBatch()
+        for note in change.events(job_id):
+            writes.note(change.at, note)
+        writes.defer(session)
+        return ScheduleWritten(record, receipt)
 
     def _prune(self, session: DatabaseSession, before: Moment, limit: int) -> int:
         now, old = self._old_jobs(session, before, limit)

@@ -130,6 +130,11 @@ class SubmitBatcher(GroupCommit):
                     return self._submit_in_savepoint(connection, submit, notice)
             return self._submit_in_savepoint(connection, submit, notice)
 
+    def submit_in(self, session: DatabaseSession, submit: Submit) -> Receipt:
+        """One job, as part of another transaction of the store. The caller has prepared its row."""
+        [[receipt]] = self._submit(session, [submit])
+        return receipt
+
     def _submit_in_savepoint(
         self, connection: Any, submit: Submit, notice: tuple[str, Values]
     ) -> list[Receipt]:

@@ -537,6 +537,35 @@ DELETE FROM penstock.host WHERE until < %(before)s AND draining = 0;
 SELECT h.host, h.instance, h.capacity, h.quiet, h.labels, h.version, h.url, h.started_at, h.seen_at, h.until, h.draining, coalesce(l.units, 0)
 FROM penstock.host h LEFT JOIN penstock.ledger l ON l.scope = 'host' AND l.name = h.host ORDER BY h.host;
 
+-- name: schedule_columns
+SELECT s.body, s.state, s.version FROM penstock.schedule s
+
+-- name: schedules
+@schedule_columns ORDER BY s.name;
+
+-- name: due_schedules
+@schedule_columns WHERE s.due_at <= %(due_by)s ORDER BY s.name;
+
+-- name: schedule_by_name
+@schedule_columns WHERE s.name = %(name)s;
+
+-- name: lock_schedule
+SELECT version FROM penstock.schedule WHERE name = %(name)s FOR UPDATE;
+
+-- name: schedule_alarm
+SELECT min(due_at) FROM penstock.schedule WHERE due_at IS NOT NULL;
+
+-- name: add_schedule
+INSERT INTO penstock.schedule (name, addon_id, version, due_at, body, state)
+VALUES (%(name)s, %(addon_id)s, %(version)s, %(due_at)s, %(body)s, %(state)s);
+
+-- name: set_schedule
+UPDATE penstock.schedule SET addon_id = %(addon_id)s, version = %(version)s, due_at = %(due_at)s, body = %(body)s, state = %(state)s
+WHERE name = %(name)s;
+
+-- name: remove_schedule
+DELETE FROM penstock.schedule WHERE name = %(name)s;
+
 -- name: audit_dispatches
 SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.class_no, d.phase, d.fence, j.job_id, j.state, j.fence
 FROM penstock.dispatch_full d LEFT JOIN penstock.job_full j ON j.no = d.job_no WHERE d.phase <> 'ended';

@@ -366,6 +366,36 @@ DELETE FROM host WHERE until < :before AND draining = 0;
 SELECT h.host, h.instance, h.capacity, h.quiet, h.labels, h.version, h.url, h.started_at, h.seen_at, h.until, h.draining, coalesce(l.units, 0)
 FROM host h LEFT JOIN ledger_totals l ON l.scope = 'host' AND l.name = h.host ORDER BY h.host;
 
+-- name: schedule_columns
+SELECT s.body, s.state, s.version FROM schedule s
+
+-- name: schedules
+@schedule_columns ORDER BY s.name;
+
+-- name: due_schedules
+@schedule_columns WHERE s.due_at <= :due_by ORDER BY s.name;
+
+-- name: schedule_by_name
+@schedule_columns WHERE s.name = :name;
+
+-- name: lock_schedule
+-- The transaction is the only writer.
+SELECT version FROM schedule WHERE name = :name;
+
+-- name: schedule_alarm
+SELECT min(due_at) FROM schedule WHERE due_at IS NOT NULL;
+
+-- name: add_schedule
+INSERT INTO schedule (name, addon_id, version, due_at, body, state)
+VALUES (:name, :addon_id, :version, :due_at, :body, :state);
+
+-- name: set_schedule
+UPDATE schedule SET addon_id = :addon_id, version = :version, due_at = :due_at, body = :body, state = :state
+WHERE name = :name;
+
+-- name: remove_schedule
+DELETE FROM schedule WHERE name = :name;
+
 -- name: audit_dispatches
 SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.class_no, d.phase, d.fence, j.job_id, j.state, j.fence
 FROM dispatch_full d LEFT JOIN job_full j ON j.no = d.job_no WHERE d.phase <> 'ended';

@@ -12,20 +12,24 @@ import msgspec
 from penstock.core.jobs.changes import Note, addon_note, drain_note
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Aging
+from penstock.core.jobs.schedules import ScheduleChange
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, HostId, Moment, Span
 from penstock.stores.api import (
+    Depth,
     DrainHost,
     Operation,
     Prune,
     RegisterHost,
     RemoveHost,
     Reorder,
+    ScheduleWritten,
     SetAddon,
     Shift,
 )
-from penstock.stores.common.rows import forget, listed
-from penstock.stores.common.writes import NO_JOB, register_host, remove_host
+from penstock.stores.common.rows import forget, listed, schedule_values
+from penstock.stores.common.writes import NO_JOB, new_job_id, register_host, remove_host
+from penstock.stores.sqlite.changes import submit
 from penstock.stores.sqlite.connection import SQL
 from penstock.stores.sqlite.guard import Loss
 from penstock.stores.sqlite.transaction import Transaction
@@ -73,6 +77,22 @@ def _drain_host(tx: Transaction, host: HostId, draining: bool, by: str) -> bool:
         return False
     tx.add_note(tx.now, drain_note(host, draining, by), NO_JOB)
     return True
+
+
+def change_schedule(tx: Transaction, change: ScheduleChange, depth: Depth) -> ScheduleWritten | None:
+    known = tx.one("lock_schedule", {"name": change.name})
+    if change.version != (0 if known is None else known[0]):
+        return None
+    receipt = None if change.job is None else submit(tx, [change.job.intent], depth)[0]
+    job_id = new_job_id(receipt)
+    record = change.row(job_id)
+    if record is None:
+        tx.execute("remove_schedule", {"name": change.name})
+    else:
+        tx.execute("add_schedule" if known is None else "set_schedule", schedule_values(record))
+    for note in change.events(job_id):
+        tx.add_note(change.at, note, NO_JOB)
+    return ScheduleWritten(record, receipt)
 
 
 def _prune(tx: Transaction, before: Moment, limit: int) -> int:

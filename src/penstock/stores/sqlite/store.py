@@ -24,6 +24,7 @@ from penstock.core.jobs.types import JobId
 from penstock.stores.api import (
     Admit,
     Apply,
+    ChangeSchedule,
     Clock,
     Complete,
     Operation,
@@ -54,7 +55,7 @@ from penstock.stores.sqlite.guard import (
     refuse_behind,
     refuse_missing,
 )
-from penstock.stores.sqlite.maintenance import AcceptLoss, maintain
+from penstock.stores.sqlite.maintenance import AcceptLoss, change_schedule, maintain
 from penstock.stores.sqlite.reads import SqliteReads
 from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, SubmitRelayServer
 from penstock.stores.sqlite.transaction import Transaction
@@ -261,4 +262,6 @@ def _write(tx: Transaction, operation: Operation[Any]) -> Any:
             return [apply(tx, change) for change in changes]
         case Renew():
             return renew(tx, operation)
+        case ChangeSchedule(change, depth):
+            return change_schedule(tx, change, depth)
     return maintain(tx, operation)

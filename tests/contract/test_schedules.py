@@ -1,0 +1,177 @@
+"""A schedule in every store: one row that changes by its version, and the job of a moment in the same transaction."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from msgspec.structs import replace
+from tests.contract.conftest import T0
+
+from penstock.core.errors import QueueFull
+from penstock.core.jobs import schedules
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.schedules import Schedule
+from penstock.core.jobs.types import HOUR, SECOND, Constraint
+from penstock.stores.api import ChangeSchedule, Depth, Query, committed
+
+NIGHTLY = Schedule(
+    "nightly",
+    Intent(
+        "reports",
+        "report",
+        payload='{"a": "\\u0000"}',
+        constraints=Constraint(5),
+        tags=("x",),
+        labels=("gpu",),
+    ),
+    every_sec=3_600,
+)
+
+
+def write(kit, change, depth=None):
+    return committed(kit.store, ChangeSchedule(change, depth or Depth()))
+
+
+def add(kit, schedule=NIGHTLY):
+    return write(kit, schedules.add(schedule, kit.now, "me")).record
+
+
+def trail(kit):
+    kinds = [kind for kind in EventKind if kind.startswith("SCHEDULE_")]
+    return [(str(event.kind), event.reason) for event in kit.store.events_of(kinds, 0, 1_000)]
+
+
+def test_a_schedule_is_read_as_it_was_written(kit):
+    record = add(kit)
+
+    assert [record] == kit.store.schedules()
+    assert record == kit.store.schedule("nightly")
+    assert record.schedule == replace(
+        NIGHTLY, anchor=T0, created_at=T0, created_by="me", edited_at=T0, edited_by="me"
+    )
+    assert None is kit.store.schedule("Nightly")
+    assert [("SCHEDULE_SET", "added")] == trail(kit)
+
+
+def test_the_alarm_is_the_first_moment_of_all_schedules(kit):
+    assert None is kit.store.schedule_alarm()
+    add(kit)
+    add(kit, replace(NIGHTLY, name="often", every_sec=60))
+
+    assert T0 + 60 * SECOND == kit.store.schedule_alarm()
+    assert [] == kit.store.schedules(due_by=T0 + 59 * SECOND)
+    assert ["often"] == [record.name for record in kit.store.schedules(due_by=T0 + 60 * SECOND)]
+
+
+def test_a_schedule_is_added_once(kit):
+    add(kit)
+    before = kit.everything(), kit.store.schedules()
+
+    assert None is write(kit, schedules.add(NIGHTLY, kit.now, "other"))
+    assert before == (kit.everything(), kit.store.schedules())
+
+
+def test_a_moment_and_its_job_are_one_write(kit):
+    record = add(kit)
+    kit.later(3_600)
+
+    written = write(kit, schedules.look(record, kit.now, ()))
+
+    [job] = kit.store.find(Query(tag="schedule:nightly"))
+    assert written.receipt.created
+    assert job.job_id == written.receipt.job_id == written.record.state.history[0].job_id
+    assert (job.job_id,) == written.record.state.active
+    assert T0 + HOUR == written.record.state.last_moment
+    assert written.record == kit.store.schedule("nightly")
+    assert T0 + 2 * HOUR == kit.store.schedule_alarm()
+    assert job.intent.payload == NIGHTLY.intent.payload
+    assert job.intent.labels == ("gpu",)
+    fired = kit.store.events_of([EventKind.SCHEDULE_FIRED], 0, 10)
+    assert [(job.job_id, "nightly", "reports")] == [
+        (event.data["job_id"], event.data["schedule"], event.data["addon_id"]) for event in fired
+    ]
+
+
+def test_a_decision_on_an_older_version_changes_nothing(kit):
+    record = add(kit)
+    kit.later(3_600)
+    fired = write(kit, schedules.look(record, kit.now, ())).record
+    before = kit.everything(), kit.store.schedules()
+
+    assert None is write(kit, schedules.look(record, kit.now, ()))
+    assert None is write(kit, schedules.pause(record, kit.now, "me"))
+    assert None is write(kit, schedules.remove(record, kit.now, "me"))
+    assert before == (kit.everything(), kit.store.schedules())
+    assert fired == kit.store.schedule("nightly")
+
+
+def test_schedulers_that_race_for_a_moment_submit_one_job(kit):
+    record = add(kit)
+    kit.later(3_600)
+    change = schedules.look(record, kit.now, ())
+
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(lambda _: write(kit, change), range(16)))
+
+    assert 1 == sum(answer is not None for answer in written)
+    assert 1 == len(kit.store.find(Query()))
+    assert [("SCHEDULE_SET", "added"), ("SCHEDULE_FIRED", "due")] == trail(kit)
+
+
+def test_a_removed_schedule_is_gone_and_an_older_decision_does_not_touch_its_successor(kit):
+    record = add(kit)
+    write(kit, schedules.remove(record, kit.now, "me"))
+    again = add(kit)
+
+    assert [again] == kit.store.schedules()
+    assert again.version > 0
+    kit.later(1)
+    assert None is not write(kit, schedules.pause(again, kit.now, "me"))
+    assert None is kit.store.schedule_alarm()
+    assert None is write(kit, schedules.remove(again, kit.now, "me"))
+
+
+def test_a_full_queue_leaves_the_moment_due(kit):
+    record = add(kit)
+    kit.submit()
+    kit.later(3_600)
+    before = kit.everything(), kit.store.schedules()
+    change = schedules.look(record, kit.now, ())
+
+    with pytest.raises(QueueFull):
+        write(kit, change, Depth(total=1))
+
+    assert before == (kit.everything(), kit.store.schedules())
+    assert None is not write(kit, change, Depth(total=2))
+
+
+def test_a_run_by_hand_that_is_repeated_with_its_key_is_one_job(kit):
+    record = add(kit)
+    first = write(kit, schedules.run_now(record, kit.now, "me", (), "k1"))
+    kit.later(5)
+
+    again = write(kit, schedules.run_now(first.record, kit.now, "me", (), "k1"))
+
+    assert first.receipt.created
+    assert not again.receipt.created
+    assert first.receipt.job_id == again.receipt.job_id
+    assert first.record.state == again.record.state
+    assert [("SCHEDULE_SET", "added"), ("SCHEDULE_FIRED", "run")] == trail(kit)
+
+
+def test_a_pruned_job_leaves_its_schedule_alone(kit):
+    from penstock.stores.api import Prune
+
+    record = add(kit, replace(NIGHTLY, intent=Intent("a", "t")))
+    kit.later(3_600)
+    record = write(kit, schedules.look(record, kit.now, ())).record
+    [dispatch] = kit.tick(lease=True)
+    kit.end(dispatch)
+    kit.later(60)
+
+    assert 1 == committed(kit.store, Prune(kit.now, 10))
+    assert [record] == kit.store.schedules()
+    kit.later(3_600)
+    assert None is not write(kit, schedules.look(record, kit.now, record.state.active))
