@@ -232,7 +232,7 @@ def imported(source: str) -> Iterator[str]:
                 yield from (f"{home}.{alias.name}" for alias in names)
 
 
-ARCHITECTURE = PACKAGE.parents[1] / "ARCHITECTURE.md"
+ARCHITECTURE = Path(__file__).parents[1] / "ARCHITECTURE.md"
 
 
 def walks() -> dict[str, str]:
