@@ -3,20 +3,25 @@ Admission on SQLite: what a round sees, and how what it starts is written.
 
 A round sees the ledger and one lazy line per admission class. A line is an open cursor on the order index: a round pulls
 the head of each and goes further only behind what it starts, so the database never reads a row that was not weighed.
+Jobs that were submitted in the same transaction stand in these lines before they are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from heapq import merge
 from itertools import groupby, starmap
 from operator import attrgetter
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 import apsw
+from msgspec.structs import replace
 
 from penstock.core.jobs.admission import AdmissionClass, Ledger, windows
 from penstock.core.jobs.changes import Note
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.round import Pick, Placement, ReadyQueue, RunningJob
@@ -53,7 +58,14 @@ def ledger_from(session: SqliteSession, totals: SqliteTotals, host: HostId, now:
     return Ledger(units, running, counts, totals.accounts, spent)
 
 
+#: By class number and line.
+NewLines: TypeAlias = Mapping[tuple[int, int], Sequence[Queued]]
+_by_turn: Final = attrgetter("turn", "no")
+
+
 class SqliteAdmissionView:
+    """`new`: ready jobs that are not written yet. `queue_is_empty`: there are no others."""
+
     def __init__(
         self,
         session: SqliteSession,
@@ -61,19 +73,29 @@ class SqliteAdmissionView:
         now: Moment,
         classes: SqliteAdmissionClasses,
         ledger: Ledger,
+        *,
+        new: NewLines = MappingProxyType({}),
+        queue_is_empty: bool = False,
     ) -> None:
         self.now, self.ledger = now, ledger
+        self._new, self._queue_is_empty = new, queue_is_empty
         self._session, self._host, self._classes = session, host, classes
         self._open: list[apsw.Cursor] = []
 
     def lines(self) -> Iterator[ReadyQueue]:
-        class_no = line = 0
-        while row := self._session.one("next_line", {"class_no": class_no, "line": line}):
-            class_no, line = row
-            cursor = self._session.con.execute(SQL["in_line"], {"class_no": class_no, "line": line})
+        new = {key: sorted(jobs, key=_by_turn) for key, jobs in self._new.items()}
+        at: tuple[int, int] | None = None if self._queue_is_empty else (0, 0)
+        while at is not None and (at := self._session.one("next_line", at)) is not None:
+            cursor = self._session.con.execute(SQL["in_line"], at)
             self._open.append(cursor)
             jobs: Iterator[QueuedJob] = starmap(Queued, cursor)
-            yield ReadyQueue(self._classes.one(self._session, class_no), line == 2, jobs)
+            yield self._line(at, merge(jobs, new.pop(at), key=_by_turn) if at in new else jobs)
+        for key, only_new in new.items():
+            yield self._line(key, iter(only_new))
+
+    def _line(self, key: tuple[int, int], jobs: Iterator[QueuedJob]) -> ReadyQueue:
+        class_no, line = key
+        return ReadyQueue(self._classes.one(self._session, class_no), line == 2, jobs)
 
     def running(self) -> Sequence[RunningJob]:
         return [RunningJob(*row) for row in self._session.execute("running", {"host": self._host})]
@@ -89,24 +111,26 @@ class SqliteAdmissionView:
 
 
 def admit(tx: Transaction, admit: Admit) -> list[Grant]:
-    tx.flush_jobs()
+    empty, new_jobs = tx.queue_is_empty, tx.new_jobs
     # Read first: an UPDATE that changes nothing costs fifty times what this does, and nearly always nothing is due.
-    due = tx.execute("due_jobs", {"now": tx.now, "most": STEPS})
-    if due:
+    if not empty and (due := tx.execute("due_jobs", {"now": tx.now, "most": STEPS})):
         tx.con.executemany(SQL["step_into_line"], due)
     ledger = ledger_from(tx, tx.totals, admit.host, tx.now)
-    view = SqliteAdmissionView(tx, admit.host, tx.now, tx.classes, ledger)
+    view = SqliteAdmissionView(
+        tx, admit.host, tx.now, tx.classes, ledger, new=tx.new_lines(), queue_is_empty=empty
+    )
     try:
         result = admit.run_round(view)
     finally:
         view.close()
+    tx.flush_jobs({pick.waiting.no for pick in result.picks})
     if result.denials:
         tx.con.executemany(SQL["deny_jobs"], deny(result, tx.now, tx.add_note))
     if result.passed:
         tx.con.executemany(SQL["pass_jobs"], [(tx.now, queued.no) for queued in result.passed])
     grants: list[Grant] = []
     for _, alike in groupby(result.picks, attrgetter("admission_class", "offer")):
-        grants += _start_alike(tx, list(alike), admit)
+        grants += _start_alike(tx, list(alike), admit, new_jobs)
     if result.standalone_lease is not None:
         grants.append(Grant(_start_standalone_lease(tx, result.standalone_lease, admit)))
     if admit.preview is not None:
@@ -114,12 +138,17 @@ def admit(tx: Transaction, admit: Admit) -> list[Grant]:
     return grants
 
 
-def _start_alike(tx: Transaction, picks: Sequence[Pick], admit: Admit) -> list[Grant]:
-    """Picks of one admission class and placement become dispatches. The worker of a leased job gets the job."""
+def _start_alike(
+    tx: Transaction, picks: Sequence[Pick], admit: Admit, new_jobs: Mapping[int, Intent]
+) -> list[Grant]:
+    """
+    Picks of one admission class and placement become dispatches. The worker of a leased job gets the job. `new_jobs`: those
+    that are not in the queue.
+    """
     admission_class, leased = picks[0].admission_class, picks[0].offer is Placement.LEASE
     class_no, host, terms = tx.classes.number(tx, admission_class), admit.host, admit.terms
-    nos = listed([pick.waiting.no for pick in picks])
-    jobs = _jobs(tx, nos, admission_class) if leased else {}
+    queued = [pick.waiting.no for pick in picks if pick.waiting.no not in new_jobs]
+    jobs = _jobs(tx, listed(queued), admission_class) if leased and queued else {}
     leases, kind = tx.totals.leases, (class_no, str(host))
     grants: list[Grant] = []
     rows: list[tuple[Any, ...]] = []
@@ -131,7 +160,9 @@ def _start_alike(tx: Transaction, picks: Sequence[Pick], admit: Admit) -> list[G
         no, n = pick.waiting.no, events[-1][3]
         if leased:
             leases[dispatch.dispatch_id] = GrantedLease(no, n, dispatch.expires_at, kind)
-        if leased and dispatch.ends_at is None and dispatch.stop_at is None:
+            if no in new_jobs:
+                jobs[no] = _new_job(dispatch, pick, new_jobs[no], tx.now)
+        if leased and no not in new_jobs and dispatch.ends_at is None and dispatch.stop_at is None:
             plain.append(no)
         else:
             rows.append(_dispatch_row(dispatch, no, class_no, n, tx.batch))
@@ -141,7 +172,8 @@ def _start_alike(tx: Transaction, picks: Sequence[Pick], admit: Admit) -> list[G
         lease = (class_no, host, tx.batch, tx.now, tx.now + terms.lease_for, terms.worker, listed(plain))
         tx.write("insert_leases", lease, len(plain))
     tx.insert("insert_dispatches", rows)
-    tx.write("leave_queue", (nos,), len(picks))
+    if queued:
+        tx.write("leave_queue", (listed(queued),), len(queued))
     tx.totals.hold(host, admission_class, len(picks))
     state = JobState.RUNNING if leased else JobState.DISPATCHING
     tx.totals.move(admission_class.addon_id, JobState.QUEUED, state, len(picks))
@@ -153,6 +185,15 @@ def _jobs(tx: Transaction, nos: str, admission_class: AdmissionClass) -> dict[in
     rows = tx.execute("starting_jobs", (nos,))
     at = ADMISSION_CLASS + 1
     return {row[0]: job_from(row[:at], row[at:], admission_class) for row in rows}
+
+
+def _new_job(dispatch: Dispatch, pick: Pick, intent: Intent, now: Moment) -> Job:
+    """A job that starts in the transaction of its submit."""
+    queued = pick.waiting
+    if intent.labels:  # as they are stored
+        intent = replace(intent, labels=pick.admission_class.labels)
+    state, dispatch_id = JobState.RUNNING, dispatch.dispatch_id
+    return Job(queued.no, queued.job_id, intent, state, now, now, None, dispatch.fence, dispatch_id)
 
 
 def _dispatch_row(d: Dispatch, no: int, class_no: int, events: int, batch: int | None) -> tuple[Any, ...]:

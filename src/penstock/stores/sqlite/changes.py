@@ -74,7 +74,7 @@ def _insert(tx: Transaction, intent: Intent, job_id: JobId) -> Receipt:
     template = tx.templates.get(rest)
     if template is None:
         template = tx.templates[rest] = _template(tx, intent)
-    tx.add_job(job_id, intent.payload, template)
+    tx.add_job(job_id, intent, template)
     tx.add_events((tx.now, _SUBMITTED, job_id, 1, _IS_QUEUED, "", None, None))
     tx.totals.count(intent.addon_id, JobState.QUEUED, 1)
     return Receipt(job_id, JobState.QUEUED, created=True)

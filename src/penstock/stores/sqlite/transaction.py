@@ -7,7 +7,8 @@ How a write is made, from the outside in:
 2. `changes.py` writes submits, changes, completions and heartbeats. `admission.py` lets a round decide and writes what
    starts. `maintenance.py` writes the rest. Each writes its rows at once, with the methods of `Transaction`.
 3. Three things wait for the end of the transaction, because one statement then serves many operations: new jobs (until
-   something reads jobs), the events, which are one text, and the totals, one row per key.
+   something reads jobs), the events, which are one text, and the totals, one row per key. A round sees new jobs before
+   they are written: one that starts in the transaction of its submit never enters the `queue` table.
 
 `SqliteTotals` keeps what admission reads (ledger, accounts, job counts) from one commit to the next: half of what a single
 job had to read was what the commit before it had written. Everything kept is forgotten after a rollback, and when
@@ -16,7 +17,8 @@ SQLite says that another connection has written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import chain
@@ -29,12 +31,13 @@ import msgspec
 from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.admission import Account, AdmissionClass, keys_of
 from penstock.core.jobs.changes import Note
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Clock
 from penstock.stores.common.reads import AdmissionClasses
-from penstock.stores.common.rows import class_row, listed, pack
+from penstock.stores.common.rows import Queued, class_row, listed, pack
 from penstock.stores.common.writes import EventJob, EventRow, event_row
 from penstock.stores.sqlite.connection import SQL, WriteLock, failures
 from penstock.stores.sqlite.guard import FileGuard, FileLost
@@ -101,6 +104,8 @@ class Transaction(SqliteSession):
         self._jobs: list[tuple[Any, ...]] = []
         self._queued: list[tuple[Any, ...]] = []
         self._intents: list[tuple[Any, ...]] = []
+        #: The jobs that are not written yet, by number.
+        self.new_jobs: dict[int, Intent] = {}
         self.events: list[EventRow] = []
         self._mentioned: set[int] = set()
 
@@ -211,7 +216,7 @@ class Transaction(SqliteSession):
     def add_job(
         self,
         job_id: JobId,
-        payload: str,
+        intent: Intent,
         template: tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]],
     ) -> None:
         """`template`: the columns behind these in the rows of `job`, `queue` and `intent`."""
@@ -219,15 +224,30 @@ class Transaction(SqliteSession):
         of_job, of_queue, of_intent = template
         self._jobs.append((self._last_job, job_id, self.batch, *of_job))
         self._queued.append((self._last_job, job_id, *of_queue))
-        self._intents.append((self._last_job, payload, *of_intent))
+        self._intents.append((self._last_job, intent.payload, *of_intent))
+        self.new_jobs[self._last_job] = intent
 
-    def flush_jobs(self) -> None:
-        """Write the new jobs: before anything reads jobs."""
+    def new_lines(self) -> dict[tuple[int, int], list[Queued]]:
+        """The jobs that are not written yet and are ready, by class number and line, as a round sees them."""
+        lines: defaultdict[tuple[int, int], list[Queued]] = defaultdict(list)
+        for no, job_id, class_no, line, turn, *_, priority, expected, max_runtime, max_active in self._queued:
+            if line:
+                queued = Queued(no, job_id, priority, turn, 0, expected, None, "", 1, max_runtime, max_active)
+                lines[class_no, line].append(queued)
+        return lines
+
+    @property
+    def queue_is_empty(self) -> bool:
+        """Whether no row is in `queue`: every other job that waits is new."""
+        return self.totals.queued(None) == len(self.new_jobs)
+
+    def flush_jobs(self, started: Container[int] = ()) -> None:
+        """Write the new jobs: before anything reads jobs. Those that have `started` are not queued."""
         if self._jobs:
             self.insert("insert_job", self._jobs)
             self.insert("insert_intent", self._intents)
-            self.insert("insert_new_queued", self._queued)
-            self._jobs, self._intents, self._queued = [], [], []
+            self.insert("insert_new_queued", [row for row in self._queued if row[0] not in started])
+            self._jobs, self._intents, self._queued, self.new_jobs = [], [], [], {}
 
     # events
 
