@@ -36,10 +36,9 @@ JOB = Intent(addon_id="a", job_type="t", cost_units=1)
 
 def claim(most=10, worker="w"):
     def decide(admission_view):
+        here = Conditions(90, labels=frozenset({"a", "b"}))
         return run_round(
-            RoundInputs(
-                admission_view, Conditions(90), AdmissionLimits(), Ordering(), lambda _: Placement.LEASE
-            ),
+            RoundInputs(admission_view, here, AdmissionLimits(), Ordering(), lambda _: Placement.LEASE),
             most_leases=most,
         )
 
@@ -90,12 +89,40 @@ def test_a_grant_has_its_job_as_if_it_had_been_read(kit):
     deadline = kit.now + 3_600 * SECOND
     for intent in (
         replace(JOB, payload="[1]", tags=("x",), priority=70, deadline_at=deadline, time_sensitive=True),
+        replace(JOB, labels=("b", "a"), expected_duration_sec=5, max_runtime_sec=7, retry_delays_sec=(1,)),
         JOB,
     ):
         _, [grant] = answers(kit.store.commit(Submit([intent]), claim()))
 
         assert [grant.job] == kit.store.jobs([grant.dispatch.job_id])
         assert grant.dispatch == kit.store.dispatch(grant.dispatch.dispatch_id)
+
+
+def test_jobs_of_the_same_commit_stand_in_line_with_those_that_waited(kit):
+    first, middle = kit.submit(cost_units=1, priority=90), kit.submit(cost_units=1, priority=50)
+    delayed = replace(JOB, earliest_start_at=kit.now + SECOND)
+    other = replace(JOB, addon_id="b", cost_units=2)
+    submits = Submit([replace(JOB, priority=70), delayed, replace(JOB, priority=40), other])
+    receipts, grants = answers(kit.store.commit(submits, claim(4)))
+
+    second, not_yet, last, alone = (receipt.job_id for receipt in receipts)
+    of_a = [grant.job.job_id for grant in grants if grant.job.intent.addon_id == "a"]
+    assert {*first, second, *middle, alone} == {grant.job.job_id for grant in grants}
+    assert [*first, second, *middle] == of_a
+    assert {"QUEUED"} == {kit.store.job(job_id).state for job_id in (not_yet, last)}
+
+    assert [last] == [grant.job.job_id for grant in committed(kit.store, claim())]
+    kit.later(2)
+    assert [not_yet] == [grant.job.job_id for grant in committed(kit.store, claim())]
+    assert [] == kit.store.audit()
+
+
+def test_a_job_that_is_denied_in_the_commit_of_its_submit_has_its_reason(kit):
+    [receipt], grants = answers(kit.store.commit(Submit([replace(JOB, cost_units=95)]), claim()))
+
+    assert [] == grants
+    assert "no_room" == kit.store.job(receipt.job_id).denied
+    assert ["SUBMITTED", "DENIED"] == kit.kinds(receipt.job_id)
 
 
 def test_a_later_attempt_has_its_job_as_it_is_by_then(kit):
@@ -284,6 +311,19 @@ def test_a_preview_comes_before_the_answer_with_the_same_grants(store, tmp_path)
     assert foreseen is grants
     assert ["QUEUED"] == states
     assert "RUNNING" == str(grants[0].job.state)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_claim_is_answered_before_listeners_hear_of_its_commit(kit, wait):
+    if kit.store.shared:
+        pytest.skip("an idle worker claims in the commit of a submit only where one process dispatches")
+    order = []
+    kit.store.on_change(lambda: order.append("listener"))
+    admit = replace(claim(), on_answer=lambda answer: order.append(str(answer.result()[0].job.state)))
+    kit.store.commit(Submit([JOB]), admit, wait=wait)
+    until(lambda: len(order) == 2)
+
+    assert ["RUNNING", "listener"] == order
 
 
 def test_a_callback_that_fails_stops_no_other(store):

@@ -337,7 +337,7 @@ MUTANTS = [
         "sim: a job that starts stays in the queue",
         "penstock/stores/sqlite/admission.py",
         "_start_alike",
-        '    tx.write("leave_queue", (nos,), len(picks))\n',
+        '    if queued:\n        tx.write("leave_queue", (listed(queued),), len(queued))\n',
         "",
         ("tests/contract", "tests/scheduler"),
     ),

@@ -145,12 +145,18 @@ class Dispatcher:
         claim = None if worker is None else worker.claim()
         if worker is None or claim is None:
             return self._store.commit(*submits, wait=wait)
+        unanswered = [worker]
+
+        def take(grants: list[Grant]) -> None:
+            while unanswered:
+                unanswered.pop().take(grants)
+
+        admit = replace(self.claim(*claim), on_answer=lambda admitted: take(_grants(admitted)))
         try:
-            *answers, admitted = self._store.commit(*submits, self.claim(*claim), wait=wait)
+            *answers, _ = self._store.commit(*submits, admit, wait=wait)
         except BaseException:  # the worker waits for an answer, also after a Ctrl-C
-            worker.take([])
+            take([])
             raise
-        admitted.add_done_callback(lambda admitted: worker.take(_grants(admitted)))
         return answers
 
     def offer_to(self, kinds: WorkerKinds, now: Moment) -> None:

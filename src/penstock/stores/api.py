@@ -302,12 +302,16 @@ class Admit(Operation[list[Grant]], frozen=True):
 
     `preview` is called while the round is being written, in the thread that writes, by a store that has time then: the
     claimant can make ready what it will run, but nothing may begin before the answer. Perhaps called in vain, perhaps never.
+
+    `on_answer` is called with the answer in the thread that writes, before that thread notifies any listener of the commit:
+    a job that starts need not wait for threads that only look.
     """
 
     host: HostId
     run_round: Callable[[AdmissionView], RoundResult]
     terms: Terms = Terms()
     preview: Callable[[list[Grant]], None] | None = None
+    on_answer: Callable[[Future[list[Grant]]], None] | None = None
 
 
 class SetAddon(Operation[None], frozen=True):
@@ -378,6 +382,13 @@ class DrainHost(Operation[bool], frozen=True):
     host: HostId
     draining: bool
     by: str = ""
+
+
+def watched(operation: Operation[Any], answer: Future[Any]) -> Future[Any]:
+    """The answer, with the callback that its operation wants."""
+    if isinstance(operation, Admit) and operation.on_answer is not None:
+        answer.add_done_callback(operation.on_answer)
+    return answer
 
 
 def committed(store: Writes, operation: Operation[A]) -> A:

@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any, Final, TypeAlias
 
 from penstock.core.errors import OutcomeUnknown, StoreFailed
-from penstock.stores.api import Operation, Receipt, RegisterHost
+from penstock.stores.api import Operation, Receipt, RegisterHost, watched
 
 #: How long `failure` reports a failed write, unless another write succeeds.
 RECENT_SEC: Final = 30.0
@@ -65,7 +65,7 @@ class GroupCommit:
         `wait`: the calling thread waits for the answers, so it may write, and no thread need be woken. The main thread
         never does: a Ctrl-C could come between a transaction and the answers of others.
         """
-        pending = [(operation, Future[Any]()) for operation in operations]
+        pending = [(operation, watched(operation, Future[Any]())) for operation in operations]
         with self._gate:  # after `close` no thread would answer
             if self._closed:
                 raise StoreFailed("the store is closed", kind="closed")

@@ -50,6 +50,7 @@ from penstock.stores.api import (
     Submit,
     Terms,
     name_taken,
+    watched,
 )
 from penstock.stores.common.group_commit import outcome_of
 from penstock.stores.common.rows import body_hash, new_dispatch
@@ -65,6 +66,8 @@ class MemoryStore(MemoryTables):
             before = self._seq
             answers = [outcome_of(partial(self._write, operation)) for operation in operations]
             has_news = self._seq != before
+        for operation, answer in zip(operations, answers, strict=True):
+            watched(operation, answer)
         if has_news:
             self._notify_listeners()
         return answers
