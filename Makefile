@@ -8,7 +8,7 @@ FUZZ ?= 100
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-against bench-page walks size texts screenshots chromium pgbouncer lock format
+.PHONY: first-minute bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-against bench-page walks size texts screenshots chromium pgbouncer lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -72,6 +72,9 @@ size: .venv  ## code lines by package
 
 bench-page: .venv chromium  ## what ten open pages cost the scheduler
 	$(BIN)/python -m bench.page
+
+first-minute: .venv chromium  ## build wheel and sdist, install each on its own, see a job run on the page, under two minutes
+	$(BIN)/python -m tests.web.first_minute
 
 screenshots: .venv chromium  ## the README's pictures, of a scheduler at work
 	$(BIN)/python -m tests.web.pictures

@@ -64,8 +64,10 @@ MAY_IMPORT = {
         "chaos",
         "wire",
         "server",
+        "web",
     },
     "web": {"web"},
+    "__main__": {"cli"},
     "penstock": {"core", "stores", "scheduler", "work", "library", "client", *IN_PROCESS},
 }
 # Types that two packages share without either building on the other.

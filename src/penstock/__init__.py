@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from penstock.work.context import JobContext as JobContext
     from penstock.work.context import current_job as current_job
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 #: Each module and the public names in it.
 _HOMES = {
@@ -126,7 +126,16 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib  # noqa: PLC0415  # only for names that were not used before
 
-    value = getattr(importlib.import_module(home), name)
+    try:
+        value = getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as missing:
+        if (missing.name or "penstock").partition(".")[0] == "penstock":
+            raise
+        # Pools, graphs and flow control import no other package: only the durable half gets here.
+        message = (
+            f'penstock.{name} needs {missing.name}, which is not installed: pip install "penstock[jobs]"'
+        )
+        raise ModuleNotFoundError(message, name=missing.name) from None
     globals()[name] = value
     return value
 

@@ -81,6 +81,7 @@ def look(session: CliSession) -> Iterator[Finding]:
     yield from _directory(settings)
     yield from _database(settings)
     yield from _clock()
+    yield from _page(settings)
     yield from _exposure(settings)
     yield from _daemon(session, settings)
 
@@ -163,6 +164,21 @@ def _clock() -> Iterator[Finding]:
     else:
         asleep = f", and asleep for {slept:.0f} s" if slept > 60 else ""
         yield _ok(f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}; up {up / 3600:.0f} h{asleep}")
+
+
+def _page(settings: Settings) -> Iterator[Finding]:
+    from penstock import web
+
+    if settings.server.listen is None:
+        return
+    if names := web.missing():
+        fix = (
+            "install Penstock again from a wheel, or in a checkout run `python -m penstock.web.vendor`; "
+            "then restart the scheduler"
+        )
+        yield _bad(f"the scheduler serves no page: its libraries are missing ({', '.join(names)})", fix)
+    else:
+        yield _ok("the page and its libraries are here")
 
 
 def _exposure(settings: Settings) -> Iterator[Finding]:

