@@ -2,8 +2,8 @@
 The seam between the scheduler and a store: one verb that writes, and reads beside it; the same for memory, SQLite and PostgreSQL.
 
 Every write is an `Operation`, a frozen value that names what shall become true: `Submit`, `Apply`, `Complete`, `Renew`, `Admit`,
-and the upkeep (`SetAddon`, `ChangeSchedule`, `Prune`, `Shift`, `Reorder`, `RegisterHost`, `RemoveHost`, `DrainHost`). `commit`
-takes any number of operations and answers each with a Future of its own:
+and the upkeep (`SetAddon`, `ChangeSchedule`, `Prune`, `Shift`, `Reorder`, `RegisterHost`, `RemoveHost`, `DrainHost`, `Learn`).
+`commit` takes any number of operations and answers each with a Future of its own:
 
     receipts, grants = store.commit(Submit([intent], depth), Admit(host, run_round, terms))
 
@@ -47,6 +47,7 @@ from penstock.core.jobs.admission import Ledger
 from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
+from penstock.core.jobs.learning import JobFacts
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.round import AdmissionView, RoundResult
@@ -391,6 +392,25 @@ def watched(operation: Operation[Any], answer: Future[Any]) -> Future[Any]:
     return answer
 
 
+class Learn(Operation[bool], frozen=True):
+    """
+    What was learned from the events behind `after` up to `upto`, by name, and the names to forget. Compare-and-set on the
+    number of the last event that was read, so no two hosts learn from one event. Answered False: another host has read on.
+    """
+
+    after: int
+    upto: int
+    records: Mapping[str, str]
+    forgotten: Sequence[str] = ()
+
+
+class Learned(NamedTuple):
+    """`upto`: the number of the last event that was learned from; 0: none yet. `records`: JSON by name."""
+
+    upto: int
+    records: Mapping[str, str]
+
+
 def committed(store: Writes, operation: Operation[A]) -> A:
     """Commit one operation and wait for its answer. An operation that writes nothing needs no transaction."""
     if operation.empty:
@@ -509,6 +529,18 @@ class Reads(Protocol):
 
     def schedule_alarm(self) -> Moment | None:
         """When the first schedule must be looked at: 0 if moments of one wait for the end of a job. None: there is none."""
+        ...
+
+    def job_facts(self, job_ids: Sequence[JobId]) -> list[JobFacts]:
+        """What learning reads of jobs, in no order; jobs that do not exist are left out."""
+        ...
+
+    def learned(self) -> Learned:
+        """What the last `Learn` left."""
+        ...
+
+    def learned_upto(self) -> int:
+        """The number of the last event that was learned from: cheaper than `learned`."""
         ...
 
     def ledger(self, host: HostId) -> Ledger: ...

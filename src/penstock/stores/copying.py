@@ -38,6 +38,7 @@ TABLES: Final = {
     "budget": "budget",
     "checkpoint": "checkpoint",
     "schedule": "schedule",
+    "learned": "learned",
 }
 
 
@@ -213,6 +214,7 @@ _COUNTS: Final = {
     "queued": "SELECT 'queued', count(*) FROM {}queue",
     "checkpoints": "SELECT 'checkpoints', count(*) FROM {}checkpoint",
     "schedules": "SELECT 'schedules', count(*) FROM {}schedule",
+    "learned": "SELECT 'learned', count(*) FROM {}learned",
     "addons": "SELECT 'addons', count(*) FROM {}addon{}",
     "spent": "SELECT 'spent ' || addon_id, sum(spent) FROM {}budget GROUP BY addon_id",
 }

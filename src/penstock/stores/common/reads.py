@@ -17,16 +17,18 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.core.jobs.admission import AdmissionClass, keys_of
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
+from penstock.core.jobs.learning import JobFacts
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.schedules import ScheduleRecord
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, JobId, Moment
-from penstock.stores.api import Addon, Due, Overdue
+from penstock.stores.api import Addon, Due, Learned, Overdue
 from penstock.stores.common.rows import (
     ADMISSION_CLASS,
     class_from,
     dispatch_from,
     event_rows,
+    facts_from,
     host_from,
     job_from,
     schedule_from,
@@ -179,6 +181,23 @@ class SqlReads(ABC, Generic[S]):
             return self.classes.dispatches(session, rows)
 
         return self._snapshot(read)
+
+    def job_facts(self, job_ids: Sequence[JobId]) -> list[JobFacts]:
+        def read(session: S) -> list[JobFacts]:
+            rows = session.execute("job_facts", {"ids": session.array(job_ids)})
+            classes = self.classes.read(session, {row[1] for row in rows})
+            return [facts_from(row, classes[row[1]]) for row in rows]
+
+        return self._snapshot(read) if job_ids else []
+
+    def learned(self) -> Learned:
+        rows = {name: (seq, data) for name, seq, data in self._query("learned")}
+        upto, _ = rows.pop("", (0, ""))
+        return Learned(upto, {name: data for name, (_, data) in rows.items()})
+
+    def learned_upto(self) -> int:
+        rows = self._query("learned_cursor")
+        return int(rows[0][0]) if rows else 0
 
     def checkpoint(self, job_id: JobId) -> str | None:
         rows = self._query("checkpoint", {"job_id": job_id})

@@ -25,6 +25,7 @@ import uuid_utils
 from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Job, dispatch_id_of
+from penstock.core.jobs.learning import JobFacts
 from penstock.core.jobs.load import Host, QuietState
 from penstock.core.jobs.ordering import Place, QueuedJob
 from penstock.core.jobs.round import Placement
@@ -263,6 +264,24 @@ def dispatch_from(row: Sequence[Any], admission_class: AdmissionClass) -> Dispat
         result,
         failure,
         pid,
+    )
+
+
+def facts_from(row: Sequence[Any], admission_class: AdmissionClass) -> JobFacts:
+    """From a row of `job_facts`."""
+    (job_id, _, priority, tags, expected_sec, created_at, fence, started_at, ended_at, end, spent) = row
+    return JobFacts(
+        job_id,
+        admission_class,
+        priority,
+        tuple(json.loads(tags)) if tags else (),
+        expected_sec,
+        created_at,
+        fence,
+        started_at,
+        ended_at,
+        end,
+        spent,
     )
 
 

@@ -27,6 +27,7 @@ from penstock.stores.api import (
     LOST_FOR,
     Admit,
     Depth,
+    Learn,
     Receipt,
     RemoveHost,
     Renew,
@@ -34,7 +35,7 @@ from penstock.stores.api import (
     name_taken,
 )
 from penstock.stores.common.reads import SqlSession
-from penstock.stores.common.rows import Queued, body_hash, encode, host_values, new_dispatch
+from penstock.stores.common.rows import Queued, body_hash, encode, host_values, listed, new_dispatch
 
 # events
 
@@ -309,3 +310,17 @@ def register_host(session: SqlSession, host: Host) -> Host:
 def remove_host(session: SqlSession, operation: RemoveHost) -> None:
     values = {"host": operation.host, "instance": operation.instance}
     session.execute_many(("leave_host", values), ("lose_host", values))
+
+
+# learning
+
+
+def learn(session: SqlSession, operation: Learn) -> bool:
+    if not session.execute("move_learned_cursor", {"after": operation.after, "upto": operation.upto}):
+        return False
+    if operation.records:
+        rows = listed([*operation.records.items()])
+        session.execute("set_learned", {"upto": operation.upto, "rows": rows})
+    if operation.forgotten:
+        session.execute("forget_learned", {"names": session.array(operation.forgotten)})
+    return True

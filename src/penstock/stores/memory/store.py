@@ -36,6 +36,7 @@ from penstock.stores.api import (
     Depth,
     DrainHost,
     Grant,
+    Learn,
     NotesFor,
     Operation,
     Prune,
@@ -105,6 +106,8 @@ class MemoryStore(MemoryTables):
                 return self._remove_host(host_id, instance)
             case DrainHost(host_id, draining, by):
                 return self._drain_host(host_id, draining, by)
+            case Learn():
+                return self._learn(operation)
         raise TypeError(f"{type(operation).__name__} is no operation of this store")
 
     # submit
@@ -408,6 +411,15 @@ class MemoryStore(MemoryTables):
             return False
         self._hosts[host] = replace(known, draining=draining)
         self._note(self._clock(), drain_note(host, draining, by), None)
+        return True
+
+    def _learn(self, learn: Learn) -> bool:
+        if learn.after != self._learned_upto:
+            return False
+        self._learned_upto = learn.upto
+        self._learned.update(learn.records)
+        for name in learn.forgotten:
+            self._learned.pop(name, None)
         return True
 
 

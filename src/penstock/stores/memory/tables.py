@@ -14,9 +14,17 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from penstock.core.errors import DispatcherHeld
-from penstock.core.jobs.admission import Account, AdmissionClass, Ledger, keys_of, windows
+from penstock.core.jobs.admission import (
+    Account,
+    AdmissionClass,
+    Ledger,
+    admission_class_of,
+    keys_of,
+    windows,
+)
 from penstock.core.jobs.changes import Note
-from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
+from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
+from penstock.core.jobs.learning import JobFacts
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Ordering, Place, QueuedJob, shift_place
 from penstock.core.jobs.round import AdmissionView, ReadyQueue, RunningJob
@@ -24,7 +32,7 @@ from penstock.core.jobs.schedules import ScheduleRecord
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 from penstock.core.text import ascii_lower
-from penstock.stores.api import MOST_SEARCHED, Addon, Clock, Due, Overdue, Query, Relay, among_newest
+from penstock.stores.api import MOST_SEARCHED, Addon, Clock, Due, Learned, Overdue, Query, Relay, among_newest
 from penstock.stores.common.rows import uuid7
 
 T = TypeVar("T")
@@ -50,6 +58,8 @@ class MemoryTables:
         self._spent: Counter[tuple[AddonId, str]] = Counter()
         self._hosts: dict[HostId, Host] = {}
         self._schedules: dict[str, ScheduleRecord] = {}
+        self._learned: dict[str, str] = {}
+        self._learned_upto = 0
         self._holder: str | None = None
         self._listeners: list[Callable[[], None]] = []
 
@@ -149,6 +159,33 @@ class MemoryTables:
                 if (addon_id is None or d.addon_id == addon_id) and (not phases or d.phase in phases)
             ]
         return sorted(found, key=lambda d: (d.admitted_at, d.dispatch_id))[:limit]
+
+    def job_facts(self, job_ids: Sequence[JobId]) -> list[JobFacts]:
+        with self._lock:
+            return [self._facts(job) for job_id in job_ids if (job := self._jobs.get(job_id)) is not None]
+
+    def _facts(self, job: Job) -> JobFacts:
+        intent, last = job.intent, self._dispatches.get(dispatch_id_of(job.job_id, job.fence))
+        facts = JobFacts(
+            job.job_id,
+            admission_class_of(intent),
+            intent.priority,
+            intent.tags,
+            intent.expected_duration_sec,
+            job.created_at,
+            job.fence,
+        )
+        if last is None:
+            return facts
+        end = None if last.end is None else str(last.end)
+        return replace(facts, started_at=last.started_at, ended_at=last.ended_at, end=end, spent=last.spent)
+
+    def learned(self) -> Learned:
+        with self._lock:
+            return Learned(self._learned_upto, dict(self._learned))
+
+    def learned_upto(self) -> int:
+        return self._learned_upto
 
     def checkpoint(self, job_id: JobId) -> str | None:
         with self._lock:

@@ -41,6 +41,7 @@ from penstock.stores.api import (
     Complete,
     Depth,
     DrainHost,
+    Learn,
     Operation,
     Prune,
     Receipt,
@@ -56,7 +57,7 @@ from penstock.stores.api import (
 )
 from penstock.stores.common.group_commit import failed, outcome_of
 from penstock.stores.common.rows import forget, schedule_values, uuid7
-from penstock.stores.common.writes import new_job_id, register_host, remove_host
+from penstock.stores.common.writes import learn, new_job_id, register_host, remove_host
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses, accounts_from
 from penstock.stores.postgres.changes import PostgresWriteBatch, RenewBatcher, lock_ledger
 from penstock.stores.postgres.database import Database, DatabaseSession
@@ -210,6 +211,8 @@ class PostgresStore(PostgresReads):
                 return remove_host(session, operation)
             case DrainHost():
                 return self._drain_host(session, operation)
+            case Learn():
+                return learn(session, operation)
         raise TypeError(f"{type(operation).__name__} is no operation of this store")
 
     def _set_addon(self, session: DatabaseSession, operation: SetAddon) -> None:

@@ -512,6 +512,29 @@ SELECT least(
     (SELECT min(expires_at) FROM penstock.dispatch_in_flight WHERE lease_from <= t.now),
     (SELECT min(stop_at) FROM penstock.dispatch_in_flight WHERE limit_from <= t.now AND phase = 'leased')) FROM t;
 
+-- name: learned
+SELECT name, seq, data FROM penstock.learned ORDER BY name;
+
+-- name: learned_cursor
+SELECT seq FROM penstock.learned WHERE name = '';
+
+-- name: move_learned_cursor
+-- No row is returned if another host has read on since.
+INSERT INTO penstock.learned (name, seq, data) VALUES ('', %(upto)s, '')
+ON CONFLICT (name) DO UPDATE SET seq = excluded.seq WHERE learned.seq = %(after)s RETURNING seq;
+
+-- name: set_learned
+INSERT INTO penstock.learned (name, seq, data) SELECT row ->> 0, %(upto)s, row ->> 1 FROM jsonb_array_elements(%(rows)s::jsonb) AS row
+ON CONFLICT (name) DO UPDATE SET seq = excluded.seq, data = excluded.data;
+
+-- name: forget_learned
+DELETE FROM penstock.learned WHERE name = ANY(%(names)s::text[]);
+
+-- name: job_facts
+-- What learning reads: no payload, no result.
+SELECT j.job_id, j.class_no, j.priority, j.tags, j.expected_sec, j.created_at, j.fence, d.started_at, d.ended_at, d.how, coalesce(d.spent, 0)
+FROM penstock.job_full j LEFT JOIN penstock.dispatch d ON d.dispatch_id = j.job_id || '.' || j.fence WHERE j.job_id = ANY(%(ids)s::text[]);
+
 -- name: register_host
 -- The row of another scheduler that is alive stays as it is: then no row comes back.
 INSERT INTO penstock.host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until)

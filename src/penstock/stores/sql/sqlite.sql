@@ -341,6 +341,31 @@ FROM dispatch_full d
 @dispatch_columns WHERE d.phase <> 'ended' AND d.phase IN (SELECT value FROM json_each(:phases)) AND (:addon_id IS NULL OR d.addon_id = :addon_id)
 ORDER BY d.admitted_at, d.dispatch_id LIMIT :most;
 
+-- name: learned
+SELECT name, seq, data FROM learned ORDER BY name;
+
+-- name: learned_cursor
+SELECT seq FROM learned WHERE name = '';
+
+-- name: move_learned_cursor
+-- No row is returned if another host has read on since.
+INSERT INTO learned (name, seq, data) VALUES ('', :upto, '')
+ON CONFLICT (name) DO UPDATE SET seq = excluded.seq WHERE learned.seq = :after RETURNING seq;
+
+-- name: set_learned
+INSERT INTO learned (name, seq, data) SELECT row.value ->> 0, :upto, row.value ->> 1 FROM json_each(:rows) AS row WHERE true
+ON CONFLICT (name) DO UPDATE SET seq = excluded.seq, data = excluded.data;
+
+-- name: forget_learned
+DELETE FROM learned WHERE name IN (SELECT value FROM json_each(:names));
+
+-- name: job_facts
+-- What learning reads: no payload, no result.
+SELECT j.job_id, j.class_no, j.priority, i.tags, j.expected_sec, j.created_at, j.fence, coalesce(l.started_at, a.started_at), a.ended_at, a.how,
+       coalesce(l.spent, a.spent, 0)
+FROM json_each(:ids) AS asked CROSS JOIN job_full j ON j.job_id = asked.value CROSS JOIN intent i USING (no)
+LEFT JOIN active_dispatch l ON l.no = j.no AND l.fence = j.fence LEFT JOIN ended_dispatch a ON a.job_no = j.no AND a.fence = j.fence;
+
 -- name: register_host
 -- The row of another scheduler that is alive stays as it is: then no row is returned.
 INSERT INTO host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until)

@@ -1,0 +1,435 @@
+"""
+What is learned about job types from the trail: how long they run, what they need and spend, how often they
+come, and how good the predictions about them were.
+
+A `Sketch` counts observations in buckets that grow by a fixed factor, eight to an octave, so a quantile is
+exact to a few percent whatever the unit. Each observation makes all earlier ones count a little less: after
+`HALF_LIFE` more of them, half. So a job type that changed is learned anew within some hundred jobs, one very
+long job does not move the middle, and a sketch never has more than a few hundred buckets. Sketches add up.
+
+The duration that a submitter expects is a prior, not the truth. Where submitters give one, the sketch of
+`ratios` learns how the real durations relate to it: the expectation of an exact submitter makes a narrow
+range, and one that is always half of the truth is doubled. A few invented observations stand for the
+expectation before the first real one.
+
+A size key (the tag `size:NAME` of a job) divides a type: each size is learned apart, and with the type.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from math import exp, floor, log
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct, field
+
+from penstock.core.jobs.admission import AdmissionClass
+from penstock.core.jobs.types import (
+    MINUTE,
+    SECOND,
+    AddonId,
+    Constraint,
+    EndReason,
+    Moment,
+    Money,
+    RunWhen,
+    Span,
+)
+
+#: The most types (with sizes) that are remembered; the one that was seen longest ago goes first.
+MOST_TYPES: Final = 500
+#: After so many further observations one counts half.
+HALF_LIFE: Final = 200
+#: An expected duration counts as so many observations.
+PRIOR_WEIGHT: Final = 3.0
+#: A sketch of a size counts when it has so many observations; before that, the sketch of the type does.
+ENOUGH: Final = 5
+#: Arrivals count half after this time.
+ARRIVALS_HALF_LIFE: Final[Span] = 10 * MINUTE
+SIZE_TAG: Final = "size:"
+
+_STEP: Final = log(2) / 8
+_KEPT: Final = 0.5 ** (1 / HALF_LIFE)
+_LEAST_WEIGHT: Final = 1e-3
+#: The ratio 1 in a sketch of ratios: a sketch counts whole numbers.
+ONE: Final = 1_000_000
+_MOST_SHAPES: Final = 8
+#: The prior: how an expectation may differ from the truth, as factors.
+_PRIOR_FACTORS: Final = (0.5, 0.7, 0.85, 1.0, 1.0, 1.2, 1.4, 2.0)
+
+
+class Sketch(Struct):
+    """Observations of whole numbers above zero, by bucket. `count`: how many there ever were."""
+
+    count: int = 0
+    weights: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def weight(self) -> float:
+        return sum(self.weights.values())
+
+    def observe(self, value: int) -> None:
+        kept = {bucket: weight * _KEPT for bucket, weight in self.weights.items()}
+        bucket = _bucket(value)
+        kept[bucket] = kept.get(bucket, 0.0) + 1.0
+        self.weights = {bucket: weight for bucket, weight in kept.items() if weight >= _LEAST_WEIGHT}
+        self.count += 1
+
+    def add(self, other: Sketch, share: float = 1.0) -> None:
+        """Add what another sketch has observed, at this share of its weight."""
+        for bucket, weight in other.weights.items():
+            self.weights[bucket] = self.weights.get(bucket, 0.0) + share * weight
+        self.count += other.count
+
+    def quantile(self, part: float) -> int | None:
+        """None: nothing was observed."""
+        return Distribution.of(self.weights, tail=False).at(part) if self.weights else None
+
+    @property
+    def spread(self) -> float:
+        """The span between the quarters, as the logarithm of their ratio."""
+        low, high = self.quantile(0.25), self.quantile(0.75)
+        return 0.0 if not low or not high else log(high / low)
+
+
+def _bucket(value: int) -> int:
+    return floor(log(max(1, value)) / _STEP)
+
+
+class Distribution(Struct, frozen=True):
+    """
+    A sketch made ready to draw from. With a tail: the next observation may exceed all before it, the less
+    likely the more there were.
+    """
+
+    edges: tuple[float, ...]  # logarithms: one more than there are buckets
+    cumulative: tuple[float, ...]  # from 0 to 1, at each edge
+
+    @classmethod
+    def of(cls, weights: dict[int, float], *, tail: bool = True, scale: float = 1.0) -> Distribution:
+        """`scale`: a factor for all values."""
+        shift = log(scale)
+        edges: list[float] = []
+        sums: list[float] = []
+        total = 0.0
+        for bucket in sorted(weights):
+            if not edges or edges[-1] < bucket * _STEP + shift - 1e-9:  # a gap, or the beginning
+                edges.append(bucket * _STEP + shift)
+                sums.append(total)
+            total += weights[bucket]
+            edges.append((bucket + 1) * _STEP + shift)
+            sums.append(total)
+        if tail:
+            edges.append(edges[-1] + log(2))
+            sums.append(total + total / (total + 1.0))
+        return cls(tuple(edges), tuple(one / sums[-1] for one in sums))
+
+    def at(self, part: float) -> int:
+        """The value below which this part of the observations lies."""
+        sums = self.cumulative
+        after = min(max(1, bisect_left(sums, part)), len(sums) - 1)
+        low, high = sums[after - 1], sums[after]
+        inside = (part - low) / (high - low) if high > low else 1.0
+        return round(exp(self.edges[after - 1] + inside * (self.edges[after] - self.edges[after - 1])))
+
+    def beyond(self, least: int, part: float) -> int:
+        """As `at`, of the observations above `least`. Above all of them: up to twice as much."""
+        below = self._below(least)
+        if below >= 1.0 - 1e-9:
+            return round(max(1, least) * exp(log(2) * part))
+        return max(least, self.at(below + part * (1.0 - below)))
+
+    def _below(self, value: int) -> float:
+        if value < 1:
+            return 0.0
+        place = log(value)
+        after = bisect_right(self.edges, place)
+        if after == 0:
+            return 0.0
+        if after == len(self.edges):
+            return 1.0
+        low, high = self.edges[after - 1], self.edges[after]
+        inside = (place - low) / (high - low)
+        return self.cumulative[after - 1] + inside * (self.cumulative[after] - self.cumulative[after - 1])
+
+
+class Shape(Struct, frozen=True, array_like=True):
+    """What an arriving job of a type asks for."""
+
+    priority: int
+    cost_units: int
+    constraints: int = 0
+    run_when: str = RunWhen.NORMAL
+    quiet_for_sec: int = 0
+    high: bool = False
+    labels: tuple[str, ...] = ()
+
+    def admission_class(self, addon_id: str, job_type: str) -> AdmissionClass:
+        return AdmissionClass(
+            addon_id=AddonId(addon_id),
+            job_type=job_type,
+            cost_units=self.cost_units,
+            constraints=Constraint(self.constraints),
+            run_when=RunWhen(self.run_when),
+            quiet_for_sec=self.quiet_for_sec,
+            high=self.high,
+            labels=self.labels,
+        )
+
+
+class Arrivals(Struct):
+    """
+    How often jobs of a type come: a count that decays with time. `bursts` counts moments at which some came:
+    jobs that are submitted together are one burst.
+    """
+
+    jobs: float = 0.0
+    bursts: float = 0.0
+    since: Moment = 0
+    at: Moment = 0
+    shapes: list[Shape] = field(default_factory=list)
+
+    def observe(self, at: Moment, shape: Shape, weight: float = 1.0) -> None:
+        """`weight`: above 1 where this one stands for others that were not read."""
+        at = max(at, self.at)
+        self.since = self.since or at
+        kept = 0.5 ** ((at - self.at) / ARRIVALS_HALF_LIFE)
+        together = self.at and at - self.at < SECOND
+        self.jobs = self.jobs * kept + weight
+        self.bursts = self.bursts * kept + (0.0 if together else weight)
+        self.at = at
+        if shape in self.shapes:
+            self.shapes.remove(shape)
+        self.shapes = [*self.shapes, shape][-_MOST_SHAPES:]
+
+    def per_second(self, now: Moment) -> float:
+        """The rate of the recent past; a type that was seen for a short time only counts for that time."""
+        if not self.jobs:
+            return 0.0
+        half_life = ARRIVALS_HALF_LIFE / SECOND
+        seen = max(1.0, (now - self.since) / SECOND)
+        kept: float = 0.5 ** (max(0, now - self.at) / ARRIVALS_HALF_LIFE)
+        window = half_life / log(2) * (1.0 - 0.5 ** (seen / half_life))
+        return float(self.jobs * kept / max(window, 60.0))
+
+    @property
+    def burst(self) -> float:
+        """How many come together, on average."""
+        return max(1.0, self.jobs / self.bursts) if self.bursts else 1.0
+
+
+class Score(Struct):
+    """How good the predictions of starts were: each started job counts one, older ones less."""
+
+    count: int = 0
+    weight: float = 0.0
+    covered: float = 0.0
+    #: Between the predicted middle and the start, in microseconds.
+    errors: Sketch = field(default_factory=Sketch)
+    #: The same as a part of the wait from the prediction on; `ONE` is the whole wait.
+    relative: Sketch = field(default_factory=Sketch)
+
+    def observe(self, error: Span, wait: Span, *, covered: bool) -> None:
+        self.count += 1
+        self.weight = self.weight * _KEPT + 1.0
+        self.covered = self.covered * _KEPT + covered
+        self.errors.observe(error)
+        self.relative.observe(round(ONE * error / max(wait, 1)))
+
+    @property
+    def coverage(self) -> float | None:
+        return self.covered / self.weight if self.weight else None
+
+
+class TypeRecord(Struct):
+    """All that is learned about one job type, or about one size of it."""
+
+    durations: Sketch = field(default_factory=Sketch)
+    #: Real durations over expected ones.
+    ratios: Sketch = field(default_factory=Sketch)
+    #: Peak, in bytes, of runs whose worker reports it.
+    memory: Sketch = field(default_factory=Sketch)
+    #: In millionths, of runs that spent something.
+    spend: Sketch = field(default_factory=Sketch)
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    score: Score = field(default_factory=Score)
+    seen_at: Moment = 0
+
+
+class JobFacts(Struct, frozen=True):
+    """
+    What learning reads of a job: no payload, no result. The moments and the end are those of the last
+    attempt.
+    """
+
+    job_id: str
+    admission_class: AdmissionClass
+    priority: int
+    tags: tuple[str, ...]
+    expected_sec: float | None
+    created_at: Moment
+    fence: int
+    started_at: Moment | None = None
+    ended_at: Moment | None = None
+    end: str | None = None
+    spent: Money = 0
+
+    @property
+    def size(self) -> str:
+        return size_of(self.tags)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the records that learn from it."""
+        name = type_name(self.admission_class)
+        return [name, f"{name} {self.size}"] if self.size else [name]
+
+
+def size_of(tags: Sequence[str]) -> str:
+    return next((tag.removeprefix(SIZE_TAG) for tag in tags if tag.startswith(SIZE_TAG)), "")
+
+
+def type_name(admission_class: AdmissionClass) -> str:
+    """Addon and type, and the size behind them: with blanks in between, which neither addon nor type has."""
+    return f"{admission_class.addon_id} {admission_class.job_type}"
+
+
+def parts_of(name: str) -> tuple[str, str, str]:
+    """Addon, type and size of a record."""
+    addon_id, job_type, *size = name.split(" ", 2)
+    return addon_id, job_type, "".join(size)
+
+
+#: Ends that say how long such a job runs. Others cut a run short from outside.
+OWN_ENDS: Final = frozenset(
+    {
+        EndReason.COMPLETED,
+        EndReason.JOB_ERROR,
+        EndReason.UNAVAILABLE,
+        EndReason.WORKER_CRASHED,
+        EndReason.MAX_RUNTIME_EXCEEDED,
+        EndReason.HARD_CAP_EXCEEDED,
+        EndReason.COST_LIMIT_REACHED,
+    }
+)
+
+
+class Knowledge:
+    """All records by name. `changed`: the names whose records differ from those that were stored."""
+
+    def __init__(self, records: dict[str, TypeRecord] | None = None) -> None:
+        self.records = records or {}
+        self.changed: set[str] = set()
+        self._everything: tuple[int, Sketch] | None = None
+        self._version = 0
+
+    def record(self, name: str, now: Moment) -> TypeRecord:
+        record = self.records.get(name)
+        if record is None:
+            record = self.records[name] = TypeRecord()
+        record.seen_at = max(record.seen_at, now)
+        self.changed.add(name)
+        self._version += 1
+        return record
+
+    def saw_arrival(self, facts: JobFacts, weight: float = 1.0) -> None:
+        shape = facts.admission_class
+        arrived = Shape(
+            facts.priority, shape.cost_units, int(shape.constraints), str(shape.run_when), shape.quiet_for_sec,
+            shape.high, shape.labels,
+        )  # fmt: skip
+        self.record(facts.names[0], facts.created_at).arrivals.observe(facts.created_at, arrived, weight)
+
+    def saw_end(self, facts: JobFacts) -> None:
+        """Learn from an attempt that has ended; from one that was cut short, nothing."""
+        if facts.started_at is None or facts.ended_at is None or facts.end not in OWN_ENDS:
+            return
+        duration = max(1, facts.ended_at - facts.started_at)
+        for name in facts.names:
+            record = self.record(name, facts.ended_at)
+            record.durations.observe(duration)
+            if facts.expected_sec is not None:
+                record.ratios.observe(round(duration * ONE / (facts.expected_sec * SECOND)))
+            if facts.spent:
+                record.spend.observe(facts.spent)
+
+    def saw_memory(self, names: Iterable[str], peak: int, now: Moment) -> None:
+        for name in names:
+            self.record(name, now).memory.observe(peak)
+
+    def drop_oldest(self) -> list[str]:
+        """The names that went, so that no more than `MOST_TYPES` are left."""
+        spare = len(self.records) - MOST_TYPES
+        if spare <= 0:
+            return []
+        gone = sorted(self.records, key=lambda name: self.records[name].seen_at)[:spare]
+        for name in gone:
+            del self.records[name]
+            self.changed.discard(name)
+        return gone
+
+    def durations(self, name: str, size: str = "", expected_sec: float | None = None) -> Distribution | None:
+        """How long such a job will likely run. None: nothing is known about any job."""
+        record = self.records.get(f"{name} {size}") if size else None
+        if record is None or record.durations.count < ENOUGH:
+            record = self.records.get(name)
+        if expected_sec is not None:
+            return self._expected(record, expected_sec)
+        if record is not None and record.durations.weights:
+            return Distribution.of(record.durations.weights)
+        everything = self._all_durations()
+        return Distribution.of(everything.weights) if everything.weights else None
+
+    def _expected(self, record: TypeRecord | None, expected_sec: float) -> Distribution:
+        """By the ratios of the type, or by its durations where the expectations were the worse guide."""
+        if record is not None and record.durations.count >= 4 * ENOUGH:
+            ratios, durations = record.ratios, record.durations
+            if not ratios.count or (ratios.count >= 4 * ENOUGH and durations.spread < ratios.spread):
+                return Distribution.of(durations.weights)
+        weights = {} if record is None else dict(record.ratios.weights)
+        for factor in _PRIOR_FACTORS:
+            bucket = _bucket(round(factor * ONE))
+            weights[bucket] = weights.get(bucket, 0.0) + PRIOR_WEIGHT / len(_PRIOR_FACTORS)
+        return Distribution.of(weights, scale=expected_sec * SECOND / ONE)
+
+    def _all_durations(self) -> Sketch:
+        """Of all types, each with the same weight: for a job of a type that never ran."""
+        if self._everything is None or self._everything[0] != self._version:
+            everything = Sketch()
+            for name, record in self.records.items():
+                if not parts_of(name)[2] and (weight := record.durations.weight):
+                    everything.add(record.durations, ENOUGH / weight)
+            self._everything = (self._version, everything)
+        return self._everything[1]
+
+    def sized(self, name: str) -> bool:
+        """Whether jobs of this type came with sizes."""
+        return any(other.startswith(f"{name} ") for other in self.records)
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(TypeRecord)
+
+
+def encode(record: TypeRecord) -> str:
+    """As it is stored. Weights need no more than four digits."""
+    plain: dict[str, Any] = msgspec.to_builtins(record)
+    return _ENCODER.encode(_rounded(plain)).decode()
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {str(name): _rounded(one) for name, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def decode(text: str) -> TypeRecord | None:
+    """None: not readable; learning begins again rather than fail."""
+    try:
+        return _DECODER.decode(text)
+    except msgspec.DecodeError:
+        return None
