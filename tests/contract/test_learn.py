@@ -39,14 +39,14 @@ def test_learning_writes_no_event(kit):
 def test_the_facts_of_a_job_that_waits_runs_and_is_done(kit):
     [job_id] = kit.submit(tags=("size:big", "x"), priority=70, expected_duration_sec=2.5)
     created = kit.now
-    [waiting] = kit.store.job_facts([job_id])
+    [waiting] = kit.store.observed_jobs([job_id])
     kit.later(3)
     [dispatch] = kit.tick(lease=True)
-    [running] = kit.store.job_facts([job_id])
+    [running] = kit.store.observed_jobs([job_id])
     kit.later(4)
     kit.beat(dispatch, spent=250_000)
     kit.end(dispatch)
-    [done] = kit.store.job_facts([job_id, "no such job"])
+    [done] = kit.store.observed_jobs([job_id, "no such job"])
 
     assert (waiting.created_at, waiting.fence, waiting.started_at, waiting.ended_at) == (
         created,
@@ -70,7 +70,7 @@ def test_the_facts_of_a_failed_attempt_are_those_of_the_last_one(kit):
     job, dispatch = kit.start(retry_delays_sec=(60,))
     kit.later(5)
     kit.end(dispatch, EndReason.JOB_ERROR, error="no")
-    [facts] = kit.store.job_facts([job.job_id])
+    [facts] = kit.store.observed_jobs([job.job_id])
 
     assert (facts.fence, facts.end) == (1, EndReason.JOB_ERROR)
     assert facts.ended_at - facts.started_at == 5 * SECOND

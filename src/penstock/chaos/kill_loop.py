@@ -25,11 +25,10 @@ from penstock.chaos import markers
 from penstock.chaos.markers import Marker, marks
 from penstock.client.client import Client
 from penstock.core.errors import PenstockError, Unavailable
-from penstock.core.jobs.job import Event, EventKind
+from penstock.core.jobs.job import ENDS, Event, EventKind
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId
 from penstock.scheduler.job_service import feed
-from penstock.scheduler.stats import ENDS
 from penstock.stores.api import Store
 
 UNITS: Final = 40

@@ -1,5 +1,5 @@
 """
-Verbs for the administrator: capacity, addons, pause, resume, hosts, drain, undrain, token.
+Verbs for the administrator: stats, capacity, addons, pause, resume, hosts, drain, undrain, token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.cli.parsers import ADDON, HOST, WHEN, Whole, age, span
 from penstock.cli.printing import LOAD_COLORS, Column, echo, table
 from penstock.cli.session import CliSession, passes
 from penstock.core.jobs.spending import SpendMark
-from penstock.wire import AddonInfo, KnownHost, Scope
+from penstock.wire import AddonInfo, KnownHost, Scope, TypeInfo, TypeList
 
 
 @click.command()
@@ -50,6 +50,54 @@ def capacity(session: CliSession) -> None:
             f"\nThis is {info.host}, one of {len(alive)} hosts: {units} of {may} units in use on all of them"
         )
         _host_table(session, info.host, info.hosts)
+
+
+@click.command()
+@click.option("--addon", type=ADDON, help="Only the types of this addon.")
+@passes
+def stats(session: CliSession, addon: str | None) -> None:
+    """
+    Show what was learned about each job type: how long its jobs run, what they need and spend, how often
+    they come, and how many of the predicted starts were right.
+
+    A predicted range should hold for 80 % of the starts. Later jobs count more than earlier ones.
+    """
+    types = [one for one in session.client.types() if addon in (None, one.addon_id)]
+    if session.print_json(TypeList(types=types)):
+        return
+    if not types:
+        session.console.print("Nothing was learned yet: that begins with the first job that ends.")
+        return
+    columns = [
+        Column("addon"), Column("type"), Column("size", False, 120), Column("runs", True),
+        Column("duration", True), Column("10..90 %", True), Column("memory", True, 100),
+        Column("spend", True, 110), Column("per hour", True, 90), Column("predicted", True, 80),
+        Column("covered", True), Column("error", True),
+    ]  # fmt: skip
+    rows = [
+        (
+            t.addon_id, t.job_type, t.size, t.runs, "" if t.duration_sec is None else span(t.duration_sec),
+            _range(t.duration_low_sec, t.duration_high_sec), _megabytes(t.memory_bytes),
+            "" if t.spend is None else f"{t.spend:.4g}", f"{t.arrivals_per_hour:.3g}", t.predictions,
+            "" if t.coverage is None else f"{t.coverage:.0%}", _error(t),
+        )
+        for t in types
+    ]  # fmt: skip
+    table(session.console, columns, rows)
+
+
+def _range(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{span(low)} .. {span(high)}"
+
+
+def _megabytes(size: int | None) -> str:
+    return "" if size is None else f"{size / 1_000_000:.3g} MB"
+
+
+def _error(one: TypeInfo) -> str:
+    if one.error_sec is None or one.error_share is None:
+        return ""
+    return f"{span(one.error_sec)} ({one.error_share:.0%} of the wait)"
 
 
 @click.command()

@@ -43,6 +43,7 @@ VERBS: Final = {
     "job": ("job_commands", "report from inside a command: checkpoint, progress, spend, log, should-yield"),
     "events": ("follow", "print the audit trail; -f follows it"),
     "top": ("top", "watch everything live, full screen"),
+    "stats": ("admin", "show what was learned about job types, and how good predictions were"),
     "capacity": ("admin", "show how much may run now, and what limits it"),
     "addons": ("admin", "list the addons: weights, shares, budgets"),
     "pause": ("admin", "start no more jobs, of one addon or of all"),

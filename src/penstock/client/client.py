@@ -294,6 +294,10 @@ class Client:
     def stats(self) -> wire.Stats:
         return self._get("stats", wire.Stats)
 
+    def types(self) -> list[wire.TypeInfo]:
+        """What was learned about each job type, and how good the predictions about it were."""
+        return self._get("types", wire.TypeList).types
+
     def history(self) -> wire.History:
         """The last quarter of an hour, a list per figure."""
         return self._get("pulse/history", wire.History)

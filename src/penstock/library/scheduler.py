@@ -33,6 +33,7 @@ from msgspec.structs import replace
 
 from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.intent import Intent, check
+from penstock.core.jobs.learning import TypeStats
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId
 from penstock.library.function import Arguments, JobFunction, place_of
@@ -191,6 +192,13 @@ class Scheduler:
             for state, count in addon.jobs.items():
                 counts[state] += count
         return counts
+
+    def stats(self) -> list[TypeStats]:
+        """
+        What was learned about each job type: how long its jobs run, what they spend, how often they come, and
+        how good the predictions of their starts were.
+        """
+        return self.job_service.type_stats()
 
     def _handle(self, job_id: str, job_type: str | None = None) -> JobHandle[Any]:
         if job_type is None:

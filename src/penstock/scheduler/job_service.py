@@ -25,6 +25,7 @@ from penstock.core.jobs.changes import Change, Renewal
 from penstock.core.jobs.explain import Explanation, Viewer
 from penstock.core.jobs.intent import MAX_PAYLOAD, Intent, all_but_payload, check
 from penstock.core.jobs.job import Dispatch, Event, Job
+from penstock.core.jobs.learning import TypeStats
 from penstock.core.jobs.reasons import Reason
 from penstock.core.jobs.round import AdmissionView, RoundResult, decide_standalone_lease
 from penstock.core.jobs.states import MOVES, DispatchPhase, JobState, Move
@@ -32,6 +33,7 @@ from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Mone
 from penstock.core.text import error_text, storable, storable_json, type_name
 from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds
 from penstock.scheduler.explainer import Explainer
+from penstock.scheduler.learning import Learner
 from penstock.scheduler.maintenance import BudgetEnforcer
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist
@@ -152,8 +154,10 @@ class JobService:
         waitlist: SubmitWaitlist | None = None,
         *,
         yields: YieldRequests | None = None,
+        learner: Learner | None = None,
     ) -> None:
         self._store, self._rules, self._dispatcher = store, rules, dispatcher
+        self._learner = learner or Learner(store)
         self._waitlist, self._budgets = (
             waitlist or SubmitWaitlist(store, dispatcher.commit_submits, rules.depth),
             BudgetEnforcer(store, rules),
@@ -281,6 +285,10 @@ class JobService:
             return change
 
         return self._settle(job_id, decide)
+
+    def type_stats(self) -> list[TypeStats]:
+        """What was learned about each job type, and how good the predictions about it were."""
+        return self._learner.stats()
 
     def explain(self, job_id: JobId, viewer: Viewer | None = None) -> Explanation:
         """`viewer`: an addon that must not learn the names of others' jobs."""

@@ -21,6 +21,7 @@ from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, HostLoad, Pullin
 from penstock.scheduler.driver import Driver, Part, SteadyClock, TimedPart
 from penstock.scheduler.hosts import HostRegistration, Introduction
 from penstock.scheduler.job_service import JobService, YieldRequests
+from penstock.scheduler.learning import Learner
 from penstock.scheduler.load_sampler import LoadProbe, LoadSampler, Pids
 from penstock.scheduler.maintenance import BudgetEnforcer, Maintenance, Survivors, put_in_order, recover
 from penstock.scheduler.preemption import Preempter
@@ -73,7 +74,10 @@ class SchedulerService:
             store, self.dispatcher.commit_submits, rules.depth, self._serve_waitlist
         )
         self.yields = YieldRequests()
-        self.job_service = JobService(store, rules, self.dispatcher, self.waitlist, yields=self.yields)
+        self.learner = Learner(store)
+        self.job_service = JobService(
+            store, rules, self.dispatcher, self.waitlist, yields=self.yields, learner=self.learner
+        )
         self.maintenance = Maintenance(store, rules, clock, on_shift=self.dispatcher.begin)
         self.registration = HostRegistration(store, rules, self.machine, introduction)
         self.preempter = Preempter(store, rules, self.dispatcher, self.job_service, self.yields)
@@ -92,6 +96,8 @@ class SchedulerService:
         if preempts:
             upkeep.append(TimedPart(self.preempter))
         self.driver = Driver(store.now, parts, upkeep)
+        # Beside the driver: a job that may start does not wait until the trail is read.
+        self._learning = Driver(store.now, [], [TimedPart(self.learner)], name="penstock-learning")
         self.wake = self.driver.wake
         self._on_commit = on_commit or self.wake
         self._waitlist_driver: Driver | None = None
@@ -110,7 +116,9 @@ class SchedulerService:
             raise
         self._started = True  # before the driver starts: `stop` ends it, also after a Ctrl-C in these lines
         self.store.on_change(self._on_commit)
+        self.store.on_change(self.learner.notice)
         self.driver.start()
+        self._learning.start()
         return self
 
     def stop(self) -> None:
@@ -121,6 +129,7 @@ class SchedulerService:
         if self._started:
             self._started = False
             self.driver.stop()
+            self._learning.stop()
             self.dispatcher.end()
             self._leave()
         self.waitlist.close()

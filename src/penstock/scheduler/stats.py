@@ -17,16 +17,13 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
-from penstock.core.jobs.job import Event, EventKind
+from penstock.core.jobs.job import ENDS, Event, EventKind
 from penstock.core.jobs.types import SECOND, DispatchId, HostId, Moment, Span, seconds
 from penstock.scheduler.dispatcher import HostLoad
 from penstock.scheduler.driver import comes_later
 from penstock.scheduler.job_service import feed
 from penstock.stores.api import Store
 
-ENDS: Final = frozenset(
-    {EventKind.DONE, EventKind.FAILED, EventKind.REQUEUED, EventKind.CANCELED, EventKind.BLOCKED}
-)
 #: Seconds.
 _BOUNDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600, 14_400, 86_400)
 

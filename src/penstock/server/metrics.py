@@ -2,7 +2,7 @@
 `/metrics` for Prometheus: sums from the trail, and gauges that are read at each request.
 
 Labels are bounded. Addons are named by users, so only the fifty with most jobs have a name of their own; the
-rest are `other`.
+rest are `other`. Of job types, the fifty with most runs are shown.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from penstock.core.jobs.admission import EVERYTHING
 from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.learning import TypeStats
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason
@@ -27,6 +28,7 @@ from penstock.stores.api import Addon
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _NAMED_ADDONS: Final = 50
+_NAMED_TYPES: Final = 50
 
 
 def metrics(call: Request[None, None]) -> bytes:
@@ -77,6 +79,8 @@ class MetricsCollector(Collector):
         about = "What an addon's jobs spent in the present day and month."
         yield _gauge("penstock_spent", about, spent, "addon", "window")
 
+        yield from _type_gauges(service.job_service.type_stats())
+
         yield _counters("penstock_events", "Events of the trail, by kind.", "kind", tallies.events)
         yield _counters("penstock_denials", "Recorded refusals, by reason.", "reason", tallies.denials)
         about = "Runs that went back to the queue, by reason."
@@ -90,6 +94,26 @@ class MetricsCollector(Collector):
         yield CounterMetricFamily("penstock_alerts", "Alerts to owners.", tallies.events[EventKind.ALERT])
         yield _histogram("penstock_wait_seconds", "From ready to running.", tallies.waits)
         yield _histogram("penstock_run_seconds", "From running to the end of the attempt.", tallies.runs)
+
+
+def _type_gauges(stats: list[TypeStats]) -> Iterator[Metric]:
+    """Of the fifty types with most runs. Sizes are left out: users make them up."""
+    ranked = sorted((one for one in stats if not one.size), key=lambda one: -one.runs)[:_NAMED_TYPES]
+    for name, about, field in (
+        ("penstock_type_duration_seconds", "Median duration of a job type, learned.", "duration_sec"),
+        ("penstock_type_memory_bytes", "Median peak memory of a job type, learned.", "memory_bytes"),
+        ("penstock_type_arrivals_per_hour", "Recent arrivals of a job type.", "arrivals_per_hour"),
+        ("penstock_prediction_coverage", "Part of the starts within their predicted range.", "coverage"),
+        ("penstock_prediction_error_seconds", "Median error of predicted starts.", "error_sec"),
+        ("penstock_prediction_error_ratio", "Median error, as a part of the wait.", "error_share"),
+        ("penstock_predictions", "Predicted starts that were scored.", "predictions"),
+    ):
+        values = {
+            (one.addon_id, one.job_type): value
+            for one in ranked
+            if (value := getattr(one, field)) is not None
+        }
+        yield _gauge(name, about, values, "addon", "type")
 
 
 def _by_state(addons: Iterable[Addon], states: Iterable[JobState]) -> dict[tuple[str], int]:

@@ -109,6 +109,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("events", _READ, live.events, "Read the trail, page by page"),
     _get("events/stream", _READ, live.stream, "Follow the trail, event by event", streams=wire.EventInfo),
     _get("stats", _READ, admin.stats, "Count jobs by state and addon"),
+    _get("types", _READ, admin.types, "Show what was learned about each job type, and how predictions fared"),
     _get("leases", _READ, admin.leases, "List the leases that hold units now"),
     _get("capacity", _READ, admin.capacity, "Show the usable units, and what limits them"),
     _get("addons", _READ, admin.addons, "List addons: weight, paused, share, jobs"),

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import Refused
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
+from penstock.core.jobs.job import ENDS, Dispatch, Event, EventKind, Job
 from penstock.core.jobs.round import MOST_PICKS
 from penstock.core.jobs.types import (
     HOUR,
@@ -43,7 +43,6 @@ from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers, 
 from penstock.scheduler.job_service import EndReport, JobService, feed
 from penstock.scheduler.maintenance import Maintenance
 from penstock.scheduler.rules import SchedulerRules
-from penstock.scheduler.stats import ENDS
 from penstock.stores.api import Query, SetAddon, Store, committed
 from penstock.stores.memory.store import MemoryStore
 

@@ -47,7 +47,7 @@ from penstock.core.jobs.admission import Ledger
 from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
-from penstock.core.jobs.learning import JobFacts
+from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.round import AdmissionView, RoundResult
@@ -531,7 +531,7 @@ class Reads(Protocol):
         """When the first schedule must be looked at: 0 if moments of one wait for the end of a job. None: there is none."""
         ...
 
-    def job_facts(self, job_ids: Sequence[JobId]) -> list[JobFacts]:
+    def observed_jobs(self, job_ids: Sequence[JobId]) -> list[ObservedJob]:
         """What learning reads of jobs, in no order; jobs that do not exist are left out."""
         ...
 

@@ -197,6 +197,44 @@ class Stats(WireAnswer):
     hosts: list[KnownHost]
 
 
+class TypeInfo(WireAnswer):
+    """
+    What was learned about a job type, or about one `size` of it (from the tag `size:NAME`). `runs`: the
+    attempts that it was learned from; later ones count more. Each `low` and `high`: the marks of 10 % and
+    90 %; the name without a mark is the middle. None: unknown.
+    """
+
+    addon_id: str
+    job_type: str
+    size: str
+    runs: int
+    duration_low_sec: float | None
+    duration_sec: float | None
+    duration_high_sec: float | None
+    #: Peak of a run, as far as its worker reports it.
+    memory_bytes: int | None
+    memory_high_bytes: int | None
+    #: In the unit of the jobs, of runs that spent something.
+    spend: float | None
+    spend_high: float | None
+    #: By the recent past.
+    arrivals_per_hour: float
+    #: Predicted starts that were compared with the real ones.
+    predictions: int
+    #: The part of them that started within the predicted range, which should be 0.8.
+    coverage: float | None
+    #: The median distance between the middle of the range and the start.
+    error_sec: float | None
+    #: The same, as a part of the wait.
+    error_share: float | None
+
+
+class TypeList(WireAnswer):
+    """By addon, type and size."""
+
+    types: list[TypeInfo]
+
+
 class StatsSecond(WireAnswer):
     """What happened in one second, `at` (seconds since 1970), and how full the machine was at its end."""
 

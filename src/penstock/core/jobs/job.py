@@ -61,6 +61,12 @@ class EventKind(StrEnum):
     LOSS_ACCEPTED = "LOSS_ACCEPTED"  # started on a file that had lost events, because the operator said so
 
 
+#: The events that end an attempt, if there was one.
+ENDS: Final = frozenset(
+    {EventKind.DONE, EventKind.FAILED, EventKind.REQUEUED, EventKind.CANCELED, EventKind.BLOCKED}
+)
+
+
 def dispatch_id_of(job_id: JobId, fence: int) -> DispatchId:
     """The fence is part of the id: the id of an older attempt never names a newer one."""
     return DispatchId(f"{job_id}.{fence}")

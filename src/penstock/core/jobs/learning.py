@@ -258,7 +258,7 @@ class TypeRecord(Struct):
     seen_at: Moment = 0
 
 
-class JobFacts(Struct, frozen=True):
+class ObservedJob(Struct, frozen=True):
     """
     What learning reads of a job: no payload, no result. The moments and the end are those of the last
     attempt.
@@ -283,7 +283,7 @@ class JobFacts(Struct, frozen=True):
     @property
     def names(self) -> list[str]:
         """The names of the records that learn from it."""
-        name = type_name(self.admission_class)
+        name = record_name(self.admission_class)
         return [name, f"{name} {self.size}"] if self.size else [name]
 
 
@@ -291,7 +291,7 @@ def size_of(tags: Sequence[str]) -> str:
     return next((tag.removeprefix(SIZE_TAG) for tag in tags if tag.startswith(SIZE_TAG)), "")
 
 
-def type_name(admission_class: AdmissionClass) -> str:
+def record_name(admission_class: AdmissionClass) -> str:
     """Addon and type, and the size behind them: with blanks in between, which neither addon nor type has."""
     return f"{admission_class.addon_id} {admission_class.job_type}"
 
@@ -334,7 +334,7 @@ class Knowledge:
         self._version += 1
         return record
 
-    def saw_arrival(self, facts: JobFacts, weight: float = 1.0) -> None:
+    def saw_arrival(self, facts: ObservedJob, weight: float = 1.0) -> None:
         shape = facts.admission_class
         arrived = Shape(
             facts.priority, shape.cost_units, int(shape.constraints), str(shape.run_when), shape.quiet_for_sec,
@@ -342,7 +342,7 @@ class Knowledge:
         )  # fmt: skip
         self.record(facts.names[0], facts.created_at).arrivals.observe(facts.created_at, arrived, weight)
 
-    def saw_end(self, facts: JobFacts) -> None:
+    def saw_end(self, facts: ObservedJob) -> None:
         """Learn from an attempt that has ended; from one that was cut short, nothing."""
         if facts.started_at is None or facts.ended_at is None or facts.end not in OWN_ENDS:
             return
@@ -398,7 +398,7 @@ class Knowledge:
         """Of all types, each with the same weight: for a job of a type that never ran."""
         if self._everything is None or self._everything[0] != self._version:
             everything = Sketch()
-            for name, record in self.records.items():
+            for name, record in list(self.records.items()):
                 if not parts_of(name)[2] and (weight := record.durations.weight):
                     everything.add(record.durations, ENOUGH / weight)
             self._everything = (self._version, everything)
@@ -406,7 +406,57 @@ class Knowledge:
 
     def sized(self, name: str) -> bool:
         """Whether jobs of this type came with sizes."""
-        return any(other.startswith(f"{name} ") for other in self.records)
+        return any(other.startswith(f"{name} ") for other in list(self.records))
+
+
+class TypeStats(Struct, frozen=True):
+    """
+    What is known about a job type, or a size of it, in seconds and bytes; None: nothing. `low` and
+    `high` are the 10 % and the 90 % marks, and the figure without a mark is the middle.
+    """
+
+    addon_id: str
+    job_type: str
+    size: str
+    runs: int
+    duration_low_sec: float | None
+    duration_sec: float | None
+    duration_high_sec: float | None
+    memory_bytes: int | None
+    memory_high_bytes: int | None
+    spend: float | None
+    spend_high: float | None
+    arrivals_per_hour: float
+    #: Predicted starts that came true or not, the part of them within its range, and the median error.
+    predictions: int
+    coverage: float | None
+    error_sec: float | None
+    error_share: float | None  # of the wait
+
+
+def type_stats(name: str, record: TypeRecord, now: Moment) -> TypeStats:
+    durations, score = record.durations, record.score
+    return TypeStats(
+        *parts_of(name),
+        runs=durations.count,
+        duration_low_sec=_scaled(durations, 0.1, SECOND),
+        duration_sec=_scaled(durations, 0.5, SECOND),
+        duration_high_sec=_scaled(durations, 0.9, SECOND),
+        memory_bytes=record.memory.quantile(0.5),
+        memory_high_bytes=record.memory.quantile(0.9),
+        spend=_scaled(record.spend, 0.5, 1_000_000),
+        spend_high=_scaled(record.spend, 0.9, 1_000_000),
+        arrivals_per_hour=record.arrivals.per_second(now) * 3_600,
+        predictions=score.count,
+        coverage=score.coverage,
+        error_sec=_scaled(score.errors, 0.5, SECOND),
+        error_share=_scaled(score.relative, 0.5, ONE),
+    )
+
+
+def _scaled(sketch: Sketch, part: float, by: int) -> float | None:
+    value = sketch.quantile(part)
+    return None if value is None else value / by
 
 
 _ENCODER: Final = msgspec.json.Encoder()

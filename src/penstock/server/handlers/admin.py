@@ -56,6 +56,14 @@ def stats(call: Request[None, None]) -> wire.Stats:
     )
 
 
+def types(call: Request[None, None]) -> wire.TypeList:
+    """To a token that is bound to an addon: that addon's types."""
+    stats = call.app_state.service.job_service.type_stats()
+    return wire.TypeList(
+        types=[as_answer(wire.TypeInfo, one) for one in stats if call.owns(AddonId(one.addon_id))]
+    )
+
+
 def _shown(call: Request[Any, Any]) -> list[Addon]:
     return [a for a in call.store.addons() if a.addon_id != EVERYTHING and call.owns(a.addon_id)]
 

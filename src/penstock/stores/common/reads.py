@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.core.jobs.admission import AdmissionClass, keys_of
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
-from penstock.core.jobs.learning import JobFacts
+from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.schedules import ScheduleRecord
 from penstock.core.jobs.states import DispatchPhase, JobState
@@ -28,9 +28,9 @@ from penstock.stores.common.rows import (
     class_from,
     dispatch_from,
     event_rows,
-    facts_from,
     host_from,
     job_from,
+    observed_from,
     schedule_from,
 )
 
@@ -182,11 +182,11 @@ class SqlReads(ABC, Generic[S]):
 
         return self._snapshot(read)
 
-    def job_facts(self, job_ids: Sequence[JobId]) -> list[JobFacts]:
-        def read(session: S) -> list[JobFacts]:
-            rows = session.execute("job_facts", {"ids": session.array(job_ids)})
+    def observed_jobs(self, job_ids: Sequence[JobId]) -> list[ObservedJob]:
+        def read(session: S) -> list[ObservedJob]:
+            rows = session.execute("observed_jobs", {"ids": session.array(job_ids)})
             classes = self.classes.read(session, {row[1] for row in rows})
-            return [facts_from(row, classes[row[1]]) for row in rows]
+            return [observed_from(row, classes[row[1]]) for row in rows]
 
         return self._snapshot(read) if job_ids else []
 

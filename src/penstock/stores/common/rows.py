@@ -25,7 +25,7 @@ import uuid_utils
 from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Job, dispatch_id_of
-from penstock.core.jobs.learning import JobFacts
+from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host, QuietState
 from penstock.core.jobs.ordering import Place, QueuedJob
 from penstock.core.jobs.round import Placement
@@ -267,10 +267,10 @@ def dispatch_from(row: Sequence[Any], admission_class: AdmissionClass) -> Dispat
     )
 
 
-def facts_from(row: Sequence[Any], admission_class: AdmissionClass) -> JobFacts:
-    """From a row of `job_facts`."""
+def observed_from(row: Sequence[Any], admission_class: AdmissionClass) -> ObservedJob:
+    """From a row of `observed_jobs`."""
     (job_id, _, priority, tags, expected_sec, created_at, fence, started_at, ended_at, end, spent) = row
-    return JobFacts(
+    return ObservedJob(
         job_id,
         admission_class,
         priority,

@@ -24,7 +24,7 @@ from penstock.core.jobs.admission import (
 )
 from penstock.core.jobs.changes import Note
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
-from penstock.core.jobs.learning import JobFacts
+from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Ordering, Place, QueuedJob, shift_place
 from penstock.core.jobs.round import AdmissionView, ReadyQueue, RunningJob
@@ -160,13 +160,13 @@ class MemoryTables:
             ]
         return sorted(found, key=lambda d: (d.admitted_at, d.dispatch_id))[:limit]
 
-    def job_facts(self, job_ids: Sequence[JobId]) -> list[JobFacts]:
+    def observed_jobs(self, job_ids: Sequence[JobId]) -> list[ObservedJob]:
         with self._lock:
             return [self._facts(job) for job_id in job_ids if (job := self._jobs.get(job_id)) is not None]
 
-    def _facts(self, job: Job) -> JobFacts:
+    def _facts(self, job: Job) -> ObservedJob:
         intent, last = job.intent, self._dispatches.get(dispatch_id_of(job.job_id, job.fence))
-        facts = JobFacts(
+        facts = ObservedJob(
             job.job_id,
             admission_class_of(intent),
             intent.priority,

@@ -359,7 +359,7 @@ ON CONFLICT (name) DO UPDATE SET seq = excluded.seq, data = excluded.data;
 -- name: forget_learned
 DELETE FROM learned WHERE name IN (SELECT value FROM json_each(:names));
 
--- name: job_facts
+-- name: observed_jobs
 -- What learning reads: no payload, no result.
 SELECT j.job_id, j.class_no, j.priority, i.tags, j.expected_sec, j.created_at, j.fence, coalesce(l.started_at, a.started_at), a.ended_at, a.how,
        coalesce(l.spent, a.spent, 0)
