@@ -100,12 +100,8 @@ class MemoryStore(MemoryTables):
                 return self._shift(by)
             case Reorder(aging, after, limit):
                 return self._reorder(aging, after, limit)
-            case RegisterHost(host):
-                return self._register_host(host)
-            case RemoveHost(host_id, instance):
-                return self._remove_host(host_id, instance)
-            case DrainHost(host_id, draining, by):
-                return self._drain_host(host_id, draining, by)
+            case RegisterHost() | RemoveHost() | DrainHost():
+                return self._change_host(operation)
             case Learn():
                 return self._learn(operation)
         raise TypeError(f"{type(operation).__name__} is no operation of this store")
@@ -386,6 +382,15 @@ class MemoryStore(MemoryTables):
         for job in looked_at:
             self._lines.set_turn(job.job_id, order_key(job.intent.priority, job.ready_at, aging))
         return looked_at[-1].no if looked_at else 0
+
+    def _change_host(self, operation: RegisterHost | RemoveHost | DrainHost) -> Any:
+        match operation:
+            case RegisterHost(host):
+                return self._register_host(host)
+            case RemoveHost(host_id, instance):
+                return self._remove_host(host_id, instance)
+            case DrainHost(host_id, draining, by):
+                return self._drain_host(host_id, draining, by)
 
     def _register_host(self, host: Host) -> Host:
         known = self._hosts.get(host.host)

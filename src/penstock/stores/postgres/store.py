@@ -205,12 +205,8 @@ class PostgresStore(PostgresReads):
             case Reorder(aging, after, limit):
                 values = {"after": after, "most": limit, "per_point": aging.per_point}
                 return int(session.execute("reorder", values)[0][0])
-            case RegisterHost(host):
-                return register_host(session, host)
-            case RemoveHost():
-                return remove_host(session, operation)
-            case DrainHost():
-                return self._drain_host(session, operation)
+            case RegisterHost() | RemoveHost() | DrainHost():
+                return self._change_host(session, operation)
             case Learn():
                 return learn(session, operation)
         raise TypeError(f"{type(operation).__name__} is no operation of this store")
@@ -227,6 +223,15 @@ class PostgresStore(PostgresReads):
         account.paused = account.paused if paused is None else paused
         writes.note(now, addon_note(addon_id, account.weight, account.paused, operation.by))
         writes.defer(session)
+
+    def _change_host(self, session: DatabaseSession, operation: RegisterHost | RemoveHost | DrainHost) -> Any:
+        match operation:
+            case RegisterHost(host):
+                return register_host(session, host)
+            case RemoveHost():
+                return remove_host(session, operation)
+            case DrainHost():
+                return self._drain_host(session, operation)
 
     def _drain_host(self, session: DatabaseSession, drain: DrainHost) -> bool:
         values = {"host": drain.host, "draining": int(drain.draining)}

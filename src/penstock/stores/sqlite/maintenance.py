@@ -18,6 +18,7 @@ from penstock.core.jobs.types import AddonId, HostId, Moment, Span
 from penstock.stores.api import (
     Depth,
     DrainHost,
+    Learn,
     Operation,
     Prune,
     RegisterHost,
@@ -28,7 +29,7 @@ from penstock.stores.api import (
     Shift,
 )
 from penstock.stores.common.rows import forget, listed, schedule_values
-from penstock.stores.common.writes import NO_JOB, new_job_id, register_host, remove_host
+from penstock.stores.common.writes import NO_JOB, learn, new_job_id, register_host, remove_host
 from penstock.stores.sqlite.changes import submit
 from penstock.stores.sqlite.connection import SQL
 from penstock.stores.sqlite.guard import Loss
@@ -54,12 +55,10 @@ def maintain(tx: Transaction, operation: Operation[Any]) -> Any:
             return _shift(tx, by)
         case Reorder(aging, after, limit):
             return _reorder(tx, aging, after, limit)
-        case RegisterHost(host):
-            return register_host(tx, host)
-        case RemoveHost():
-            return remove_host(tx, operation)
-        case DrainHost(host_id, draining, by):
-            return _drain_host(tx, host_id, draining, by)
+        case RegisterHost() | RemoveHost() | DrainHost():
+            return _change_host(tx, operation)
+        case Learn():
+            return learn(tx, operation)
         case AcceptLoss(loss):
             return _accept_loss(tx, loss)
     raise TypeError(f"{type(operation).__name__} is no operation of this store")
@@ -70,6 +69,16 @@ def _set_addon(tx: Transaction, addon_id: AddonId, weight: int | None, paused: b
     account.weight = account.weight if weight is None else weight
     account.paused = account.paused if paused is None else paused
     tx.add_note(tx.now, addon_note(addon_id, account.weight, account.paused, by), NO_JOB)
+
+
+def _change_host(tx: Transaction, operation: RegisterHost | RemoveHost | DrainHost) -> Any:
+    match operation:
+        case RegisterHost(host):
+            return register_host(tx, host)
+        case RemoveHost():
+            return remove_host(tx, operation)
+        case DrainHost(host_id, draining, by):
+            return _drain_host(tx, host_id, draining, by)
 
 
 def _drain_host(tx: Transaction, host: HostId, draining: bool, by: str) -> bool:

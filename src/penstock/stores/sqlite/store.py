@@ -27,7 +27,6 @@ from penstock.stores.api import (
     ChangeSchedule,
     Clock,
     Complete,
-    Learn,
     Operation,
     Receipt,
     Relay,
@@ -37,7 +36,6 @@ from penstock.stores.api import (
 )
 from penstock.stores.common.group_commit import BatchUnknown, GroupCommit, answered
 from penstock.stores.common.rows import uuid7
-from penstock.stores.common.writes import learn
 from penstock.stores.sqlite.admission import admit
 from penstock.stores.sqlite.changes import apply, complete, renew, submit
 from penstock.stores.sqlite.connection import (
@@ -266,6 +264,4 @@ def _write(tx: Transaction, operation: Operation[Any]) -> Any:
             return renew(tx, operation)
         case ChangeSchedule(change, depth):
             return change_schedule(tx, change, depth)
-        case Learn():
-            return learn(tx, operation)
     return maintain(tx, operation)
