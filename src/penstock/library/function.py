@@ -19,6 +19,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeAlias, TypeVar, Unpack
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.core.errors import BadArgument, KeyConflict
 from penstock.core.jobs.intent import Intent
@@ -147,6 +148,14 @@ class JobFunction(Generic[P, C, R]):
         if self._intents is not None:
             return self._intents(payload)
         return self._options.intent(payload, self.scheduler.store.now(), args, kwargs)
+
+    def template(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intent:
+        """The intent of such a call, for a schedule: without a key and without times, which each of its jobs has of its own."""
+        if self._options.deadline is not None or self._options.not_before is not None:
+            raise ValueError(
+                f"{self.name} has a deadline or a not_before: a scheduled job cannot; use .options(deadline=None, not_before=None)"
+            )
+        return replace(self._options.like, payload=self.arguments.encode(args, kwargs))
 
     def _first(self, conflict: KeyConflict, intent: Intent) -> JobHandle[R]:
         """The same call under other times or another priority is still the job that was asked for."""

@@ -162,7 +162,7 @@ def span_sec(name: str, value: Any, want: str = "a number of seconds or a timede
     return float(value)
 
 
-def _whole(name: str, value: Any) -> int:
+def whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is {value!r}; it must be a whole number")
     return value
@@ -241,7 +241,7 @@ def money(name: str, value: Any) -> Money:
 
 _FIELDS: Final[dict[str, tuple[str, Callable[[str, Any], Any]]]] = {
     "addon": ("addon_id", _text),
-    "cost": ("cost_units", _whole),
+    "cost": ("cost_units", whole),
     "priority": ("priority", _priority),
     "run_when": ("run_when", _run_when),
     "quiet_for": ("quiet_for_sec", _optional(_whole_sec)),

@@ -34,6 +34,8 @@ from msgspec.structs import replace
 from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.learning import TypeStats
+from penstock.core.jobs.schedules import Schedule
+from penstock.core.jobs.schedules import check as check_schedule
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId
 from penstock.library.function import Arguments, JobFunction, place_of
@@ -52,9 +54,11 @@ from penstock.library.options import (
     span_sec,
     store_at,
 )
+from penstock.library.schedules import ScheduleHandle, ScheduleOptions, declare, make_schedule
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.schedules import ScheduleService
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Query, Receipt, Store
 from penstock.stores.opening import is_address, shown
@@ -63,6 +67,7 @@ from penstock.work.context import JobContext
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C")
 
 
 class Scheduler:
@@ -95,6 +100,8 @@ class Scheduler:
         self._stop_timeout = span_sec("stop_timeout", stop_timeout)
         self._options = JobOptions(Intent(addon_id=AddonId("app"), job_type="-")).take({"addon": addon})
         self.functions: dict[str, JobFunction[..., Any, Any]] = {}
+        #: What the program's code declares; written when it starts to run jobs.
+        self.declared_schedules: dict[str, Schedule] = {}
         self._lock = threading.RLock()
         self._opened: OpenScheduler | None = None
         self.steady_clock = SteadyClock()
@@ -146,6 +153,53 @@ class Scheduler:
             if self.work is not None:
                 self.work.wake()
         return function
+
+    def schedule(
+        self, cron: str | None = None, *, name: str | None = None, **options: Unpack[ScheduleOptions]
+    ) -> ScheduleDecorator:
+        """
+        Declares a schedule for a job function, or makes a function a job and schedules it: `@scheduler.schedule("0 6 * * mon-fri",
+        zone="Europe/Berlin")`. It is called like its function, or `name`; what the options mean is in docs/schedules.md.
+        """
+
+        def declare_for(fn: Any) -> Any:
+            function = fn if isinstance(fn, JobFunction) else self._register(fn, None, {})
+            self._declare(make_schedule(name or function.name, function, cron, options))
+            return function
+
+        return declare_for
+
+    def set_schedule(
+        self,
+        name: str,
+        function: JobFunction[..., Any, Any],
+        cron: str | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleHandle:
+        """Adds a schedule now, or edits the one of this name: for schedules that come from data and not from code."""
+        self.schedule_service.set(make_schedule(name, function, cron, options), self.principal)
+        return ScheduleHandle(self, name)
+
+    def schedules(self) -> list[ScheduleHandle]:
+        """All of them, by name, whichever program made them."""
+        return [ScheduleHandle(self, record.name) for record in self.schedule_service.list()]
+
+    def get_schedule(self, name: str) -> ScheduleHandle:
+        """NotFound."""
+        return ScheduleHandle(self, self.schedule_service.get(name).name)
+
+    def _declare(self, schedule: Schedule) -> None:
+        """What is wrong with it is raised where it is declared. Its one moment may have passed in an earlier run."""
+        check_schedule(schedule, self.steady_clock(), most_units=self.rules.capacity.most, before=schedule)
+        with self._lock:
+            earlier = self.declared_schedules.get(schedule.name)
+            if earlier is not None and earlier.intent.job_type != schedule.intent.job_type:
+                raise ValueError(
+                    f"there is a schedule {schedule.name!r} already; give one of them another name=..."
+                )
+            self.declared_schedules[schedule.name] = schedule
+            if self.work is not None:
+                declare(self, schedule)
 
     def check_options(self, options: JobOptions) -> None:
         """Refuses options that are out of bounds when the job is registered, and not at its first call."""
@@ -268,6 +322,8 @@ class Scheduler:
                 self.work = self._begin()
                 _running.add(self)
                 try:
+                    for schedule in self.declared_schedules.values():
+                        declare(self, schedule)
                     self.work.start()
                 except BaseException:  # a Ctrl-C, after jobs have begun: they go back to the queue
                     self.stop()
@@ -361,6 +417,11 @@ class Scheduler:
         work = self.work
         return self._open.service.job_service if work is None else work.service.job_service
 
+    @property
+    def schedule_service(self) -> ScheduleService:
+        work = self.work
+        return self._open.service.schedules if work is None else work.service.schedules
+
     def __repr__(self) -> str:
         return f"<Scheduler {self.where}, {'running' if self.work is not None else 'not running'} here>"
 
@@ -369,6 +430,25 @@ class OpenScheduler(NamedTuple):
     store: Store
     service: SchedulerService  # never started: its job service is for enqueueing and reading
     waiter: ResultWaiter
+
+
+class ScheduleDecorator(Protocol):
+    """`@scheduler.schedule(...)`, for type checkers: a job function stays one, any other function becomes one."""
+
+    @overload
+    def __call__(self, fn: JobFunction[P, C, R], /) -> JobFunction[P, C, R]: ...  # type: ignore[overload-overlap]  # it can be called like a function, and comes first
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]], /
+    ) -> JobFunction[P, Coroutine[Any, Any, R], R]: ...
+    @overload
+    def __call__(self, fn: Callable[Concatenate[JobContext, P], R], /) -> JobFunction[P, R, R]: ...
+    @overload
+    def __call__(
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> JobFunction[P, Coroutine[Any, Any, R], R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> JobFunction[P, R, R]: ...
 
 
 class JobDecorator(Protocol):

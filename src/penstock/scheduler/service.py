@@ -26,6 +26,7 @@ from penstock.scheduler.load_sampler import LoadProbe, LoadSampler, Pids
 from penstock.scheduler.maintenance import BudgetEnforcer, Maintenance, Survivors, put_in_order, recover
 from penstock.scheduler.preemption import Preempter
 from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.schedules import ScheduleFirer, ScheduleService
 from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.stores.api import Store
 
@@ -33,6 +34,8 @@ log = logging.getLogger("penstock.driver")
 
 #: How late maintenance sees a commit that makes something due early. What it looks for comes by the second.
 _MAINTENANCE: Final[Span] = 100 * MILLISECOND
+#: How late a schedule sees that the job which its moment waits for has ended, and how often it looks at most.
+_SCHEDULES: Final[Span] = 500 * MILLISECOND
 #: How late a host sees that an operator drained it.
 _REGISTRATION: Final[Span] = 1 * SECOND
 
@@ -80,6 +83,8 @@ class SchedulerService:
         )
         self.maintenance = Maintenance(store, rules, clock, on_shift=self.dispatcher.begin)
         self.registration = HostRegistration(store, rules, self.machine, introduction)
+        self.schedules = ScheduleService(store, rules)
+        self.schedule_firer = ScheduleFirer(store, rules, self.job_service.cancel)
         self.preempter = Preempter(store, rules, self.dispatcher, self.job_service, self.yields)
         parts: list[Part] = [*more, self.waitlist]
         if reserves:
@@ -90,6 +95,7 @@ class SchedulerService:
             TimedPart(self.registration, pause=_REGISTRATION),
             TimedPart(self.maintenance, pause=_MAINTENANCE),
             TimedPart(BudgetEnforcer(store, rules)),
+            TimedPart(self.schedule_firer, pause=_SCHEDULES),
         ]
         if rules.capacity.fixed is None:
             upkeep.append(TimedPart(LoadSampler(self.machine, LoadProbe(pids), rules.sense_every)))

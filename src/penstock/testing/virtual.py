@@ -21,13 +21,14 @@ from penstock.core.errors import NotFound, StaleDispatch
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import SECOND, Moment, seconds
+from penstock.core.jobs.types import SECOND, Moment, moment_of, seconds
 from penstock.library.attempt import JobAttempt, renewals
 from penstock.library.function import JobFunction
 from penstock.library.handle import JobHandle
 from penstock.library.job_runner import RunningWork
 from penstock.library.options import MEMORY, LibrarySettings, Seconds, span_sec
 from penstock.library.scheduler import Scheduler
+from penstock.library.schedules import ScheduleHandle, in_words
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
@@ -61,6 +62,39 @@ def assert_calls(
     wanted = _call(function.name, payload)
     often = "not enqueued" if count is None else f"enqueued {len(found)} times, not {count}"
     raise AssertionError(f"{wanted} is {often}; {_listed(store, jobs)}")
+
+
+def assert_schedule(
+    scheduler: Scheduler,
+    what: JobFunction[..., Any, Any] | str,
+    args: tuple[Any, ...],
+    expected: dict[str, Any],
+) -> ScheduleHandle:
+    __tracebackhide__ = True
+    records = scheduler.store.schedules()
+    named = what if isinstance(what, str) else what.name
+    payload = None if isinstance(what, str) or not args else json.loads(what.arguments.encode(args, {}))
+    found = [
+        record.schedule
+        for record in records
+        if (record.name if isinstance(what, str) else record.schedule.intent.job_type) == named
+        and (payload is None or json.loads(record.schedule.intent.payload) == payload)
+    ]
+    lines = [f"{r.name}: {r.schedule.intent.job_type} {in_words(r.schedule)}" for r in records]
+    scheduled = "scheduled are:\n  " + "\n  ".join(lines) if lines else "nothing is scheduled"
+    if len(found) != 1:
+        often = "not scheduled" if not found else f"scheduled {len(found)} times: name one of the schedules"
+        raise AssertionError(f"{named} is {often}; {scheduled}")
+    [schedule] = found
+    if "every" in expected:
+        expected["every_sec"] = span_sec("every", expected.pop("every"))
+    if isinstance(expected.get("at"), datetime):
+        expected["at"] = moment_of(expected["at"])
+    for name, value in expected.items():
+        actual = getattr(schedule, name)
+        if actual != value:
+            raise AssertionError(f"{schedule.name} has {name} {actual!r}, not {value!r}; {scheduled}")
+    return scheduler.get_schedule(schedule.name)
 
 
 def calls_of(store: Store) -> list[str]:
@@ -162,6 +196,7 @@ class VirtualScheduler(Scheduler):
         """
         virtual = cls(inline=inline, rules=scheduler.rules)
         virtual.functions = scheduler.functions
+        virtual.declared_schedules = scheduler.declared_schedules
         names = ("_opened", "steady_clock", "work", "_begin", "submit", "submit_async")
         saved = {name: scheduler.__dict__[name] for name in names if name in scheduler.__dict__}
         virtual.start()
@@ -179,13 +214,15 @@ class VirtualScheduler(Scheduler):
     def drain(self, *, advance: Seconds | Literal[True] | None = None) -> int:
         """
         Run everything that can run, and all that it enqueues; returns the number of runs. `advance`: how much
-        time passes meanwhile; with True, as much as it takes until nothing is due any more.
+        time passes meanwhile; with True, as much as it takes until nothing is due any more. Schedules fire
+        meanwhile, except with True: their moments have no end.
         """
         until = self.clock() if advance is None else _FOR_EVER
         if advance is not None and advance is not True:
             until = self.clock() + round(span_sec("advance", advance) * SECOND)
         runs = self._run_ready()
-        while (due := self.store.alarm()) is not None and due <= until and until > self.clock():
+        alarm = self.store.alarm if advance is True else self._alarm
+        while (due := alarm()) is not None and due <= until and until > self.clock():
             # A job that is due and does not start waits for the next tick.
             self.clock.move_to(min(until, max(due, self.clock() + (0 if due > self.clock() else SECOND))))
             ran = self._run_ready()
@@ -193,9 +230,16 @@ class VirtualScheduler(Scheduler):
             if advance is True and not ran and not self._expecting():
                 break
         if advance is not None and advance is not True:
-            self.clock.move_to(until)
+            self.clock.move_to(max(until, self.clock()))  # a job may have taken longer
             runs += self._run_ready()
         return runs
+
+    def _alarm(self) -> Moment | None:
+        """The next moment of the store or of a schedule. While moments wait for a job, its end fires them."""
+        moments = [self.store.alarm(), self.store.schedule_alarm()]
+        if moments[1] == 0:
+            moments[1:] = [record.next_moment for record in self.store.schedules()]
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def _expecting(self) -> bool:
         """Whether time alone could start a job: one is queued, and its function is registered here."""
@@ -206,6 +250,7 @@ class VirtualScheduler(Scheduler):
         runs = 0
         service = self._shared_service
         while True:
+            service.schedule_firer.step(self.clock())
             service.maintenance.step(self.clock())
             kinds = WorkerKinds(job_types=frozenset(self.functions))
             claimed = service.job_service.claim(kinds, 1, "virtual") if kinds.job_types else []
@@ -241,11 +286,12 @@ class VirtualScheduler(Scheduler):
     def _pass(self, until: Moment) -> None:
         """Time passes while a job runs: step by step, as its heartbeats and the maintenance would see it."""
         while self._running_now and self.clock() < until:
-            due = self.store.alarm()
+            due = self._alarm()
             beat = self.clock() + self.rules.lease_for // 3
             self.clock.step_to(min(until, beat, max(self.clock() + 1, beat if due is None else due)))
             for attempt in self._running_now:
                 attempt.report()
+            self._shared_service.schedule_firer.step(self.clock())
             self._shared_service.maintenance.step(self.clock())
 
     # enqueueing
@@ -294,6 +340,17 @@ class VirtualScheduler(Scheduler):
         function. `count`: exactly this often. Returns the jobs. A failure lists what was enqueued instead.
         """
         return [self._handle(job.job_id) for job in assert_calls(self.store, function, args, kwargs, count)]
+
+    def assert_scheduled(
+        self, what: JobFunction[..., Any, Any] | str, *args: Any, **expected: Any
+    ) -> ScheduleHandle:
+        """
+        Assert that a job function, or the schedule of this name, is scheduled once. `args`: of the calls.
+        `expected`: what the schedule must say (`cron`, `every`, `at`, `zone`, `overlap`, `missed`, `paused`).
+        Returns the schedule. A failure lists what is scheduled instead.
+        """
+        __tracebackhide__ = True
+        return assert_schedule(self, what, args, expected)
 
     def enqueued(self) -> list[str]:
         """Every call that was enqueued, in words."""

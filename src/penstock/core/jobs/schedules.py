@@ -40,6 +40,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,54}")
 #: A moment that was dealt with so much later was missed. Only `missed="skip"` asks.
 LATE: Final[Span] = 1 * MINUTE
 MOST_PENDING: Final = 1_000
+MISSED_LIMIT: Final = 100
 #: How many of the last moments a schedule shows.
 HISTORY: Final = 10
 #: Missed moments are counted up to here.
@@ -76,7 +77,7 @@ class Schedule(Struct, frozen=True):
     zone: str = "UTC"
     overlap: Overlap = Overlap.SKIP
     missed: Missed = Missed.LATEST
-    missed_limit: int = 100
+    missed_limit: int = MISSED_LIMIT
     paused: bool = False
     anchor: Moment = 0
     created_at: Moment = 0

@@ -319,10 +319,12 @@ class MemoryStore(MemoryTables):
         receipt = None if change.job is None else self._submit([change.job.intent], depth)[0]
         job_id = new_job_id(receipt)
         record = change.row(job_id)
-        if record is None:
-            del self._schedules[change.name]
-        else:
+        self._schedules.pop(change.name, None)
+        self._schedules_due.pop(change.name, None)
+        if record is not None:
             self._schedules[change.name] = record
+            if (due_at := record.due_at) is not None:
+                self._schedules_due[change.name] = due_at
         for note in change.events(job_id):
             self._note(change.at, note, None)
         return ScheduleWritten(record, receipt)

@@ -60,6 +60,7 @@ class MemoryTables:
         self._schedules: dict[str, ScheduleRecord] = {}
         self._learned: dict[str, str] = {}
         self._learned_upto = 0
+        self._schedules_due: dict[str, Moment] = {}
         self._holder: str | None = None
         self._listeners: list[Callable[[], None]] = []
 
@@ -221,15 +222,14 @@ class MemoryTables:
             records = [record for _, record in sorted(self._schedules.items())]
         if due_by is None:
             return records
-        return [record for record in records if record.due_at is not None and record.due_at <= due_by]
+        return [record for record in records if self._schedules_due.get(record.name, due_by + 1) <= due_by]
 
     def schedule(self, name: str) -> ScheduleRecord | None:
         return self._schedules.get(name)
 
     def schedule_alarm(self) -> Moment | None:
         with self._lock:
-            moments = [record.due_at for record in self._schedules.values()]
-        return min((moment for moment in moments if moment is not None), default=None)
+            return min(self._schedules_due.values(), default=None)
 
     def overdue(self, limit: int) -> list[Overdue]:
         now = self._clock()

@@ -1,0 +1,185 @@
+"""
+Schedules of a program's own functions: `@scheduler.schedule(...)` declares one, `scheduler.schedules()` looks at
+all of them.
+
+A declaration is written when the program starts to run jobs, not when its module is imported, so a worker or a
+test that imports the module writes nothing. What the code declares wins over what was edited by hand since; a
+schedule that was paused stays paused. A declaration that was taken out of the code leaves its schedule: remove
+it with `scheduler.get_schedule(name).remove()` or `penstock schedule rm`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from zoneinfo import ZoneInfo
+
+from penstock.core.errors import BadIntent
+from penstock.core.jobs.moments import local_moment, zone_problem
+from penstock.core.jobs.schedules import MISSED_LIMIT, Missed, Overlap, Schedule, ScheduleRecord
+from penstock.core.jobs.types import Moment, moment_of, when
+from penstock.library.function import JobFunction
+from penstock.library.handle import JobHandle
+from penstock.library.options import Seconds, span_sec, whole
+from penstock.stores.api import Query, Receipt
+
+if TYPE_CHECKING:
+    from penstock.library.scheduler import Scheduler
+
+log = logging.getLogger("penstock.library")
+
+OverlapWord: TypeAlias = Literal["skip", "queue", "cancel-running"]
+MissedWord: TypeAlias = Literal["skip", "latest", "all"]
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """
+    When it fires, beside a cron line: `every` seconds or a timedelta, or once `at` a datetime or "2026-12-01
+    06:00" in `zone`. `args`, `kwargs`: of each call.
+    """
+
+    every: Seconds
+    at: datetime | str
+    zone: str
+    overlap: OverlapWord
+    missed: MissedWord
+    missed_limit: int
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+def make_schedule(
+    name: str, function: JobFunction[..., Any, Any], cron: str | None, options: ScheduleOptions
+) -> Schedule:
+    unknown = options.keys() - ScheduleOptions.__annotations__.keys()
+    if unknown:
+        known = ", ".join(ScheduleOptions.__annotations__)
+        raise TypeError(f"{min(unknown)!r} is not an option of a schedule; there are cron, {known}")
+    for option, given in (("cron", cron), ("zone", options.get("zone"))):
+        if given is not None and not isinstance(given, str):
+            raise TypeError(f"{option} is {given!r}; it must be a string")
+    zone = options.get("zone", "UTC")
+    every, at = options.get("every"), options.get("at")
+    return Schedule(
+        name=name,
+        intent=function.template(tuple(options.get("args", ())), dict(options.get("kwargs", {}))),
+        cron=cron,
+        every_sec=None if every is None else _whole_seconds(every),
+        at=None if at is None else _moment(at, zone),
+        zone=zone,
+        overlap=_word(Overlap, "overlap", options.get("overlap", "skip")),
+        missed=_word(Missed, "missed", options.get("missed", "latest")),
+        missed_limit=whole("missed_limit", options.get("missed_limit", MISSED_LIMIT)),
+    )
+
+
+def _whole_seconds(every: Seconds) -> int:
+    span = span_sec("every", every)
+    if span != int(span):
+        raise ValueError(f"every is {every!r}; it must be whole seconds")
+    return int(span)
+
+
+def _moment(at: datetime | str, zone: str) -> Moment:
+    problem = zone_problem(zone)
+    if problem is not None:
+        raise BadIntent.of(("zone", problem))
+    if isinstance(at, datetime):
+        return moment_of(at) if at.tzinfo is not None else local_moment(at.isoformat(), zone)
+    try:
+        return local_moment(at, zone)
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError(f'at is {at!r}; it must be a datetime, or like "2026-12-01 06:00"') from None
+
+
+def _word(words: Any, option: str, given: Any) -> Any:
+    try:
+        return words(given)
+    except ValueError:
+        raise ValueError(f"{option} is {given!r}; it must be one of {', '.join(words)}") from None
+
+
+class ScheduleHandle:
+    """One schedule: to look at, pause, resume, run now and remove. Each look reads the store."""
+
+    def __init__(self, scheduler: Scheduler, name: str) -> None:
+        self._scheduler, self.name = scheduler, name
+
+    @property
+    def record(self) -> ScheduleRecord:
+        """NotFound when it was removed."""
+        return self._scheduler.schedule_service.get(self.name)
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.record.schedule
+
+    @property
+    def paused(self) -> bool:
+        return self.schedule.paused
+
+    @property
+    def next_moment(self) -> datetime | None:
+        """On the clocks of its zone; None while it is paused, and behind its last moment."""
+        record = self.record
+        return None if record.next_moment is None else _local(record.next_moment, record.schedule)
+
+    def next_moments(self, count: int = 5) -> list[datetime]:
+        record = self.record
+        moments = record.schedule.next_moments(record.state.last_moment, count)
+        return [_local(moment, record.schedule) for moment in moments]
+
+    @property
+    def last_moment(self) -> datetime | None:
+        """The last one that became a job."""
+        record = self.record
+        due = [firing for firing in record.state.history if not firing.by]
+        return _local(due[-1].moment, record.schedule) if due else None
+
+    def jobs(self, limit: int = 100) -> list[JobHandle[Any]]:
+        """The newest first."""
+        query = Query(tag=self.schedule.tag, newest_first=True, limit=limit)
+        return [self._scheduler.get(job.job_id) for job in self._scheduler.store.find(query)]
+
+    def pause(self) -> None:
+        """Moments that come meanwhile are not made up for."""
+        self._scheduler.schedule_service.pause(self.name, self._scheduler.principal)
+
+    def resume(self) -> None:
+        self._scheduler.schedule_service.resume(self.name, self._scheduler.principal)
+
+    def run(self) -> JobHandle[Any]:
+        """A job at once, whatever its overlap says and also while it is paused."""
+        receipt: Receipt = self._scheduler.schedule_service.run_now(self.name, self._scheduler.principal)
+        return self._scheduler.get(receipt.job_id)
+
+    def remove(self) -> None:
+        """Its jobs stay."""
+        self._scheduler.schedule_service.remove(self.name, self._scheduler.principal)
+
+    def __repr__(self) -> str:
+        return f"<schedule {self.name} on {self._scheduler.where}>"
+
+
+def _local(moment: Moment, schedule: Schedule) -> datetime:
+    return when(moment).astimezone(ZoneInfo(schedule.zone))
+
+
+def declare(scheduler: Scheduler, schedule: Schedule) -> None:
+    """Write a declaration. One whose only moment passed before it was ever written has nothing to do."""
+    store = scheduler.store
+    if schedule.at is not None and schedule.at <= store.now() and store.schedule(schedule.name) is None:
+        log.info("schedule %s is not added: its moment has passed", schedule.name)
+        return
+    scheduler.schedule_service.set(schedule, scheduler.principal)
+
+
+def in_words(schedule: Schedule) -> str:
+    """For messages: when it fires."""
+    if schedule.cron is not None:
+        return f"{schedule.cron!r} in {schedule.zone}"
+    if schedule.every_sec is not None:
+        return f"every {timedelta(seconds=schedule.every_sec)}"
+    return "never" if schedule.at is None else f"at {_local(schedule.at, schedule):%Y-%m-%d %H:%M %Z}"

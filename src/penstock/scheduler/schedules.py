@@ -1,0 +1,197 @@
+"""
+Schedules: what people and programs do with them (`ScheduleService`), and the part of the driver that turns
+due moments into jobs (`ScheduleFirer`).
+
+Both read a schedule, let the core decide, and commit by the version of its row. When the row changed in
+between, people's requests are decided again, and the firer leaves the moment to the scheduler that was faster.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from penstock.core.errors import KeyConflict, NotFound, QueueFull, Unavailable
+from penstock.core.jobs import schedules
+from penstock.core.jobs.schedules import Schedule, ScheduleChange, ScheduleRecord
+from penstock.core.jobs.states import SETTLED
+from penstock.core.jobs.types import HOUR, SECOND, JobId, Moment, Span
+from penstock.scheduler.rules import SchedulerRules
+from penstock.stores.api import ChangeSchedule, Receipt, ScheduleWritten, Store, committed
+
+log = logging.getLogger("penstock.schedules")
+
+_TRIES: Final = 20
+#: When to look again at a moment that could not become a job: the queue is full, or the row changed.
+_AGAIN: Final[Span] = 1 * SECOND
+#: The end of a job wakes the firer; this is for an end whose wake-up got lost.
+_WAITING: Final[Span] = 5 * SECOND
+
+
+class ScheduleService:
+    """`by`: the principal, for the trail."""
+
+    def __init__(self, store: Store, rules: SchedulerRules) -> None:
+        self._store, self._rules = store, rules
+
+    def list(self) -> list[ScheduleRecord]:
+        return self._store.schedules()
+
+    def get(self, name: str) -> ScheduleRecord:
+        record = self._store.schedule(name)
+        if record is None:
+            raise NotFound(f"there is no schedule {name!r:.80}", schedule=name)
+        return record
+
+    def add(self, schedule: Schedule, by: str = "") -> ScheduleRecord:
+        """BadIntent names every problem. KeyConflict: the name is taken."""
+        self.check(schedule)
+        written = self._commit(schedules.add(schedule, self._store.now(), by))
+        if written is None or written.record is None:
+            raise KeyConflict(
+                f"there is a schedule {schedule.name!r} already: edit it, or remove it first", field="name"
+            )
+        return written.record
+
+    def set(self, schedule: Schedule, by: str = "") -> ScheduleRecord:
+        """
+        Add it, or edit the one of that name. A program declares its schedules so, each time that it starts;
+        one that was paused stays paused.
+        """
+        self.check(schedule, self._store.schedule(schedule.name))
+        for _ in range(_TRIES):
+            record, now = self._store.schedule(schedule.name), self._store.now()
+            change = (
+                schedules.add(schedule, now, by)
+                if record is None
+                else schedules.edit(record, schedule, now, by)
+            )
+            if change is None:
+                assert record is not None
+                return record
+            written = self._commit(change)
+            if written is not None and written.record is not None:
+                return written.record
+        raise _busy(schedule.name)
+
+    def edit(self, name: str, by: str = "", **fields: Any) -> ScheduleRecord:
+        """The fields of `Schedule` that its definition has. One of `cron`, `every_sec`, `at` replaces the others."""
+        kinds = [kind for kind in ("cron", "every_sec", "at") if fields.get(kind) is not None]
+        if kinds:
+            fields = {"cron": None, "every_sec": None, "at": None, **fields}
+
+        def decide(record: ScheduleRecord, now: Moment) -> ScheduleChange | None:
+            edited = replace(record.schedule, **fields)
+            self.check(edited, record.schedule)
+            return schedules.edit(record, edited, now, by)
+
+        return self._settle(name, decide)
+
+    def pause(self, name: str, by: str = "") -> ScheduleRecord:
+        return self._settle(name, lambda record, now: schedules.pause(record, now, by))
+
+    def resume(self, name: str, by: str = "") -> ScheduleRecord:
+        return self._settle(name, lambda record, now: schedules.resume(record, now, by))
+
+    def remove(self, name: str, by: str = "") -> None:
+        """Its jobs stay."""
+        for _ in range(_TRIES):
+            if self._commit(schedules.remove(self.get(name), self._store.now(), by)) is not None:
+                return
+        raise _busy(name)
+
+    def run_now(self, name: str, by: str = "", key: str = "") -> Receipt:
+        """`key`: the same request again gives the same job."""
+        for _ in range(_TRIES):
+            record = self.get(name)
+            ended = ended_jobs(self._store, record.state.active)
+            written = self._commit(schedules.run_now(record, self._store.now(), by, ended, key))
+            if written is not None and written.receipt is not None:
+                return written.receipt
+        raise _busy(name)
+
+    def check(self, schedule: Schedule, before: ScheduleRecord | Schedule | None = None) -> None:
+        known = before.schedule if isinstance(before, ScheduleRecord) else before
+        most_units = self._rules.capacity.most
+        schedules.check(schedule, self._store.now(), most_units=most_units, before=known)
+
+    def _settle(
+        self, name: str, decide: Callable[[ScheduleRecord, Moment], ScheduleChange | None]
+    ) -> ScheduleRecord:
+        for _ in range(_TRIES):
+            record = self.get(name)
+            change = decide(record, self._store.now())
+            if change is None:
+                return record
+            written = self._commit(change)
+            if written is not None and written.record is not None:
+                return written.record
+        raise _busy(name)
+
+    def _commit(self, change: ScheduleChange) -> ScheduleWritten | None:
+        return committed(self._store, ChangeSchedule(change, self._rules.depth))
+
+
+def _busy(name: str) -> Unavailable:
+    return Unavailable(f"the schedule {name!r} changes all the time: try again")
+
+
+def ended_jobs(store: Store, job_ids: Sequence[JobId]) -> set[JobId]:
+    """Those that nothing will happen to by itself any more; a job that was pruned has ended too."""
+    living = {job.job_id for job in store.jobs(job_ids) if job.state not in SETTLED} if job_ids else set()
+    return set(job_ids) - living
+
+
+class ScheduleFirer:
+    """
+    A part of the driver. Without schedules it costs one small query when something else was committed, and
+    then an hour of nothing; otherwise it sleeps until the next moment. `cancel` cancels a job.
+    """
+
+    def __init__(self, store: Store, rules: SchedulerRules, cancel: Callable[[JobId, str], object]) -> None:
+        self._store, self._rules, self._cancel = store, rules, cancel
+
+    def step(self, now: Moment) -> Moment:
+        alarm = self._store.schedule_alarm()
+        if alarm is not None and alarm <= now:
+            self._fire(self._store.schedules(due_by=now), now)
+            alarm = self._store.schedule_alarm()
+        if alarm is None:
+            return now + HOUR
+        if alarm == 0:  # which hides the next moment of all other schedules
+            moments = [record.next_moment for record in self._store.schedules()]
+            return min([max(m, now + _AGAIN) for m in moments if m is not None], default=now + _WAITING)
+        return alarm if alarm > now else now + _AGAIN
+
+    def _fire(self, records: Sequence[ScheduleRecord], now: Moment) -> None:
+        """All of them share a transaction where the store can do that, and each fails alone."""
+        active = [job_id for record in records for job_id in record.state.active]
+        ended = ended_jobs(self._store, active)
+        decided = [(record, schedules.look(record, now, ended)) for record in records]
+        changes = [(record, change) for record, change in decided if change is not None]
+        current = {record.name: record for record in records}
+        operations = [ChangeSchedule(change, self._rules.depth) for _, change in changes]
+        answers = self._store.commit(*operations, wait=True) if operations else []
+        for (record, change), answer in zip(changes, answers, strict=True):
+            try:
+                written: ScheduleWritten | None = answer.result()
+            except KeyConflict:  # a job of another origin has the key of this moment
+                log.warning("schedule %s: the key of a moment was used for another job", record.name)
+                dropped = ChangeSchedule(schedules.drop_first(record, change, "key_conflict"))
+                written = committed(self._store, dropped)
+            except QueueFull as full:
+                log.warning("schedule %s waits with its job: %s", record.name, full)
+                continue
+            if written is not None and written.record is not None:
+                current[record.name] = written.record
+        for record in current.values():
+            for job_id in schedules.to_cancel(record, ended):
+                self._cancel_job(record, job_id)
+
+    def _cancel_job(self, record: ScheduleRecord, job_id: JobId) -> None:
+        with suppress(NotFound):  # it was pruned meanwhile
+            self._cancel(job_id, f"schedule {record.name}")
