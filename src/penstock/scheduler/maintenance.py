@@ -1,7 +1,8 @@
 """
 What the scheduler must do though no caller asks: at its start (recovery), and again and again (maintenance).
 
-Maintenance ends what has expired, stops what runs too long, fails what is too late, and prunes what is old.
+Maintenance ends what has expired, stops what runs too long, fails what is too late, tells the children of
+ended jobs that one transaction could not tell, and prunes what is old.
 Every write is a compare-and-set, so any number of processes may run it, and a row that cannot be handled
 harms itself alone.
 
@@ -42,7 +43,18 @@ from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import HOUR, AddonId, DispatchId, EndReason, Moment, Money
 from penstock.scheduler.driver import TOLERANCE, SteadyClock, comes_later
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import Apply, Due, Overdue, Prune, Reorder, Shift, Store, committed, with_jobs
+from penstock.stores.api import (
+    Apply,
+    Due,
+    Follow,
+    Overdue,
+    Prune,
+    Reorder,
+    Shift,
+    Store,
+    committed,
+    with_jobs,
+)
 
 log = logging.getLogger("penstock.maintenance")
 
@@ -75,6 +87,8 @@ class Maintenance:
             # A full step means that there is more: continue soon, but let others write in between.
             self._prune_at = now + (self._rules.tick if forgotten else self._rules.prune_every)
         alarm = self._store.alarm()
+        if alarm == 0:  # jobs ended with more children than one transaction may follow
+            committed(self._store, Follow())
         return self._prune_at if alarm is None else min(self._prune_at, max(alarm, now))
 
     def _follow_jumps(self) -> int:

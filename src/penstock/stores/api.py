@@ -2,7 +2,7 @@
 The seam between the scheduler and a store: one verb that writes, and reads beside it; the same for memory, SQLite and PostgreSQL.
 
 Every write is an `Operation`, a frozen value that names what shall become true: `Submit`, `Apply`, `Complete`, `Renew`, `Admit`,
-and the upkeep (`SetAddon`, `ChangeSchedule`, `Prune`, `Shift`, `Reorder`, `RegisterHost`, `RemoveHost`, `DrainHost`, `Learn`).
+and the upkeep (`Follow`, `SetAddon`, `ChangeSchedule`, `Prune`, `Shift`, `Reorder`, `RegisterHost`, `RemoveHost`, `DrainHost`, `Learn`).
 `commit` takes any number of operations and answers each with a Future of its own:
 
     receipts, grants = store.commit(Submit([intent], depth), Admit(host, run_round, terms))
@@ -45,6 +45,7 @@ from msgspec.structs import replace
 from penstock.core.errors import DispatcherHeld, KeyConflict, QueueFull, Unavailable
 from penstock.core.jobs.admission import Ledger
 from penstock.core.jobs.changes import Change, Note, Renewal
+from penstock.core.jobs.dependencies import Link
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.learning import ObservedJob
@@ -315,6 +316,13 @@ class Admit(Operation[list[Grant]], frozen=True):
     on_answer: Callable[[Future[list[Grant]]], None] | None = None
 
 
+class Follow(Operation[int], frozen=True):
+    """
+    Go on with what follows from ends that had more children than one transaction may follow; answered with how many such ends
+    are left. `alarm` says at once that there are some.
+    """
+
+
 class SetAddon(Operation[None], frozen=True):
     """Change an addon; a field that is None stays. `by`: the principal, for the trail."""
 
@@ -508,6 +516,10 @@ class Reads(Protocol):
         ...
 
     def checkpoint(self, job_id: JobId) -> str | None: ...
+
+    def links(self, job_id: JobId, limit: int = 1_000) -> list[Link]:
+        """The dependencies of a job by parent, then those on it by child; at most `limit` of each kind."""
+        ...
 
     def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
         """By `seq`, or by `n` within one job. No event ever appears at or below a number that was seen."""

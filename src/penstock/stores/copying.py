@@ -39,6 +39,8 @@ TABLES: Final = {
     "checkpoint": "checkpoint",
     "schedule": "schedule",
     "learned": "learned",
+    "dependency": "dependency",
+    "pending_end": "pending_end",
 }
 
 
@@ -116,7 +118,7 @@ _PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
         (
             "no, job_id, addon_id, class_no, j.events, created_at, ready_at, priority, earliest_start_at, not_before, deadline_at, expected_sec, "
             "max_runtime_sec, max_active_sec, active, crash, unavailable, error, start, spent, spent_before, progress, denied, denied_data, "
-            "denied_at, passed_at, ended_at, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, idempotency_key"
+            "denied_at, passed_at, ended_at, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, dependencies, idempotency_key"
         ),
         {
             "state": "iif(ended_at IS NULL, NULL, state)",
@@ -129,7 +131,7 @@ _PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
         "queue",
         (
             "no, job_id, class_no, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec, max_runtime_sec, "
-            "max_active_sec, active, denied, denied_data, denied_at, passed_at"
+            "max_active_sec, active, denied, denied_data, denied_at, passed_at, unmet"
         ),
         {},
         "queue",
@@ -216,6 +218,7 @@ _COUNTS: Final = {
     "schedules": "SELECT 'schedules', count(*) FROM {}schedule",
     "learned": "SELECT 'learned', count(*) FROM {}learned",
     "addons": "SELECT 'addons', count(*) FROM {}addon{}",
+    "dependencies": "SELECT 'dependencies ' || status, count(*) FROM {}dependency GROUP BY status",
     "spent": "SELECT 'spent ' || addon_id, sum(spent) FROM {}budget GROUP BY addon_id",
 }
 

@@ -9,6 +9,7 @@ except its admission.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +18,17 @@ from msgspec.structs import replace
 
 from penstock.core.errors import IllegalMove, StaleDispatch
 from penstock.core.jobs.alerts import Alert
+from penstock.core.jobs.dependencies import Fate, ParentCondition
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, DispatchStep, EventKind, Job, JobStep
+from penstock.core.jobs.job import (
+    DEADLINE_PASSED,
+    DEPENDENCY_UNMET,
+    Dispatch,
+    DispatchStep,
+    EventKind,
+    Job,
+    JobStep,
+)
 from penstock.core.jobs.ordering import Ordering, place
 from penstock.core.jobs.round import running_data, stop_moment
 from penstock.core.jobs.states import (
@@ -317,8 +327,25 @@ def retry(job: Job, now: Moment, ordering: Ordering, by: str = "") -> Change:
     return Change(
         at=now,
         notes=(Note(EventKind.RETRIED, data=principal_data(by)),),
-        job=_job_step(job, Move.RETRY, counters=NONE_YET, place=requeued, fresh=True),
+        job=_job_step(
+            job, Move.RETRY, counters=NONE_YET, place=requeued, fresh=True, denied=_no_longer_unmet(job)
+        ),
     )
+
+
+def _no_longer_unmet(job: Job) -> tuple[str, str] | None:
+    """Clears the denial that says how the job ended: the retried job is judged again."""
+    return ("", "{}") if job.denied == DEPENDENCY_UNMET else None
+
+
+def miss_dependency(
+    job: Job, parent: JobId, state: JobState, condition: ParentCondition, *, fate: Fate, now: Moment
+) -> Change:
+    """A parent ended in `state`, so that the condition on it does not hold."""
+    move = Move.FAIL if fate is Fate.FAIL else Move.CANCEL
+    data = {"parent": str(parent), "condition": str(condition), "state": str(state)}
+    ended = _job_step(job, move, denied=(DEPENDENCY_UNMET, json.dumps(data, separators=(",", ":"))))
+    return Change(at=now, notes=(Note(EventKind(ended.target), DEPENDENCY_UNMET, data),), job=ended)
 
 
 def miss_deadline(job: Job, now: Moment) -> Change:

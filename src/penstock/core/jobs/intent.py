@@ -17,6 +17,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from penstock.core.errors import BadIntent
+from penstock.core.jobs import dependencies
+from penstock.core.jobs.dependencies import Dependency, IfUnmet
 from penstock.core.jobs.types import OWN_TYPES, AddonId, Constraint, Moment, Money, Priority, RunWhen
 from penstock.core.text import is_storable, parsed
 
@@ -53,6 +55,9 @@ class Intent(Struct, frozen=True, gc=False):
     labels: tuple[str, ...] = ()
     #: Whether a run may be asked, and then forced, to give its units to a job of clearly higher priority.
     preemptible: bool = True
+    #: The job starts when the conditions on all of these parents hold.
+    after: tuple[Dependency, ...] = ()
+    if_unmet: IfUnmet = IfUnmet.CANCEL
 
 
 #: The fields that most jobs of one batch share: they are calls of one function.
@@ -80,6 +85,7 @@ def _problems(intent: Intent, now: Moment, most_units: int) -> Iterator[tuple[st
     yield from _when(intent)
     yield from _texts(intent)
     yield from _times(intent, now)
+    yield from dependencies.problems(intent.after, intent.if_unmet)
 
 
 def _numbers(intent: Intent, most_units: int) -> Iterator[tuple[str, str]]:

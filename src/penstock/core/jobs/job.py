@@ -5,6 +5,7 @@ and how a job ended.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -56,6 +57,7 @@ class EventKind(StrEnum):
     PRUNED = "PRUNED"
     TOKEN_MADE = "TOKEN_MADE"  # noqa: S105 - no password
     TOKEN_REVOKED = "TOKEN_REVOKED"  # noqa: S105 - no password
+    READY = "READY"  # the last of its parents has ended as it must
     RESTORED = "RESTORED"  # a backup has taken the place of the database
     LOGIN = "LOGIN"  # a login link was made, or opened; the reason says which
     LOSS_ACCEPTED = "LOSS_ACCEPTED"  # started on a file that had lost events, because the operator said so
@@ -93,6 +95,7 @@ class Job(Struct, frozen=True, gc=False):
     passed_at: Moment | None = None
     ended_at: Moment | None = None
     pid: int | None = None  # of the process that runs it, if its worker reported it
+    unmet: int = 0  # parents that it waits for, while it is queued
 
     @property
     def attempt(self) -> int:
@@ -148,6 +151,7 @@ class JobStep(Struct, frozen=True, gc=False):
     counters: Counters | None = None
     place: Place | None = None  # needed when the target is QUEUED
     fresh: bool = False  # the hard-cap clock and the spending limit count from here
+    denied: tuple[str, str] | None = None  # the code and the data of its last denial from now on
 
     def applies_to(self, job: Job | None) -> bool:
         return job is not None and job.state is self.source and job.fence == self.fence
@@ -163,7 +167,10 @@ class JobStep(Struct, frozen=True, gc=False):
             spent_before=job.spent if self.fresh else job.spent_before,
             dispatch_id=job.dispatch_id if in_flight else None,
             pid=job.pid if in_flight else None,
+            unmet=job.unmet if self.target is JobState.QUEUED else 0,
         )
+        if self.denied is not None:
+            job = replace(job, denied=self.denied[0], denied_data=self.denied[1])
         if self.target is not self.source or place is not None:
             job = replace(job, ended_at=now if self.target in SETTLED else None)
         if place is None:
@@ -242,6 +249,20 @@ def shown(event: Event) -> tuple[Event, ...]:
 #: The end reason of a job whose deadline passed in the queue: no attempt ended then.
 DEADLINE_PASSED: Final = "deadline_passed"
 _LATE: Final = "its deadline passed while it waited in the queue"
+#: The end reason of a job whose parent ended so that the job may not start. It is its last denial too.
+DEPENDENCY_UNMET: Final = "dependency_unmet"
+
+
+def unmet_words(data: Mapping[str, Any]) -> str:
+    """From the data of the denial: `parent`, `condition` and `state` of the parent."""
+    parent = str(data.get("parent", ""))[-8:]
+    return (
+        f"it waits for job {parent} to be {CONDITION_WORDS[data['condition']]}, and that is {data['state']}"
+    )
+
+
+#: What a condition asks of a parent.
+CONDITION_WORDS: Final = {"ok": "DONE", "done": "over", "failed": "FAILED"}
 
 
 class JobOutcome(NamedTuple):
@@ -255,6 +276,8 @@ def outcome_of(job: Job, last: Dispatch | None) -> JobOutcome:
     job may have ended after that one: in the queue, by its deadline or by a cancel.
     """
     if job.state in SETTLED and (last is None or last.ended_at != job.ended_at):
+        if job.denied == DEPENDENCY_UNMET:
+            return JobOutcome(DEPENDENCY_UNMET, unmet_words(json.loads(job.denied_data)))
         if job.state is JobState.FAILED:
             return JobOutcome(DEADLINE_PASSED, _LATE)
         if job.state is JobState.CANCELED:

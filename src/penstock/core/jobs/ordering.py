@@ -85,6 +85,10 @@ def urgent_from(intent: Intent, ordering: Ordering) -> Moment | None:
     return intent.deadline_at - int((intent.expected_duration_sec or 0) * SECOND) - ordering.slack
 
 
+#: The line of a job that waits for its parents: no ready queue has it.
+WAITS_FOR_PARENTS: Final = -1
+
+
 class Place(Struct, frozen=True, gc=False):
     """Where a queued job stands: all that the index of the queue is made of."""
 
@@ -126,6 +130,12 @@ def place(
         turn=order_key(intent.priority, ready_at, ordering.aging),
         admission_class=admission_class or admission_class_of(intent),
     )
+
+
+def released_place(place: Place, now: Moment, aging: Aging) -> Place:
+    """The place of a job whose last parent has ended: it counts as waiting, and ages, from now on."""
+    ready_at = max(place.ready_at, now)
+    return replace(place, ready_at=ready_at, turn=order_key(place.priority, ready_at, aging))
 
 
 def shift_place(place: Place, by: Span, *, in_line: bool) -> Place:

@@ -50,7 +50,7 @@ class Move(StrEnum):
 MOVES: Final[dict[tuple[JobState, Move], JobState]] = {
     (JobState.QUEUED, Move.ADMIT): JobState.DISPATCHING,
     (JobState.QUEUED, Move.CANCEL): JobState.CANCELED,
-    (JobState.QUEUED, Move.FAIL): JobState.FAILED,  # its deadline passed
+    (JobState.QUEUED, Move.FAIL): JobState.FAILED,  # its deadline passed, or a dependency is unmet
     (JobState.DISPATCHING, Move.START): JobState.RUNNING,
     (JobState.DISPATCHING, Move.REQUEUE): JobState.QUEUED,
     (JobState.DISPATCHING, Move.CANCEL): JobState.CANCELED,
@@ -71,8 +71,9 @@ IN_FLIGHT: Final = frozenset({JobState.DISPATCHING, JobState.RUNNING})
 SETTLED: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELED, JobState.BLOCKED})
 #: Nothing can happen any more.
 FINAL: Final = frozenset(JobState) - frozenset(source for source, _ in MOVES)
-#: BLOCKED waits for a person, however long that takes.
-PRUNABLE: Final = SETTLED - {JobState.BLOCKED}
+#: It ended; what waits for its end goes on. BLOCKED waits for a person, however long that takes.
+ENDED: Final = SETTLED - {JobState.BLOCKED}
+PRUNABLE: Final = ENDED
 
 
 def step(state: JobState, move: Move) -> JobState:

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.core.jobs.admission import AdmissionClass, keys_of
+from penstock.core.jobs.dependencies import DependencyStatus, Link, ParentCondition
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
 from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host
@@ -36,7 +37,7 @@ from penstock.stores.common.rows import (
 
 T = TypeVar("T")
 #: Columns of a row of `job_columns` and of `dispatch_columns`; what a dialect adds comes behind them.
-JOB_WIDTH: Final = 36
+JOB_WIDTH: Final = 38
 DISPATCH_WIDTH: Final = 22
 #: An addon without a row: weight, paused, average, units, moment.
 _NEW_ADDON: Final = (100, 0, 0.0, 0, 0)
@@ -203,6 +204,13 @@ class SqlReads(ABC, Generic[S]):
         rows = self._query("checkpoint", {"job_id": job_id})
         return str(rows[0][0]) if rows else None
 
+    def links(self, job_id: JobId, limit: int = 1_000) -> list[Link]:
+        rows = self._query("links", {"job_id": job_id, "most": limit})
+        return [
+            Link(JobId(p), JobId(c), ParentCondition(condition), DependencyStatus(s))
+            for p, c, condition, s in rows
+        ]
+
     def addons(self) -> list[Addon]:
         tally, rows = self._snapshot(lambda session: session.execute_many(("tally", None), ("addons", None)))
         jobs: dict[str, dict[JobState, int]] = {}
@@ -325,6 +333,7 @@ def _job_problems(session: SqlSession) -> Iterator[str]:
         yield f"the tally says {tally}, the jobs are {counted}"
     for name, problem in (
         ("audit_in_flight", "is in flight without a live dispatch"),
+        ("audit_dependencies", "waits for other parents than its dependencies say"),
         ("audit_trail", "has a gap in its events"),
         ("audit_fold", "is not in the state its last event tells"),
     ):

@@ -23,6 +23,7 @@ import msgspec
 import uuid_utils
 
 from penstock.core.jobs.admission import AdmissionClass
+from penstock.core.jobs.dependencies import Dependency, IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Job, dispatch_id_of
 from penstock.core.jobs.learning import ObservedJob
@@ -96,12 +97,19 @@ def dispatch_key(dispatch_id: str) -> dict[str, str | int]:
 
 #: Fields that were added to the intent, with their defaults. A default does not count in the hash: idempotency
 #: keys from before there was the field are in use.
-_ADDED_SINCE: Final[dict[str, object]] = {"labels": (), "preemptible": True}
+_ADDED_SINCE: Final[dict[str, object]] = {
+    "labels": (),
+    "preemptible": True,
+    "after": (),
+    "if_unmet": IfUnmet.CANCEL,
+}
 
 
 def body_hash(intent: Intent) -> bytes:
+    # A parent of the same submit by its position: a repeated submit does not know its id.
+    parents = tuple((d.named or d.job_id, str(d.condition)) for d in intent.after)
     values = tuple(
-        value
+        parents if name == "after" else value
         for name in Intent.__struct_fields__
         if (value := getattr(intent, name)) != _ADDED_SINCE.get(name, ...)
     )
@@ -171,8 +179,16 @@ def intent_row(no: int, intent: Intent) -> tuple[Any, ...]:
         int(intent.time_sensitive),
         json.dumps(intent.retry_delays_sec) if intent.retry_delays_sec else None,
         int(intent.preemptible),
+        dependencies_text(intent),
         body_hash(intent) if intent.idempotency_key is not None else None,
     )
+
+
+def dependencies_text(intent: Intent) -> str | None:
+    """What becomes of the job if they are not met, and the parents with their conditions. None: it has none."""
+    if not intent.after:
+        return None
+    return _json([intent.if_unmet, *((d.job_id, d.condition) for d in intent.after)]).decode()
 
 
 #: The position of the class number in a row of `job_columns`.
@@ -180,13 +196,13 @@ ADMISSION_CLASS: Final = 27
 
 
 def job_from(row: Sequence[Any], fixed: Sequence[Any], admission_class: AdmissionClass) -> Job:
-    """`fixed`: as `intent_from` takes it, and the pid of the process that runs the job."""
+    """`fixed`: as `intent_from` takes it, the pid of the process that runs the job, and its unmet parents."""
     (no, job_id, state, created_at, ready_at, not_before, fence, crash, unavailable, error, start) = row[:11]
     (active, spent, spent_before, progress, denied, denied_data, denied_at, passed_at, ended_at) = row[11:20]
     return Job(
         no,
         job_id,
-        intent_from(admission_class, row[20:ADMISSION_CLASS], fixed[:-1]),
+        intent_from(admission_class, row[20:ADMISSION_CLASS], fixed[:-2]),
         _STATES[state],
         created_at,
         ready_at,
@@ -203,14 +219,15 @@ def job_from(row: Sequence[Any], fixed: Sequence[Any], admission_class: Admissio
         denied_at,
         passed_at,
         ended_at,
-        fixed[-1],
+        *fixed[-2:],
     )
 
 
 def intent_from(admission_class: AdmissionClass, edited: Sequence[Any], fixed: Sequence[Any]) -> Intent:
     """`edited`: the fields that an edit may change, as the job's own row has them. `fixed`: the others."""
     (priority, earliest, deadline, expected, max_runtime, max_active, key) = edited
-    (payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible) = fixed
+    (payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, dependencies) = fixed
+    if_unmet, *parents = json.loads(dependencies) if dependencies else (IfUnmet.CANCEL,)
     return Intent(
         admission_class.addon_id,
         admission_class.job_type,
@@ -233,6 +250,8 @@ def intent_from(admission_class: AdmissionClass, edited: Sequence[Any], fixed: S
         tuple(json.loads(retry_delays)) if retry_delays else (),
         admission_class.labels,
         bool(preemptible),
+        tuple(Dependency(job_id, ParentCondition(condition)) for job_id, condition in parents),
+        IfUnmet(if_unmet),
     )
 
 

@@ -6,7 +6,7 @@ what heartbeats change, and how an event is put down. A store reads the rows for
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from penstock.core.jobs.admission import windows
 from penstock.core.jobs.changes import Note, Renewal
+from penstock.core.jobs.dependencies import position, stored_parents, submit_order, unknown_parent
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, EventKind
 from penstock.core.jobs.load import Host
@@ -130,12 +131,14 @@ def take(
     *,
     queued: Callable[[AddonId | None], int],
     insert: Callable[[int, Intent], Receipt],
+    existing: Callable[[Collection[JobId]], Collection[JobId]],
     written: Mapping[int, Receipt] = MappingProxyType({}),
 ) -> list[Receipt]:
     """
-    The receipts of one submit; `insert` makes a job, and gets the position of its intent. `used`: the keys of these intents
-    that have a job, to which those of new jobs are added. `written`: the jobs that exist already, by their position. A bulk
-    that conflicts is refused for that before it is refused for its size, and before a job is made.
+    The receipts of one submit; `insert` makes a job, and gets the position of its intent, and the intent with the ids of its
+    parents. `used`: the keys of these intents that have a job, to which those of new jobs are added. `existing`: which of these
+    jobs exist. `written`: the jobs that exist already, by their position. A bulk that conflicts is refused for that before it is
+    refused for its size, and before a job is made.
     """
     new: list[Intent] = []
     for at, intent in enumerate(intents):
@@ -146,17 +149,31 @@ def take(
                 raise key_conflict(intent, None if receipt is None else receipt.job_id)
         if at not in written and (key is None or used[key][0] is None):
             new.append(intent)
+    if dependent := any(intent.after for intent in new):
+        parents = stored_parents(new)
+        for unknown in sorted(parents - set(existing(parents))):
+            raise unknown_parent(unknown)
     depth.check(new, queued)
-    receipts: list[Receipt] = []
-    for at, intent in enumerate(intents):
+    receipts: dict[int, Receipt] = {}
+    for at in submit_order(intents) if dependent else range(len(intents)):
+        intent = intents[at]
         key = key_of(intent)
         receipt = written.get(at) or (None if key is None else used[key][0])
         if receipt is None:
-            receipt = insert(at, intent)
+            receipt = insert(at, _with_ids(intent, receipts) if intent.after else intent)
             if key is not None:
                 used[key] = (replace(receipt, created=False), used[key][1])
-        receipts.append(receipt)
-    return receipts
+        receipts[at] = receipt
+    return [receipts[at] for at in range(len(intents))]
+
+
+def _with_ids(intent: Intent, receipts: Mapping[int, Receipt]) -> Intent:
+    """With the ids of parents that come with the same submit."""
+    places = [(dependency, position(dependency.job_id)) for dependency in intent.after]
+    after = tuple(
+        d if at is None else replace(d, job_id=receipts[at].job_id, named=d.job_id) for d, at in places
+    )
+    return replace(intent, after=after)
 
 
 def new_job_id(receipt: Receipt | None) -> JobId | None:

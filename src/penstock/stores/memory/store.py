@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from penstock.core.jobs.admission import Account, AdmissionClass, windows
 from penstock.core.jobs.changes import Change, Note, Renewal, addon_note, completed, drain_note
+from penstock.core.jobs.dependencies import DependencyStatus
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep, dispatch_id_of
 from penstock.core.jobs.load import Host
@@ -35,6 +36,7 @@ from penstock.stores.api import (
     Complete,
     Depth,
     DrainHost,
+    Follow,
     Grant,
     Learn,
     NotesFor,
@@ -53,10 +55,12 @@ from penstock.stores.api import (
     name_taken,
     watched,
 )
+from penstock.stores.common.following import EndedJob, follow, moved
 from penstock.stores.common.group_commit import outcome_of
 from penstock.stores.common.rows import body_hash, new_dispatch
 from penstock.stores.common.writes import UsedKeys, key_of, new_job_id, take
-from penstock.stores.memory.tables import MemoryTables
+from penstock.stores.memory.following import MemoryFollowRows
+from penstock.stores.memory.tables import Edge, MemoryTables
 
 
 class MemoryStore(MemoryTables):
@@ -80,16 +84,18 @@ class MemoryStore(MemoryTables):
             case Admit():
                 return self._admit(operation)
             case Apply(changes):
-                return [self._apply(change) for change in changes]
+                return self._apply_all(changes)
             case Complete(done):
                 now = self._clock()
-                return [self._apply(completed(each.dispatch_id, now, each.result)) for each in done]
+                return self._apply_all([completed(each.dispatch_id, now, each.result) for each in done])
             case Renew(renewals, notes_for):
                 return [self._renew(renewal, notes_for) for renewal in renewals]
         return self._maintain(operation)
 
     def _maintain(self, operation: Operation[Any]) -> Any:
         match operation:
+            case Follow():
+                return self._follow_pending()
             case SetAddon():
                 return self._set_addon(operation)
             case ChangeSchedule(change, depth):
@@ -113,7 +119,13 @@ class MemoryStore(MemoryTables):
         for key in {key for intent in intents if (key := key_of(intent)) in self._keys and key is not None}:
             job_id, body = self._keys[key]
             used[key] = (Receipt(job_id, self._jobs[job_id].state, created=False), body)
-        return take(intents, depth, used, queued=self._queued, insert=self._insert)
+        receipts = take(
+            intents, depth, used, queued=self._queued, insert=self._insert, existing=self._jobs.keys().__and__
+        )
+        created = [self._jobs[receipt.job_id] for receipt in receipts if receipt.created]
+        if children := [job.no for job in created if job.intent.after]:
+            self._follow([], children)
+        return [replace(r, state=self._jobs[r.job_id].state) if r.created else r for r in receipts]
 
     def _queued(self, addon_id: AddonId | None) -> int:
         counted = self._tally.items()
@@ -126,12 +138,16 @@ class MemoryStore(MemoryTables):
         job = Job(
             no=self._last_no,
             job_id=JobId(self._new_id()),
-            intent=intent,
+            intent=replace(intent, after=tuple(replace(d, named="") for d in intent.after)),
             state=JobState.QUEUED,
             created_at=now,
             ready_at=its_place.ready_at,
         )
-        self._jobs[job.job_id] = job
+        self._jobs[job.job_id], self._by_no[job.no] = job, job.job_id
+        for dependency in job.intent.after:
+            edge = Edge(dependency.job_id, job.job_id, dependency.condition, intent.if_unmet)
+            self._dependencies.setdefault(job.job_id, {})[edge.parent] = edge
+            self._children.setdefault(edge.parent, {})[job.job_id] = edge
         self._trails[job.job_id] = []
         self._tally[intent.addon_id, JobState.QUEUED] += 1
         self._lines.put(job, its_place, now)
@@ -224,6 +240,21 @@ class MemoryStore(MemoryTables):
 
     # apply
 
+    def _apply_all(self, changes: Sequence[Change]) -> list[bool]:
+        applied = [self._apply(change) for change in changes]
+        self._follow(self._moves)
+        return applied
+
+    def _follow(self, moves: Sequence[EndedJob], new: Sequence[int] = ()) -> None:
+        if moves or new:
+            follow(MemoryFollowRows(self), moves, new)
+        self._moves = []
+
+    def _follow_pending(self) -> int:
+        pending, self._pending = self._pending, {}
+        self._follow(sorted(pending.values()))
+        return len(self._pending)
+
     def _apply(self, change: Change) -> bool:
         now = self._clock()
         step, ending = change.job, change.dispatch
@@ -253,6 +284,8 @@ class MemoryStore(MemoryTables):
         elif step.target is not JobState.QUEUED:
             self._lines.drop(job.job_id)
         self._moved(job, step.source)
+        if (move := moved(job.no, job.job_id, step.source, step.target)) is not None:
+            self._moves.append(move)
         return job
 
     def _moved(self, job: Job, source: JobState) -> None:
@@ -330,7 +363,11 @@ class MemoryStore(MemoryTables):
         return ScheduleWritten(record, receipt)
 
     def _prune(self, before: Moment, limit: int) -> int:
-        old = [j for j in self._jobs.values() if j.state in PRUNABLE and (j.ended_at or 0) < before]
+        old = [
+            job
+            for job in self._jobs.values()
+            if job.state in PRUNABLE and (job.ended_at or 0) < before and not self._awaited(job)
+        ]
         old = sorted(old, key=lambda job: (job.ended_at or 0, job.no))[:limit]
         for job in old:
             self._forget(job)
@@ -341,10 +378,19 @@ class MemoryStore(MemoryTables):
             self._note(self._clock(), pruned, None)
         return len(old)
 
+    def _awaited(self, job: Job) -> bool:
+        """A child waits for this job, or may do so again."""
+        edges = self._children.get(job.job_id, {}).values()
+        return any(edge.status is DependencyStatus.OPEN for edge in edges)
+
     def _forget(self, job: Job) -> None:
+        for parent in self._dependencies.pop(job.job_id, {}):
+            self._children.get(parent, {}).pop(job.job_id, None)
+        for child in self._children.pop(job.job_id, {}):
+            self._dependencies.get(child, {}).pop(job.job_id, None)
         for dispatch in self.attempts(job.job_id):
             del self._dispatches[dispatch.dispatch_id]
-        del self._jobs[job.job_id], self._trails[job.job_id]
+        del self._jobs[job.job_id], self._trails[job.job_id], self._by_no[job.no]
         self._checkpoints.pop(job.job_id, None)
         self._tally[job.intent.addon_id, job.state] -= 1
         if (key := key_of(job.intent)) is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from threading import RLock
 from typing import TypeVar
@@ -23,16 +24,18 @@ from penstock.core.jobs.admission import (
     windows,
 )
 from penstock.core.jobs.changes import Note
+from penstock.core.jobs.dependencies import DependencyStatus, Fate, IfUnmet, Link, ParentCondition, fate
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
 from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host
-from penstock.core.jobs.ordering import Ordering, Place, QueuedJob, shift_place
+from penstock.core.jobs.ordering import WAITS_FOR_PARENTS, Ordering, Place, QueuedJob, shift_place
 from penstock.core.jobs.round import AdmissionView, ReadyQueue, RunningJob
 from penstock.core.jobs.schedules import ScheduleRecord
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 from penstock.core.text import ascii_lower
 from penstock.stores.api import MOST_SEARCHED, Addon, Clock, Due, Learned, Overdue, Query, Relay, among_newest
+from penstock.stores.common.following import EndedJob
 from penstock.stores.common.rows import uuid7
 
 T = TypeVar("T")
@@ -46,6 +49,7 @@ class MemoryTables:
         self._lock = RLock()
         self._last_no = self._seq = 0
         self._jobs: dict[JobId, Job] = {}
+        self._by_no: dict[int, JobId] = {}
         self._lines = MemoryQueues()
         self._dispatches: dict[DispatchId, Dispatch] = {}
         self._live: dict[DispatchId, Dispatch] = {}
@@ -61,6 +65,12 @@ class MemoryTables:
         self._learned: dict[str, str] = {}
         self._learned_upto = 0
         self._schedules_due: dict[str, Moment] = {}
+        #: By child, then by parent, in the order of their numbers.
+        self._dependencies: dict[JobId, dict[JobId, Edge]] = {}
+        self._children: dict[JobId, dict[JobId, Edge]] = {}
+        self._pending: dict[int, EndedJob] = {}
+        #: Ends and retries of the operation, for what follows from them.
+        self._moves: list[EndedJob] = []
         self._holder: str | None = None
         self._listeners: list[Callable[[], None]] = []
 
@@ -192,6 +202,18 @@ class MemoryTables:
         with self._lock:
             return self._checkpoints.get(job_id)
 
+    def links(self, job_id: JobId, limit: int = 1_000) -> list[Link]:
+        with self._lock:
+            number = self._number_of
+            parents = sorted(self._dependencies.get(job_id, {}).values(), key=lambda e: number(e.parent))
+            children = sorted(self._children.get(job_id, {}).values(), key=lambda e: number(e.child))
+            return [
+                Link(e.parent, e.child, e.condition, e.status) for e in (*parents[:limit], *children[:limit])
+            ]
+
+    def _number_of(self, job_id: JobId) -> int:
+        return self._jobs[job_id].no
+
     def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
         with self._lock:
             if job_id is not None:
@@ -256,7 +278,8 @@ class MemoryTables:
 
     def alarm(self) -> Moment | None:
         with self._lock:
-            moments = [*self._lines.moments(), *(d.expires_at for d in self._live.values())]
+            moments = [0] * bool(self._pending)
+            moments += [*self._lines.moments(), *(d.expires_at for d in self._live.values())]
             moments += [
                 d.stop_at
                 for d in self._live.values()
@@ -337,6 +360,20 @@ class MemoryTables:
         queued = {job.job_id for job in self._jobs.values() if job.state is JobState.QUEUED}
         if queued != set(self._lines.queued()):
             yield "the lines do not have exactly the jobs that are queued"
+        for job_id in queued:
+            edges = self._dependencies.get(job_id, {}).values()
+            unmet = sum(edge.status is DependencyStatus.OPEN for edge in edges)
+            if self._jobs[job_id].unmet != unmet or self._lines.waits(job_id) != (unmet > 0):
+                yield f"job {job_id} waits for other parents than its dependencies say"
+            for edge in edges:
+                parent = self._jobs[edge.parent]
+                what = fate(edge.condition, parent.state, edge.if_unmet)
+                if (
+                    edge.status is DependencyStatus.OPEN
+                    and what is not Fate.WAIT
+                    and parent.no not in self._pending
+                ):
+                    yield f"job {job_id} was not told that {edge.parent} is {parent.state}"
 
     def _job_problems(self, job: Job, holders: int) -> Iterator[str]:
         if holders != (job.state in IN_FLIGHT):
@@ -357,6 +394,15 @@ class MemoryTables:
             yield f"job {job.job_id} is not in the state its last event tells"
 
 
+@dataclass(slots=True)
+class Edge:
+    parent: JobId
+    child: JobId
+    condition: ParentCondition
+    if_unmet: IfUnmet
+    status: DependencyStatus = DependencyStatus.OPEN
+
+
 class MemoryQueues:
     def __init__(self) -> None:
         self._places: dict[JobId, tuple[int, Place, int]] = {}  # line, place, number
@@ -366,10 +412,19 @@ class MemoryQueues:
 
     def put(self, job: Job, place: Place, now: Moment) -> None:
         self.drop(job.job_id)
-        self._enter(job.job_id, place, job.no, place.line(now))
+        self._enter(job.job_id, place, job.no, WAITS_FOR_PARENTS if job.unmet else place.line(now))
+
+    def place(self, job_id: JobId) -> Place:
+        return self._places[job_id][1]
+
+    def waits(self, job_id: JobId) -> bool:
+        """For its parents."""
+        return self._places[job_id][0] == WAITS_FOR_PARENTS
 
     def _enter(self, job_id: JobId, place: Place, no: int, line: int) -> None:
         self._places[job_id] = (line, place, no)
+        if line == WAITS_FOR_PARENTS:
+            return
         if line == 0:
             insort(self._not_yet, (place.ready_at, job_id))
             return
@@ -381,6 +436,8 @@ class MemoryQueues:
         if job_id not in self._places:
             return
         line, place, no = self._places.pop(job_id)
+        if line == WAITS_FOR_PARENTS:
+            return
         if line == 0:
             _remove(self._not_yet, (place.ready_at, job_id))
             return
@@ -410,7 +467,7 @@ class MemoryQueues:
         for job_id, (line, place, no) in list(self._places.items()):
             moved = shift_place(place, by, in_line=line > 0)
             self.drop(job_id)
-            self._enter(job_id, moved, no, moved.line(now))
+            self._enter(job_id, moved, no, line if line == WAITS_FOR_PARENTS else moved.line(now))
             yield job_id, moved
 
     def lines(self) -> list[tuple[AdmissionClass, int, list[tuple[Moment, int, JobId]]]]:

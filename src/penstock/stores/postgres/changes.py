@@ -26,9 +26,10 @@ from penstock.core.jobs.spending import Standing
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment
 from penstock.stores.api import Complete, CompletedDispatch, Renew
+from penstock.stores.common.following import EndedJob, moved
 from penstock.stores.common.group_commit import GroupCommit
 from penstock.stores.common.reads import DISPATCH_WIDTH, JOB_WIDTH
-from penstock.stores.common.rows import pack
+from penstock.stores.common.rows import pack, parts_of
 from penstock.stores.common.writes import NO_JOB, EventJob, EventRow, Heartbeats, event_row
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
 from penstock.stores.postgres.database import Database, DatabaseSession
@@ -167,6 +168,9 @@ class Effects:
     writes: PostgresWriteBatch = field(default_factory=PostgresWriteBatch)
     #: One list for each operation.
     answers: list[list[bool]] = field(default_factory=list)
+    #: Ends and retries of jobs; and the numbers of those from which something follows.
+    moves: list[EndedJob] = field(default_factory=list)
+    followed: set[int] = field(default_factory=set)
 
     @property
     def keys(self) -> set[Key]:
@@ -222,6 +226,8 @@ class Effects:
         self.writes.moved(job.intent.addon_id, step.source, step.target)
         if step.target is not step.source and step.target in SETTLED - {JobState.BLOCKED}:
             self.writes.settled([job.no], self.now)
+        if (move := moved(job.no, job.job_id, step.source, step.target)) is not None:
+            self.moves.append(move)
         return job
 
     def end(self, host: HostId, admission_class: AdmissionClass, flight: int, n: int = 1) -> None:
@@ -301,10 +307,11 @@ class Changes:
             ("lock_dispatches", ids | {"jobs": jobs["ids"]}),
             ("jobs_by_id", jobs),
             ("dispatches_by_id", ids),
+            ("followed_jobs", jobs),
         ]
 
     def judge(self, session: DatabaseSession, now: Moment, rows: Sequence[Sequence[Any]]) -> Effects:
-        *_, job_rows, dispatch_rows = rows
+        *_, job_rows, dispatch_rows, followed = rows
         jobs = self._classes.jobs(session, job_rows)
         dispatches = self._classes.dispatches(session, dispatch_rows)
         effects = Effects(
@@ -315,6 +322,7 @@ class Changes:
             {d.dispatch_id: row[DISPATCH_WIDTH] for d, row in zip(dispatches, dispatch_rows, strict=True)},
         )
         effects.answers = [[effects.apply(change) for change in changes] for changes in self._operations]
+        effects.followed = {no for (no,) in followed}
         return effects
 
 
@@ -338,11 +346,17 @@ class Completions:
         if not rows:
             return []
         ids, results = columns(rows)
-        return [("complete", {"now": self._database.given_now(), "ids": ids, "results": results})]
+        done = {"now": self._database.given_now(), "ids": ids, "results": results}
+        return [("complete", done), ("followed_dispatches", {"ids": ids})]
 
     def judge(self, session: DatabaseSession, now: Moment, rows: Sequence[Sequence[Any]]) -> Effects:
         effects = Effects(now)
         completed = list(map(_completed, rows[0])) if rows else []
+        effects.followed = {no for (no,) in rows[1]} if rows else set()
+        if effects.followed:
+            effects.moves = [
+                EndedJob(one.no, JobId(parts_of(one.dispatch_id)[0]), JobState.DONE) for one in completed
+            ]
         classes = self._classes.read(session, {one.class_no for one in completed})
         for (host, class_no, flight), n in Counter(map(_KIND, completed)).items():
             admission_class = classes[class_no]

@@ -60,6 +60,7 @@ from penstock.stores.postgres.changes import (
     lock_ledger,
 )
 from penstock.stores.postgres.database import Database, DatabaseSession
+from penstock.stores.postgres.following import follow_moves
 from penstock.stores.postgres.pipeline import Values, array, column, columns
 
 #: The code that the server's `refuse_round` raises: another transaction changed a job that the round saw.
@@ -76,11 +77,15 @@ class StartedRound(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The answers to changes and completions, whether events were written, and what each round started."""
+    """
+    The answers to changes and completions, whether events were written, what each round started, and whether
+    children of ended jobs are in line now.
+    """
 
     answers: list[list[bool]]
     has_events: bool
     started: Sequence[StartedRound] = ()
+    has_released: bool = False
 
 
 class NotLocked(Exception):
@@ -140,7 +145,7 @@ class RoundBatcher(GroupCommit):
                 self.classes, [_changes(op, now) for op in operations if not isinstance(op, Admit)]
             )
         written = self._transact(ends, admissions)
-        if isinstance(ends, Changes):
+        if isinstance(ends, Changes) or written.has_released:
             self.scan_hint.disturb()
         grants = iter([self._grants(started) for started in written.started])
         self._on_commit(written.has_events)
@@ -203,11 +208,17 @@ class RoundAttempt:
         state = _LockedState(self._batcher, session, self._keys, ends, looks=bool(admissions))
         first = effects = ends.judge(session, state.now, state.end_rows)
         self._need(effects.keys)
-        effects.defer(session, self._batcher.classes)
+        batcher = self._batcher
+        followed = follow_moves(session, effects, batcher.classes, batcher.ordering.aging)
+        effects.defer(session, batcher.classes)
+        followed.defer()
         started: list[StartedRound] = []
         if not admissions:
             effects.writes.accounts = state.accounts(effects.ended)
             effects.writes.defer(session)
+        if admissions and followed.has_released:  # the first round shall see what has become ready
+            session.flush()
+            state = _LockedState(self._batcher, session, self._keys)
         for number, admission in enumerate(admissions):
             if number:
                 session.flush()
@@ -215,7 +226,7 @@ class RoundAttempt:
                 effects = Effects(state.now)
             started.append(self._round(session, admission, state, effects))
             effects.writes.defer(session)
-        return Written(first.answers, session.has_events, started)
+        return Written(first.answers, session.has_events, started, followed.has_released)
 
     def _round(
         self, session: DatabaseSession, admission: Admit, state: _LockedState, effects: Effects

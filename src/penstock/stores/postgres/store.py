@@ -41,6 +41,7 @@ from penstock.stores.api import (
     Complete,
     Depth,
     DrainHost,
+    Follow,
     Learn,
     Operation,
     Prune,
@@ -59,8 +60,9 @@ from penstock.stores.common.group_commit import failed, outcome_of
 from penstock.stores.common.rows import forget, schedule_values, uuid7
 from penstock.stores.common.writes import learn, new_job_id, register_host, remove_host
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses, accounts_from
-from penstock.stores.postgres.changes import PostgresWriteBatch, RenewBatcher, lock_ledger
+from penstock.stores.postgres.changes import Effects, PostgresWriteBatch, RenewBatcher, lock_ledger
 from penstock.stores.postgres.database import Database, DatabaseSession
+from penstock.stores.postgres.following import follow_pending
 from penstock.stores.postgres.pipeline import ConnectionOptions, array, columns
 from penstock.stores.postgres.reads import PostgresReads
 from penstock.stores.postgres.rounds import RoundBatcher
@@ -96,6 +98,7 @@ class PostgresStore(PostgresReads):
             raise
         classes = PostgresAdmissionClasses(database)
         super().__init__(database, classes)
+        self._classes, self._aging = classes, ordering.aging
         self._listeners: list[Callable[[], None]] = []
         self.wakeups = NotificationListener(database, self._notify_listeners, by_notice=not options.pooler)
         self.rounds = RoundBatcher(
@@ -194,6 +197,8 @@ class PostgresStore(PostgresReads):
 
     def _keep_up(self, session: DatabaseSession, operation: Operation[Any]) -> Any:
         match operation:
+            case Follow():
+                return self._follow(session)
             case SetAddon():
                 return self._set_addon(session, operation)
             case ChangeSchedule(change, depth):
@@ -210,6 +215,10 @@ class PostgresStore(PostgresReads):
             case Learn():
                 return learn(session, operation)
         raise TypeError(f"{type(operation).__name__} is no operation of this store")
+
+    def _follow(self, session: DatabaseSession) -> int:
+        now, _ = self.database.lock(session)
+        return follow_pending(session, Effects(now), self._classes, self._aging)
 
     def _set_addon(self, session: DatabaseSession, operation: SetAddon) -> None:
         addon_id, weight, paused = operation.addon_id, operation.weight, operation.paused
@@ -293,6 +302,8 @@ class PostgresStore(PostgresReads):
     def _old_jobs(self, session: DatabaseSession, before: Moment, limit: int) -> tuple[Moment, list[Any]]:
         """The oldest settled jobs, locked, and taken off the lists of ended jobs by which they are found."""
         old: list[Any] = []
+        #: Jobs that a child waits for: they stay on their lists.
+        waited_for: list[tuple[int, int, int]] = []
         read, finished = 0, set[int]()
         now, [lists] = self.database.lock(
             session, ("old_ended_jobs", {"before": before, "most": limit, "seen": read})
@@ -306,10 +317,16 @@ class PostgresStore(PostgresReads):
             while listed and len(old) < limit:  # some may have been revived since they were listed
                 piece, listed = listed[: limit - len(old)], listed[limit - len(old) :]
                 nos, moments = array([no for *_, no in piece]), array([at for _, at, _ in piece])
-                _, rows = session.execute_many(
-                    ("lock_ended", {"nos": nos}), ("old_jobs", {"nos": nos, "moments": moments})
+                _, rows, awaited = session.execute_many(
+                    ("lock_ended", {"nos": nos}),
+                    ("old_jobs", {"nos": nos, "moments": moments}),
+                    ("awaited", {"nos": nos}),
                 )
                 old += rows
+                kept = {no for (no,) in awaited}
+                waited_for += [job for job in piece if job[2] in kept]
+            listed += waited_for
+            waited_for = []
             if listed:
                 session.defer("shorten_ended_jobs", columns([(batch, no) for batch, _, no in listed]))
                 finished -= {batch for batch, *_ in listed}

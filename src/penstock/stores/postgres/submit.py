@@ -11,19 +11,21 @@ In a transaction of the caller our statements run like the caller's own, and the
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import psycopg
+from msgspec.structs import replace
 from psycopg.errors import UniqueViolation
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.admission import AdmissionClass, admission_class_of
+from penstock.core.jobs.dependencies import stored_parents
 from penstock.core.jobs.intent import Intent, all_but_payload
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering, Place, place
@@ -34,7 +36,9 @@ from penstock.stores.common.group_commit import BatchUnknown, GroupCommit
 from penstock.stores.common.rows import intent_row, job_row, pack
 from penstock.stores.common.writes import UsedKeys, key_of, take
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
+from penstock.stores.postgres.changes import Effects
 from penstock.stores.postgres.database import Database, DatabaseSession
+from penstock.stores.postgres.following import depend, lock_parents
 from penstock.stores.postgres.pipeline import Call, EarlyRows, Statement, Values, array, columns, text
 
 #: So many go to the server while the next are put into rows.
@@ -152,7 +156,11 @@ class SubmitBatcher(GroupCommit):
         limits = [s.depth for s in submits if _limited(s.depth)]
         if limits:
             calls.append(("queued", None))
-        now, answers = self._database.lock(session, *calls)
+        parents = stored_parents(intent for s in submits for intent in s.intents)
+        locks = lock_parents(parents) if parents else []
+        now, answers = self._database.lock(session, *locks, *calls)
+        existing = {job_id for _, job_id in answers[len(locks) - 1]} if locks else set()
+        answers = answers[len(locks) :]
         queued = None
         if limits:
             queued = Counter(dict(answers[-1]))
@@ -162,14 +170,29 @@ class SubmitBatcher(GroupCommit):
             if exact and not all(_fits(depth, queued, more, share=2) for depth in limits):
                 *_, rows = session.execute_many(("lock_depth", None), ("queued", None))
                 queued = Counter(dict(rows))
-        batch = _Batch(self.rows, now, self._new_id, answers[0] if keys else (), queued)
+        batch = _Batch(self.rows, now, self._new_id, answers[0] if keys else (), queued, existing=existing)
         receipts = [batch.take(submit) for submit in submits]
         batch.defer(session)
+        if batch.edges:
+            receipts = self._depend(session, batch, receipts)
         return receipts
+
+    def _depend(
+        self, session: DatabaseSession, batch: _Batch, receipts: list[list[Receipt]]
+    ) -> list[list[Receipt]]:
+        """Let the new jobs wait for their parents. One whose parent had ended already may end with it."""
+        classes, ordering = self.rows.classes, self.rows.ordering
+        session.flush()
+        now, _ = self._database.lock(session)  # with a batch of its own for the events
+        effects = Effects(now)
+        depend(session, batch.edges, effects, classes, ordering.aging)
+        effects.writes.defer(session)
+        states = {job_id: job.state for job_id, job in effects.jobs.items()}
+        return [[replace(r, state=states.get(r.job_id, r.state)) for r in answer] for answer in receipts]
 
     def _must_check(self, submit: Submit) -> bool:
         """Whether the transaction must read something before it can take this submit."""
-        if any(intent.idempotency_key is not None for intent in submit.intents):
+        if any(intent.idempotency_key is not None or intent.after for intent in submit.intents):
             return True
         if not _limited(submit.depth):
             return False
@@ -202,8 +225,13 @@ class _Batch:
         new_id: Callable[[], str],
         used: Sequence[Any] = (),
         queued: Counter[AddonId] | None = None,
+        *,
+        existing: Collection[JobId] = (),
     ) -> None:
         self._rows, self._now, self._new_id, self._queued = rows, now, new_id, queued
+        self._existing = existing
+        #: Parent, child, condition, what if it is not met.
+        self.edges: list[tuple[JobId, JobId, str, str]] = []
         self._used: UsedKeys = {
             (addon_id, key): (Receipt(job_id, JobState(state), created=False), bytes.fromhex(body))
             for addon_id, key, job_id, state, body in used
@@ -212,7 +240,14 @@ class _Batch:
 
     def take(self, submit: Submit) -> list[Receipt]:
         depth = NO_LIMIT if self._queued is None else submit.depth
-        return take(submit.intents, depth, self._used, queued=self._count, insert=self._make)
+        return take(
+            submit.intents,
+            depth,
+            self._used,
+            queued=self._count,
+            insert=self._make,
+            existing=lambda _: self._existing,
+        )
 
     def _count(self, addon_id: AddonId | None) -> int:
         assert self._queued is not None
@@ -221,6 +256,7 @@ class _Batch:
     def _make(self, _: int, intent: Intent) -> Receipt:
         receipt = Receipt(JobId(self._new_id()), JobState.QUEUED, created=True)
         self.jobs.append((receipt.job_id, intent))
+        self.edges += [(d.job_id, receipt.job_id, d.condition, intent.if_unmet) for d in intent.after]
         if self._queued is not None:
             self._queued[intent.addon_id] += 1
         return receipt
@@ -265,7 +301,7 @@ _NAMES: Final = (
     *("addon_id", "class_no", "line", "turn", "ready_at", "urgent_at", "priority", "created_at"),
     *("earliest_start_at", "deadline_at", "expected_sec", "max_runtime_sec", "max_active_sec"),
     *("idempotency_key", "tags", "unit", "cost_limit", "time_sensitive", "retry_delays"),
-    *("preemptible", "body_hash"),
+    *("preemptible", "dependencies", "body_hash"),
 )
 
 
@@ -280,7 +316,7 @@ class RowCache:
     """The values of submitted jobs. A kind is what an intent says but for its payload."""
 
     def __init__(self, classes: PostgresAdmissionClasses, ordering: Ordering) -> None:
-        self._classes, self._ordering = classes, ordering
+        self.classes, self.ordering = classes, ordering
         self.kept: dict[Hashable, _Kept] = {}
 
     def prepare(self, intents: Sequence[Intent]) -> None:
@@ -291,13 +327,13 @@ class RowCache:
                 last = kind
                 if kind not in self.kept:
                     new.add(admission_class_of(intent))
-        self._classes.make(new)
+        self.classes.make(new)
 
     def alike(self, jobs: Sequence[tuple[JobId, Intent]], now: Moment) -> dict[str, Any]:
         """For `submit_alike`: jobs of one kind."""
         intent = jobs[0][1]
         kept = self.kept.get(all_but_payload(intent)) or self._keep(intent, now)
-        where = place(intent, now, None, self._ordering, kept.admission_class)
+        where = place(intent, now, None, self.ordering, kept.admission_class)
         return {
             **kept.values,
             "line": b"%d" % where.line(now),
@@ -319,7 +355,7 @@ class RowCache:
                 firsts.append(intent)
             rows.append((job_id, intent.payload, kind))
         counts = Counter([intent.addon_id for _, intent in jobs])
-        of_kinds = [self._row(intent, place(intent, now, None, self._ordering), now) for intent in firsts]
+        of_kinds = [self._row(intent, place(intent, now, None, self.ordering), now) for intent in firsts]
         return {
             **dict(zip(("ids", "payloads", "kinds"), columns(rows), strict=True)),
             "addons": array(list(counts)),
@@ -328,17 +364,18 @@ class RowCache:
         }
 
     def _keep(self, intent: Intent, now: Moment) -> _Kept:
-        where = place(intent, now, None, self._ordering)
+        where = place(intent, now, None, self.ordering)
         values = dict(zip(_NAMES, map(text, self._row(intent, where, now)), strict=True))
         kept = _Kept(where.admission_class, values)
-        if intent.idempotency_key is None:  # else the values have the hash of the payload
+        # With a key the values have the hash of the payload; parents are seldom the same again.
+        if intent.idempotency_key is None and not intent.after:
             if len(self.kept) >= MOST_KEPT:
                 self.kept.clear()
             self.kept[all_but_payload(intent)] = kept
         return kept
 
     def _row(self, intent: Intent, where: Place, now: Moment) -> tuple[Any, ...]:
-        class_no = self._classes.number(where.admission_class)
+        class_no = self.classes.number(where.admission_class)
         _, _, *of_job = job_row(0, JobId(""), intent, where, class_no=class_no, now=now)
         _, _, *of_intent, body = intent_row(0, intent)
         return (*of_job, *of_intent, None if body is None else body.hex())

@@ -79,12 +79,12 @@ told AS (
     INSERT INTO penstock.trail (batch, size, events)
     SELECT batch, %(size)s::integer, %(events)s::text FROM drawn WHERE %(size)s::integer > 0)
 INSERT INTO penstock.job (no, job_id, addon_id, class_no, created_at, ready_at, priority, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
-                          max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, idempotency_key, body_hash)
+                          max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, dependencies, idempotency_key, body_hash)
 SELECT no, job_id, (%(addon_id)s::text[])[kind], (%(class_no)s::integer[])[kind], (%(created_at)s::bigint[])[kind], (%(ready_at)s::bigint[])[kind],
        (%(priority)s::integer[])[kind], (%(earliest_start_at)s::bigint[])[kind], (%(deadline_at)s::bigint[])[kind],
        (%(expected_sec)s::double precision[])[kind], (%(max_runtime_sec)s::bigint[])[kind], (%(max_active_sec)s::bigint[])[kind],
        (SELECT batch FROM drawn), payload, (%(tags)s::text[])[kind], (%(unit)s::text[])[kind], (%(cost_limit)s::bigint[])[kind],
-       (%(time_sensitive)s::integer[])[kind], (%(retry_delays)s::text[])[kind], (%(preemptible)s::integer[])[kind], (%(idempotency_key)s::text[])[kind], (%(body_hash)s::text[])[kind]
+       (%(time_sensitive)s::integer[])[kind], (%(retry_delays)s::text[])[kind], (%(preemptible)s::integer[])[kind], (%(dependencies)s::text[])[kind], (%(idempotency_key)s::text[])[kind], (%(body_hash)s::text[])[kind]
 FROM new;
 
 -- name: submit_alike
@@ -103,11 +103,11 @@ told AS (
     INSERT INTO penstock.trail (batch, size, events)
     SELECT batch, %(size)s::integer, %(events)s::text FROM drawn WHERE %(size)s::integer > 0)
 INSERT INTO penstock.job (no, job_id, addon_id, class_no, created_at, ready_at, priority, earliest_start_at, deadline_at, expected_sec, max_runtime_sec,
-                          max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, idempotency_key, body_hash)
+                          max_active_sec, submitted_in, payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, dependencies, idempotency_key, body_hash)
 SELECT no, job_id, %(addon_id)s, %(class_no)s::integer, %(created_at)s::bigint, %(ready_at)s::bigint, %(priority)s::integer,
        %(earliest_start_at)s::bigint, %(deadline_at)s::bigint, %(expected_sec)s::double precision, %(max_runtime_sec)s::bigint,
        %(max_active_sec)s::bigint, (SELECT batch FROM drawn), payload, %(tags)s, %(unit)s, %(cost_limit)s::bigint, %(time_sensitive)s::integer,
-       %(retry_delays)s, %(preemptible)s::integer, %(idempotency_key)s, %(body_hash)s
+       %(retry_delays)s, %(preemptible)s::integer, %(dependencies)s, %(idempotency_key)s, %(body_hash)s
 FROM new;
 
 -- name: step_into_line
@@ -205,7 +205,7 @@ made AS (
 SELECT j.no, j.job_id, 'RUNNING', j.created_at, j.ready_at, j.not_before, mine.fence, j.crash, j.unavailable, j.error, 0, j.active, j.spent,
        j.spent_before, j.progress, '', NULL, NULL, NULL, NULL, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
-       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, j.preemptible, NULL::integer
+       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, j.preemptible, j.dependencies, NULL::integer, 0
 FROM mine JOIN penstock.job j ON j.no = mine.no WHERE mine.leased;
 
 -- name: insert_flight
@@ -310,7 +310,7 @@ placed AS (
                                 max_runtime_sec, max_active_sec, active, denied, denied_data, denied_at, passed_at)
     SELECT new.no, j.job_id, new.class_no, new.line, new.turn, new.ready_at, new.urgent_at, new.deadline_at, new.priority, j.tried, j.events, j.expected_sec,
            j.max_runtime_sec, j.max_active_sec, j.active, j.denied, j.denied_data, j.denied_at, j.passed_at FROM new JOIN penstock.job j ON j.no = new.no
-    ON CONFLICT (no) DO UPDATE SET class_no = excluded.class_no, line = excluded.line, turn = excluded.turn, ready_at = excluded.ready_at,
+    ON CONFLICT (no) DO UPDATE SET class_no = excluded.class_no, line = CASE WHEN queue.unmet > 0 THEN -1 ELSE excluded.line END, turn = excluded.turn, ready_at = excluded.ready_at,
            urgent_at = excluded.urgent_at, deadline_at = excluded.deadline_at, priority = excluded.priority, active = excluded.active)
 UPDATE penstock.job SET ready_at = new.ready_at, priority = new.priority, class_no = new.class_no, earliest_start_at = new.earliest_start_at,
        not_before = new.not_before, deadline_at = new.deadline_at
@@ -375,7 +375,11 @@ SELECT no FROM penstock.job WHERE no = ANY(%(nos)s::bigint[]) ORDER BY no FOR UP
 -- name: old_jobs
 -- Without those that were revived since they were listed: they are elsewhere, or have ended again and are listed there.
 SELECT job_full.no, job_id, addon_id, state FROM unnest(%(nos)s::bigint[], %(moments)s::bigint[]) AS listed (no, at)
-JOIN penstock.job_full ON job_full.no = listed.no WHERE job_full.ended_at <= listed.at AND state <> 'BLOCKED';
+JOIN penstock.job_full ON job_full.no = listed.no WHERE job_full.ended_at <= listed.at AND state <> 'BLOCKED' AND listed.no <> ALL(ARRAY(@awaited));
+
+-- name: awaited
+-- A child waits for these jobs, or may do so again.
+SELECT DISTINCT parent FROM penstock.dependency WHERE parent = ANY(%(nos)s::bigint[]) AND status = 'open'
 
 -- name: batches_of
 -- With the lock: others may be forgetting other jobs of the same batch.
@@ -384,6 +388,7 @@ WHERE batch IN (SELECT batch FROM penstock.event_batch WHERE job_no = ANY(%(nos)
 
 -- name: forget
 WITH mentions AS (DELETE FROM penstock.mention WHERE job_no = ANY(%(nos)s::bigint[])),
+     dependencies AS (DELETE FROM penstock.dependency WHERE parent = ANY(%(nos)s::bigint[]) OR child = ANY(%(nos)s::bigint[])),
      checkpoints AS (DELETE FROM penstock.checkpoint WHERE job_no = ANY(%(nos)s::bigint[])),
      dispatches AS (DELETE FROM penstock.dispatch d USING unnest(%(ids)s::text[]) AS gone (job_id)
                     WHERE d.dispatch_id > gone.job_id || '.' AND d.dispatch_id < gone.job_id || '/')
@@ -449,7 +454,7 @@ SELECT t.until - t.size, t.events FROM penstock.trail t WHERE t.until IS NOT NUL
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
        j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
-       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, j.preemptible, j.pid, j.events
+       j.payload, j.tags, j.unit, j.cost_limit, j.time_sensitive, j.retry_delays, j.preemptible, j.dependencies, j.pid, j.unmet, j.events
 FROM penstock.job_full j
 
 -- name: dispatch_columns
@@ -505,6 +510,7 @@ ORDER BY deadline_at LIMIT %(most)s;
 -- Only of a flight whose first moment has passed each lease is looked at: it was renewed since.
 WITH t AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now)
 SELECT least(
+    (SELECT 0 FROM penstock.pending_end LIMIT 1),
     (SELECT ready_at FROM penstock.queue WHERE line = 0 ORDER BY ready_at LIMIT 1),
     (SELECT urgent_at FROM penstock.queue WHERE line = 1 AND urgent_at IS NOT NULL ORDER BY urgent_at LIMIT 1),
     (SELECT deadline_at FROM penstock.queue WHERE deadline_at IS NOT NULL ORDER BY deadline_at LIMIT 1),
@@ -588,6 +594,95 @@ WHERE name = %(name)s;
 
 -- name: remove_schedule
 DELETE FROM penstock.schedule WHERE name = %(name)s;
+
+-- name: followed_dispatches
+-- The jobs of these dispatches that others wait for. If no job waits for another, the rest of this is not run. It runs behind the locks of the
+-- dispatches: a child that is submitted later finds them, and waits for this transaction.
+SELECT DISTINCT parent FROM penstock.dependency
+WHERE EXISTS (SELECT 1 FROM penstock.dependency WHERE status = 'open') AND status = 'open'
+AND parent = ANY(ARRAY(SELECT job_no FROM penstock.dispatch WHERE dispatch_id = ANY(%(ids)s::text[]) AND job_no IS NOT NULL));
+
+-- name: followed_jobs
+-- The same for jobs: those that others wait for, and those that may wait for others.
+SELECT no FROM penstock.job WHERE EXISTS (SELECT 1 FROM penstock.dependency WHERE status = 'open') AND job_id = ANY(%(ids)s::text[])
+AND (EXISTS (SELECT 1 FROM penstock.dependency d WHERE d.parent = job.no AND d.status = 'open')
+     OR EXISTS (SELECT 1 FROM penstock.dependency d WHERE d.child = job.no AND d.status = 'open'));
+
+-- name: insert_dependencies
+-- Ids of parents and children.
+INSERT INTO penstock.dependency (parent, child, condition, if_unmet)
+SELECT parent.no, child.no, asked.condition, asked.if_unmet
+FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[]) AS asked (parent, child, condition, if_unmet)
+JOIN penstock.job parent ON parent.job_id = asked.parent JOIN penstock.job child ON child.job_id = asked.child;
+
+-- name: known_jobs
+SELECT no, job_id FROM penstock.job WHERE job_id = ANY(%(ids)s::text[]);
+
+-- name: children
+-- Those that are queued: one that failed is judged again when it is retried. The parent is as its end says.
+SELECT d.parent, '', '', d.child, d.job_id, d.condition, d.if_unmet, d.unmet, d.events
+FROM unnest(%s::bigint[], %s::bigint[]) AS ended (no, after) CROSS JOIN LATERAL (
+    SELECT d.parent, d.child, q.job_id, d.condition, d.if_unmet, q.unmet, q.events
+    FROM penstock.dependency d JOIN penstock.queue q ON q.no = d.child
+    WHERE d.parent = ended.no AND d.status = 'open' AND d.child > ended.after ORDER BY d.child LIMIT %s) AS d
+ORDER BY d.parent, d.child;
+
+-- name: parents
+-- Of children that begin to wait: none has waited yet.
+SELECT d.parent, p.job_id, p.state, d.child, c.job_id, d.condition, d.if_unmet, 0, 0
+FROM penstock.dependency d JOIN penstock.job c ON c.no = d.child JOIN penstock.job_full p ON p.no = d.parent
+WHERE d.child = ANY(%(children)s::bigint[]) AND d.status = 'open' ORDER BY d.child, d.parent;
+
+-- name: meet_dependencies
+UPDATE penstock.dependency SET status = 'met' FROM unnest(%s::bigint[], %s::bigint[]) AS asked (parent, child)
+WHERE dependency.child = asked.child AND dependency.parent = asked.parent;
+
+-- name: void_dependencies
+UPDATE penstock.dependency SET status = 'void' WHERE status = 'open' AND child = ANY(%s::bigint[]);
+
+-- name: wait_for_parents
+UPDATE penstock.queue SET unmet = asked.unmet, line = -1 FROM unnest(%s::bigint[], %s::integer[]) AS asked (no, unmet) WHERE queue.no = asked.no;
+
+-- name: release_children
+-- As `released_place` says.
+WITH released AS (
+    UPDATE penstock.queue SET unmet = 0, events = events + 1, ready_at = greatest(ready_at, %(now)s::bigint),
+           turn = greatest(ready_at, %(now)s::bigint) - priority * %(per_point)s::bigint,
+           line = CASE WHEN ready_at > %(now)s::bigint THEN 0 WHEN urgent_at <= %(now)s::bigint THEN 2 ELSE 1 END
+    WHERE no = ANY(%(nos)s::bigint[]) RETURNING no, ready_at)
+UPDATE penstock.job SET ready_at = released.ready_at FROM released WHERE job.no = released.no;
+
+-- name: postpone_ends
+INSERT INTO penstock.pending_end (no, state, after) SELECT * FROM unnest(%s::bigint[], %s::text[], %s::bigint[])
+ON CONFLICT (no) DO UPDATE SET state = excluded.state, after = excluded.after;
+
+-- name: take_pending_ends
+WITH taken AS MATERIALIZED (SELECT no FROM penstock.pending_end ORDER BY no LIMIT %(most)s FOR UPDATE SKIP LOCKED)
+DELETE FROM penstock.pending_end e USING taken, penstock.job j WHERE e.no = taken.no AND j.no = e.no RETURNING e.no, j.job_id, e.state, e.after;
+
+-- name: pending_ends
+SELECT count(*) FROM penstock.pending_end;
+
+-- name: links
+-- The dependencies of a job, then those on it.
+SELECT p.job_id, c.job_id, d.condition, d.status FROM (
+    (SELECT 0 AS side, parent, child, condition, status FROM penstock.dependency
+     WHERE child = (SELECT no FROM penstock.job WHERE job_id = %(job_id)s) ORDER BY parent LIMIT %(most)s)
+    UNION ALL
+    (SELECT 1, parent, child, condition, status FROM penstock.dependency
+     WHERE parent = (SELECT no FROM penstock.job WHERE job_id = %(job_id)s) ORDER BY child LIMIT %(most)s)) AS d
+JOIN penstock.job p ON p.no = d.parent JOIN penstock.job c ON c.no = d.child ORDER BY d.side, d.parent, d.child;
+
+-- name: audit_dependencies
+-- A child that waits for another number of parents than it has open dependencies, or stands in a line meanwhile; and a parent that ended, whose
+-- children were not told.
+SELECT q.job_id FROM penstock.queue q WHERE q.unmet <> (SELECT count(*) FROM penstock.dependency d WHERE d.child = q.no AND d.status = 'open')
+UNION ALL SELECT job_id FROM penstock.queue WHERE (unmet > 0) <> (line < 0)
+UNION ALL SELECT p.job_id FROM penstock.dependency d JOIN penstock.queue q ON q.no = d.child JOIN penstock.job_full p ON p.no = d.parent
+WHERE d.status = 'open' AND d.parent NOT IN (SELECT no FROM penstock.pending_end)
+AND (p.state IN ('DONE', 'CANCELED') OR p.state = 'FAILED' AND NOT (d.condition = 'ok' AND d.if_unmet = 'wait'))
+UNION ALL SELECT 'number ' || parent FROM penstock.dependency
+WHERE parent NOT IN (SELECT no FROM penstock.job) OR child NOT IN (SELECT no FROM penstock.job);
 
 -- name: audit_dispatches
 SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.class_no, d.phase, d.fence, j.job_id, j.state, j.fence

@@ -25,7 +25,7 @@ INSERT INTO queue (no, job_id, class_no, line, turn, ready_at, urgent_at, deadli
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 1);
 
 -- name: insert_intent
-INSERT INTO intent (no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, body_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO intent (no, payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, dependencies, body_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_dispatches
 INSERT INTO active_dispatch (no, standalone_lease, class_no, host, fence, phase, events, started_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker)
@@ -77,7 +77,7 @@ SELECT start FROM job WHERE no = :no;
 SELECT j.no, j.job_id, 'RUNNING', j.created_at, j.ready_at, j.not_before, j.tried + 1, j.crash, j.unavailable, j.error, 0, j.active, j.spent,
        j.spent_before, j.progress, '', NULL, NULL, NULL, NULL, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
-       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, i.preemptible, NULL
+       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, i.preemptible, i.dependencies, NULL, 0
 FROM json_each(?) AS asked CROSS JOIN job j ON j.no = asked.value CROSS JOIN intent i ON i.no = asked.value;
 
 -- name: insert_leases
@@ -134,7 +134,7 @@ INSERT INTO queue (no, job_id, class_no, line, turn, ready_at, urgent_at, deadli
                    active, denied, denied_data, denied_at, passed_at)
 SELECT no, job_id, class_no, ?, ?, ready_at, ?, deadline_at, priority, tried, events, expected_sec, max_runtime_sec, max_active_sec, active, ?, ?, ?, ?
 FROM job WHERE no = ?
-ON CONFLICT (no) DO UPDATE SET class_no = excluded.class_no, line = excluded.line, turn = excluded.turn, ready_at = excluded.ready_at,
+ON CONFLICT (no) DO UPDATE SET class_no = excluded.class_no, line = iif(queue.unmet > 0, -1, excluded.line), turn = excluded.turn, ready_at = excluded.ready_at,
        urgent_at = excluded.urgent_at, deadline_at = excluded.deadline_at, priority = excluded.priority, events = excluded.events;
 
 -- name: note_ended_dispatch
@@ -203,6 +203,7 @@ SELECT job_id FROM queue WHERE deadline_at IS NOT NULL AND deadline_at <= :now O
 
 -- name: alarm
 SELECT min(moment) FROM (
+    SELECT * FROM (SELECT 0 AS moment FROM pending_end WHERE no > 0 LIMIT 1) UNION ALL
     SELECT * FROM (SELECT ready_at AS moment FROM queue WHERE line = 0 ORDER BY ready_at LIMIT 1)
     UNION ALL SELECT * FROM (SELECT urgent_at FROM queue WHERE line = 1 AND urgent_at IS NOT NULL ORDER BY urgent_at LIMIT 1)
     UNION ALL SELECT * FROM (SELECT deadline_at FROM queue WHERE deadline_at IS NOT NULL ORDER BY deadline_at LIMIT 1)
@@ -216,7 +217,7 @@ UPDATE active_dispatch SET admitted_at = admitted_at + :by, started_at = started
 -- name: shift_queue
 -- As `shift_place` says.
 UPDATE queue SET ready_at = new.ready_at, turn = queue.turn + new.ready_at - queue.ready_at,
-                 line = CASE WHEN new.ready_at > :now THEN 0 WHEN queue.urgent_at <= :now THEN 2 ELSE 1 END,
+                 line = CASE WHEN queue.unmet > 0 THEN -1 WHEN new.ready_at > :now THEN 0 WHEN queue.urgent_at <= :now THEN 2 ELSE 1 END,
                  denied_at = queue.denied_at + :by, passed_at = queue.passed_at + :by
 FROM (SELECT q.no, CASE WHEN q.line = 0 AND q.ready_at = j.earliest_start_at THEN max(j.earliest_start_at, coalesce(j.not_before, 0) + :by)
                         ELSE max(q.ready_at + :by, coalesce(j.earliest_start_at, 0)) END AS ready_at
@@ -238,19 +239,26 @@ WHERE no > :after AND no <= :last AND turn <> ready_at - priority * :per_point;
 
 -- name: old_jobs
 SELECT ended_at, no, job_id, addon_id, state FROM job
-WHERE ended_at IS NOT NULL AND state <> 'BLOCKED' AND ended_at < :before ORDER BY ended_at, no LIMIT :most;
+WHERE ended_at IS NOT NULL AND state <> 'BLOCKED' AND ended_at < :before AND NOT EXISTS (@awaited) ORDER BY ended_at, no LIMIT :most;
 
 -- name: old_ended_jobs
 SELECT no, at, jobs FROM ended_jobs WHERE at < :before ORDER BY at, no LIMIT :most;
 
 -- name: done_jobs
-SELECT job.no, job.job_id, job.addon_id FROM json_each(:nos) AS asked CROSS JOIN job ON job.no = asked.value;
+SELECT job.no, job.job_id, job.addon_id FROM json_each(:nos) AS asked CROSS JOIN job ON job.no = asked.value WHERE NOT EXISTS (@awaited);
 
 -- name: shorten_ended_jobs
 UPDATE ended_jobs SET jobs = ? WHERE no = ?;
 
 -- name: forget_ended_jobs
 DELETE FROM ended_jobs WHERE no = ?;
+
+-- name: awaited
+-- A child waits for this job, or may do so again.
+SELECT 1 FROM dependency WHERE parent = job.no AND status = 'open'
+
+-- name: forget_dependencies
+DELETE FROM dependency WHERE parent = ?1 OR child = ?1;
 
 -- name: forget_job
 DELETE FROM job WHERE no = ?;
@@ -302,7 +310,7 @@ SELECT batch - 1, events FROM trail WHERE batch IN (
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
        j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
-       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, i.preemptible, j.pid, j.events
+       i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, i.preemptible, i.dependencies, j.pid, j.unmet, j.events
 
 -- name: jobs_by_id
 -- CROSS: in the order of the ids, and by look-ups, whatever the planner thinks of the sizes.
@@ -420,6 +428,78 @@ WHERE name = :name;
 
 -- name: remove_schedule
 DELETE FROM schedule WHERE name = :name;
+
+-- name: dependencies_exist
+-- Whether any job waits for another: if not, no end has children to look for.
+SELECT EXISTS (SELECT 1 FROM dependency WHERE status = 'open');
+
+-- name: insert_dependencies
+-- Ids of parents and children.
+INSERT INTO dependency (parent, child, condition, if_unmet)
+SELECT parent.no, child.no, asked.value ->> 2, asked.value ->> 3
+FROM json_each(?) AS asked CROSS JOIN job parent ON parent.job_id = asked.value ->> 0 CROSS JOIN job child ON child.job_id = asked.value ->> 1;
+
+-- name: known_jobs
+SELECT no, job_id FROM json_each(:ids) AS asked CROSS JOIN job ON job.job_id = asked.value;
+
+-- name: children
+-- Those that are queued: one that failed is judged again when it is retried. The parent is as its end says.
+SELECT d.parent, '', '', d.child, q.job_id, d.condition, d.if_unmet, q.unmet, q.events
+FROM dependency d CROSS JOIN queue q ON q.no = d.child
+WHERE d.parent = :parent AND d.status = 'open' AND d.child > :after ORDER BY d.child LIMIT :most;
+
+-- name: parents
+-- Of children that begin to wait: none has waited yet.
+SELECT d.parent, p.job_id, p.state, d.child, c.job_id, d.condition, d.if_unmet, 0, 0
+FROM json_each(:children) AS asked CROSS JOIN dependency d ON d.child = asked.value AND d.status = 'open'
+CROSS JOIN job c ON c.no = d.child CROSS JOIN job_full p ON p.no = d.parent ORDER BY d.child, d.parent;
+
+-- name: meet_dependencies
+UPDATE dependency SET status = 'met' FROM json_each(?) AS asked WHERE dependency.child = asked.value ->> 1 AND dependency.parent = asked.value ->> 0;
+
+-- name: void_dependencies
+UPDATE dependency SET status = 'void' WHERE status = 'open' AND child IN (SELECT value FROM json_each(?));
+
+-- name: wait_for_parents
+UPDATE queue SET unmet = asked.value ->> 1, line = -1 FROM json_each(?) AS asked WHERE queue.no = asked.value ->> 0;
+
+-- name: release_children
+-- As `released_place` says.
+UPDATE queue SET unmet = 0, events = events + 1, ready_at = max(ready_at, :now), turn = max(ready_at, :now) - priority * :per_point,
+                 line = CASE WHEN ready_at > :now THEN 0 WHEN urgent_at <= :now THEN 2 ELSE 1 END
+WHERE no IN (SELECT value FROM json_each(:nos));
+
+-- name: release_jobs
+UPDATE job SET ready_at = queue.ready_at FROM queue WHERE queue.no = job.no AND job.no IN (SELECT value FROM json_each(:nos));
+
+-- name: postpone_ends
+INSERT INTO pending_end (no, state, after) SELECT value ->> 0, value ->> 1, value ->> 2 FROM json_each(?) WHERE true
+ON CONFLICT (no) DO UPDATE SET state = excluded.state, after = excluded.after;
+
+-- name: take_pending_ends
+DELETE FROM pending_end WHERE no IN (SELECT no FROM pending_end ORDER BY no LIMIT :most)
+RETURNING no, (SELECT job_id FROM job WHERE job.no = pending_end.no), state, after;
+
+-- name: pending_ends
+SELECT count(*) FROM pending_end;
+
+-- name: links
+-- The dependencies of a job, then those on it.
+SELECT p.job_id, c.job_id, d.condition, d.status FROM (
+    SELECT * FROM (SELECT 0 AS side, parent, child, condition, status FROM dependency WHERE child = (SELECT no FROM job WHERE job_id = :job_id) ORDER BY parent LIMIT :most)
+    UNION ALL
+    SELECT * FROM (SELECT 1, parent, child, condition, status FROM dependency WHERE parent = (SELECT no FROM job WHERE job_id = :job_id) ORDER BY child LIMIT :most)) AS d
+CROSS JOIN job p ON p.no = d.parent CROSS JOIN job c ON c.no = d.child ORDER BY d.side, d.parent, d.child;
+
+-- name: audit_dependencies
+-- A child that waits for another number of parents than it has open dependencies, or stands in a line meanwhile; and a parent that ended, whose
+-- children were not told.
+SELECT q.job_id FROM queue q WHERE q.unmet <> (SELECT count(*) FROM dependency d WHERE d.child = q.no AND d.status = 'open')
+UNION ALL SELECT job_id FROM queue WHERE (unmet > 0) <> (line < 0)
+UNION ALL SELECT p.job_id FROM dependency d CROSS JOIN queue q ON q.no = d.child CROSS JOIN job_full p ON p.no = d.parent
+WHERE d.status = 'open' AND d.parent NOT IN (SELECT no FROM pending_end)
+AND (p.state = 'DONE' OR p.state = 'CANCELED' OR p.state = 'FAILED' AND NOT (d.condition = 'ok' AND d.if_unmet = 'wait'))
+UNION ALL SELECT 'number ' || parent FROM dependency WHERE parent NOT IN (SELECT no FROM job) OR child NOT IN (SELECT no FROM job);
 
 -- name: audit_dispatches
 SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.class_no, d.phase, d.fence, j.job_id, j.state, j.fence

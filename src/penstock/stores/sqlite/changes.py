@@ -9,7 +9,7 @@ cursor releases and takes the interpreter's lock for every row, and the threads 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -22,9 +22,11 @@ from penstock.core.jobs.spending import Standing
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import EndReason, HostId, JobId, Span
 from penstock.stores.api import CompletedDispatch, Depth, Receipt, Renew
+from penstock.stores.common.following import EndedJob, moved
 from penstock.stores.common.reads import JOB_WIDTH
-from penstock.stores.common.rows import by_name, dispatch_key, intent_row, job_row, listed
+from penstock.stores.common.rows import by_name, dispatch_key, intent_row, job_row, listed, parts_of
 from penstock.stores.common.writes import NO_JOB, EventJob, Heartbeats, UsedKeys, key_of, take
+from penstock.stores.sqlite.following import depend
 from penstock.stores.sqlite.transaction import Transaction
 
 #: As they are written: a word costs the encoder half of what the enumeration's member does.
@@ -51,11 +53,35 @@ def submit(
         for job_id, state, body in tx.execute("jobs_by_key", key):
             used[key] = (Receipt(job_id, JobState(state), created=False), body)
 
+    edges: list[tuple[JobId, JobId, str, str]] = []
+
     def insert(at: int, intent: Intent) -> Receipt:
-        return _insert(tx, intent, job_ids[at] if job_ids else JobId(tx.new_id()))
+        receipt = _insert(tx, intent, job_ids[at] if job_ids else JobId(tx.new_id()))
+        edges.extend((d.job_id, receipt.job_id, d.condition, intent.if_unmet) for d in intent.after)
+        return receipt
+
+    def existing(jobs: Collection[JobId]) -> set[JobId]:
+        tx.flush_jobs()
+        return {job_id for _, job_id in tx.execute("known_jobs", {"ids": listed(list(jobs))})}
 
     written = {} if sure else _written(tx, job_ids)
-    return take(intents, depth, used, queued=tx.totals.queued, insert=insert, written=written)
+    receipts = take(
+        intents, depth, used, queued=tx.totals.queued, insert=insert, existing=existing, written=written
+    )
+    if edges:
+        depend(tx, edges, apply)
+        receipts = _as_born(tx, receipts, {child for _, child, *_ in edges})
+    return receipts
+
+
+def _as_born(tx: Transaction, receipts: list[Receipt], children: set[JobId]) -> list[Receipt]:
+    """A child whose parent had ended already may have ended with it."""
+    rows = tx.execute("jobs_by_id", {"ids": listed(list(children))})
+    states = {job_id: JobState(state) for _, job_id, state, *_ in rows}
+    return [
+        msgspec.structs.replace(r, state=states[r.job_id]) if r.created and r.job_id in states else r
+        for r in receipts
+    ]
 
 
 def _written(tx: Transaction, job_ids: Sequence[JobId]) -> dict[int, Receipt]:
@@ -116,6 +142,8 @@ def apply(tx: Transaction, change: Change) -> bool:
     if step is not None and job is not None:
         _move_job(tx, job, step, active, events)
         tx.totals.move(job.intent.addon_id, step.source, step.target)
+        if (move := moved(job.no, job.job_id, step.source, step.target)) is not None:
+            tx.moves.append(move)
     for n_after, note in enumerate(change.notes, n + 1):
         event_job = (
             NO_JOB if job is None or step is None else EventJob(job.no, job.job_id, n_after, step.target)
@@ -192,6 +220,11 @@ def complete(tx: Transaction, reports: Sequence[CompletedDispatch]) -> list[bool
         tx.write("complete", (tx.batch, tx.now, listed(results)), len(results))
         tx.write("delete_dispatch", (DispatchPhase.LEASED, listed(nos)), len(nos))
         tx.done += nos
+        if tx.has_dependencies:
+            tx.moves += [
+                EndedJob(no, JobId(parts_of(reports[at].dispatch_id)[0]), JobState.DONE)
+                for at, no, *_ in leases
+            ]
     for (class_no, host), n in Counter(kind for *_, kind in leases).items():
         admission_class = tx.give_back(HostId(host), class_no, n)
         tx.totals.move(admission_class.addon_id, JobState.RUNNING, JobState.DONE, n)

@@ -35,7 +35,10 @@ from penstock.stores.sqlite.connection import SQL
 from penstock.stores.sqlite.guard import Loss
 from penstock.stores.sqlite.transaction import Transaction
 
-_FORGET: Final = ("forget_mentions", "forget_checkpoint", "forget_intent", "forget_dispatches", "forget_job")
+_FORGET: Final = (
+    *("forget_mentions", "forget_checkpoint", "forget_intent", "forget_dispatches", "forget_dependencies"),
+    "forget_job",
+)
 _numbers: Final = msgspec.json.Decoder(list[int]).decode
 
 

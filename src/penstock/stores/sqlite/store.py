@@ -27,6 +27,7 @@ from penstock.stores.api import (
     ChangeSchedule,
     Clock,
     Complete,
+    Follow,
     Operation,
     Receipt,
     Relay,
@@ -48,6 +49,7 @@ from penstock.stores.sqlite.connection import (
     migrate,
     refuse_network_file_system,
 )
+from penstock.stores.sqlite.following import follow_moves, follow_pending
 from penstock.stores.sqlite.guard import (
     FileGuard,
     Loss,
@@ -254,14 +256,24 @@ def _write(tx: Transaction, operation: Operation[Any]) -> Any:
             return submit(tx, intents, depth, job_ids, sure=sure)
         case Submit(intents, depth):
             return submit(tx, intents, depth)
-        case Complete(reports):
-            return complete(tx, reports)
         case Admit():
             return admit(tx, operation)
-        case Apply(changes):
-            return [apply(tx, change) for change in changes]
+        case Complete() | Apply():
+            return _write_ends(tx, operation)
+        case Follow():
+            return follow_pending(tx, apply)
         case Renew():
             return renew(tx, operation)
         case ChangeSchedule(change, depth):
             return change_schedule(tx, change, depth)
     return maintain(tx, operation)
+
+
+def _write_ends(tx: Transaction, operation: Complete | Apply) -> list[bool]:
+    """Changes, and then what follows from them."""
+    if isinstance(operation, Complete):
+        answers = complete(tx, operation.done)
+    else:
+        answers = [apply(tx, change) for change in operation.changes]
+    follow_moves(tx, apply)
+    return answers

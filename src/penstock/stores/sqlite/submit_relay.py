@@ -31,6 +31,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from penstock.core.errors import StoreFailed
+from penstock.core.jobs.dependencies import Dependency, IfUnmet
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import Constraint, JobId, RunWhen
@@ -59,7 +60,7 @@ class NamedSubmit(Submit, frozen=True):
 _Row: TypeAlias = tuple[
     str, str, int, int, int, str, int, float | int | None, str, tuple[str, ...], bool, int | None, int | None,
     int | None, int | None, int | None, str, str | None, tuple[int, ...], tuple[str, ...],
-    bool,
+    bool, tuple[Dependency, ...], IfUnmet,
 ]  # fmt: skip
 _fields: Final = attrgetter(*Intent.__struct_fields__)
 _STATES: Final = {str(state): state for state in JobState}

@@ -36,6 +36,7 @@ from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Clock
+from penstock.stores.common.following import EndedJob
 from penstock.stores.common.reads import AdmissionClasses
 from penstock.stores.common.rows import Queued, class_row, listed, pack
 from penstock.stores.common.writes import EventJob, EventRow, event_row
@@ -100,6 +101,9 @@ class Transaction(SqliteSession):
         self.done: list[int] = []
         #: What jobs of this transaction have in common that differ by their payload alone: see `changes.submit`.
         self.templates: dict[Any, Any] = {}
+        #: Ends and retries of jobs, for what follows from them.
+        self.moves: list[EndedJob] = []
+        self._has_dependencies: bool | None = None
         self._last_job = self.totals.last_job
         self._jobs: list[tuple[Any, ...]] = []
         self._queued: list[tuple[Any, ...]] = []
@@ -275,6 +279,19 @@ class Transaction(SqliteSession):
         if self.done:
             self.execute("insert_ended_jobs", (self.now, listed(self.done)))
         self.insert("set_totals", self.totals.changed_rows())
+
+    # what follows from ends
+
+    @property
+    def has_dependencies(self) -> bool:
+        """Whether any job waits for another. Asked once for a transaction: plain jobs pay no more than this."""
+        if self._has_dependencies is None:
+            self._has_dependencies = bool(self.one("dependencies_exist")[0])
+        return self._has_dependencies
+
+    @has_dependencies.setter
+    def has_dependencies(self, value: bool) -> None:
+        self._has_dependencies = value
 
     # what dispatches hold
 

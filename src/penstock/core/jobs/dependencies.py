@@ -1,0 +1,224 @@
+"""
+Dependencies: a job that waits for the end of other jobs, its parents (SPEC TD-2).
+
+Two tables decide, and `docs/dependencies.md` is made from them. `VERDICTS` says for each condition what the
+state of a parent means for it; `FATES` says what becomes of the child. A parent that is BLOCKED has not
+ended: a person will retry or cancel it. A FAILED parent can be retried, so only a child that was told to wait
+for that (`if_unmet="wait"`) goes on waiting; a parent that is DONE or CANCELED stays so, and no child waits
+for it in vain.
+
+A dependency that was met stays met, also when its parent is retried later. A child that failed and is retried
+is judged again, as if it were submitted at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from penstock.core.errors import BadIntent, NotFound
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import JobId
+
+if TYPE_CHECKING:
+    from penstock.core.jobs.intent import Intent
+
+#: How many parents a job may have. A batch waits for any number of jobs.
+MOST_PARENTS: Final = 1_000
+#: `#3` names the job at position 3 of the same submit.
+LOCAL: Final = "#"
+
+
+class ParentCondition(StrEnum):
+    OK = "ok"  # the parent is DONE
+    DONE = "done"  # the parent has ended, in whatever way
+    FAILED = "failed"  # the parent is FAILED
+
+
+class IfUnmet(StrEnum):
+    """What becomes of the child if a parent ends so that the condition does not hold."""
+
+    CANCEL = "cancel"
+    FAIL = "fail"
+    WAIT = "wait"  # for a retry of the parent, if it can be retried
+
+
+class Dependency(Struct, frozen=True, gc=False):
+    """
+    `job_id`: the parent, or `#n` for the job at position n of the same submit. `named`: how the submit named
+    a parent of its own; it is not stored.
+    """
+
+    job_id: JobId
+    condition: ParentCondition = ParentCondition.OK
+    named: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.job_id}:{self.condition}"
+
+
+class DependencyStatus(StrEnum):
+    OPEN = "open"
+    MET = "met"
+    VOID = "void"  # the child was canceled
+
+
+class Link(Struct, frozen=True, gc=False):
+    """A dependency between two stored jobs."""
+
+    parent: JobId
+    child: JobId
+    condition: ParentCondition
+    status: DependencyStatus
+
+
+class Verdict(StrEnum):
+    UNDECIDED = "undecided"  # the parent has not ended
+    MET = "met"
+    UNMET = "unmet"  # as the parent ended; a retry of the parent may change that
+    IMPOSSIBLE = "impossible"  # the parent stays as it is
+
+
+class Fate(StrEnum):
+    """What happens to the child."""
+
+    WAIT = "wait"
+    MEET = "meet"  # one parent less to wait for; without any it is ready
+    CANCEL = "cancel"
+    FAIL = "fail"
+
+
+_RUNS: Final = dict.fromkeys(
+    (JobState.QUEUED, JobState.DISPATCHING, JobState.RUNNING, JobState.BLOCKED), Verdict.UNDECIDED
+)
+VERDICTS: Final[Mapping[ParentCondition, Mapping[JobState, Verdict]]] = {
+    ParentCondition.OK: _RUNS
+    | {
+        JobState.DONE: Verdict.MET,
+        JobState.FAILED: Verdict.UNMET,
+        JobState.CANCELED: Verdict.IMPOSSIBLE,
+    },
+    ParentCondition.DONE: _RUNS
+    | {JobState.DONE: Verdict.MET, JobState.FAILED: Verdict.MET, JobState.CANCELED: Verdict.MET},
+    ParentCondition.FAILED: _RUNS
+    | {
+        JobState.DONE: Verdict.IMPOSSIBLE,
+        JobState.FAILED: Verdict.MET,
+        JobState.CANCELED: Verdict.IMPOSSIBLE,
+    },
+}
+
+FATES: Final[Mapping[Verdict, Mapping[IfUnmet, Fate]]] = {
+    Verdict.UNDECIDED: dict.fromkeys(IfUnmet, Fate.WAIT),
+    Verdict.MET: dict.fromkeys(IfUnmet, Fate.MEET),
+    Verdict.UNMET: {
+        IfUnmet.CANCEL: Fate.CANCEL,
+        IfUnmet.FAIL: Fate.FAIL,
+        IfUnmet.WAIT: Fate.WAIT,
+    },
+    Verdict.IMPOSSIBLE: {
+        IfUnmet.CANCEL: Fate.CANCEL,
+        IfUnmet.FAIL: Fate.FAIL,
+        IfUnmet.WAIT: Fate.CANCEL,
+    },
+}
+
+
+def fate(condition: ParentCondition, parent: JobState, if_unmet: IfUnmet) -> Fate:
+    return FATES[VERDICTS[condition][parent]][if_unmet]
+
+
+# within one submit
+
+
+def position(job_id: str) -> int | None:
+    """The position that `#n` names; None for the id of a job."""
+    digits = job_id.removeprefix(LOCAL)
+    return int(digits) if digits != job_id and digits.isdecimal() and len(digits) < 10 else None
+
+
+def submit_order(intents: Sequence[Intent]) -> Sequence[int]:
+    """
+    The positions in an order in which parents come before their children. BadIntent: a position that is not
+    in this submit, or jobs that wait for each other. Only within one submit can they: a job that exists was
+    submitted without knowing of this one.
+    """
+    graph: TopologicalSorter[int] = TopologicalSorter()
+    local = False
+    for at, intent in enumerate(intents):
+        parents = list(_local_parents(at, intent, len(intents)))
+        local = local or bool(parents)
+        graph.add(at, *parents)
+    if not local:
+        return range(len(intents))
+    try:
+        graph.prepare()
+    except CycleError as error:
+        names = " -> ".join(f"{LOCAL}{at}" for at in reversed(error.args[1]))
+        raise BadIntent.of(("after", f"makes jobs of this submit wait for each other: {names}")) from None
+    order: list[int] = []
+    while ready := graph.get_ready():
+        order += sorted(ready)
+        graph.done(*ready)
+    return order
+
+
+def _local_parents(at: int, intent: Intent, size: int) -> Iterator[int]:
+    for dependency in intent.after:
+        parent = position(dependency.job_id)
+        if parent is None:
+            continue
+        if parent >= size:
+            raise BadIntent.of(
+                ("after", f"of job {LOCAL}{at} names {dependency.job_id}, but the submit has {size} jobs")
+            )
+        yield parent
+
+
+def stored_parents(intents: Iterable[Intent]) -> set[JobId]:
+    """The parents that must exist before this submit."""
+    return {d.job_id for intent in intents for d in intent.after if position(d.job_id) is None}
+
+
+def unknown_parent(job_id: str) -> NotFound:
+    """Also for a job that the caller may not know."""
+    return NotFound(f"after: there is no job {job_id}", field="after", job_id=job_id)
+
+
+# bounds
+
+
+def problems(after: Sequence[Dependency], if_unmet: IfUnmet) -> Iterator[tuple[str, str]]:
+    if len(after) > MOST_PARENTS:
+        yield "after", f"must name at most {MOST_PARENTS} jobs; a batch waits for any number"
+    names = [dependency.job_id for dependency in after]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        yield "after", f"names job {twice} twice"
+    for dependency in after:
+        if not 0 < len(dependency.job_id) <= 64 or not dependency.job_id.isascii():
+            yield (
+                "after",
+                f"must name jobs by their ids, or by {LOCAL} and a position, not {dependency.job_id!r:.80}",
+            )
+            break
+        if dependency.condition not in list(ParentCondition):
+            yield (
+                "after",
+                f"needs one of {', '.join(ParentCondition)} as condition, not {dependency.condition!r:.40}",
+            )
+            break
+    if if_unmet not in list(IfUnmet):
+        yield "if_unmet", f"must be one of {', '.join(IfUnmet)}"
+
+
+def parse(text: str) -> Dependency:
+    """`JOB`, `JOB:ok`, `JOB:done` or `JOB:failed`. ValueError for another condition."""
+    job_id, colon, word = text.partition(":")
+    if colon and word not in list(ParentCondition):
+        raise ValueError(f"{text!r}: the condition must be one of {', '.join(ParentCondition)}")
+    return Dependency(JobId(job_id), ParentCondition(word) if colon else ParentCondition.OK)

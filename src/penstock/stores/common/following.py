@@ -1,0 +1,210 @@
+"""
+What follows from the ends of jobs, in the transaction that writes them: the one hook that each store calls
+for every end of a job, and for a job that begins to wait for its parents (a new one, or one that is retried).
+
+A store reads and writes rows (`FollowRows`); what they mean is decided here, alike for all stores. Children
+that end because of a parent have children of their own, so the work goes level by level, never by recursion.
+
+The work of one transaction is bounded, because a writer must not stall: `MOST_FOLLOWED` children that are
+released, or a tenth of it that are ended, or some 160 levels. What is beyond that stays as a row of
+`pending_end` in the same transaction, and `Follow` goes on from there; maintenance commits it at once.
+
+The cost of a release is that of the dependencies on the jobs that ended. A child counts the parents that it
+waits for, so no end looks at the child's other parents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+from penstock.core.jobs.changes import Change, Note, miss_dependency
+from penstock.core.jobs.dependencies import Fate, IfUnmet, ParentCondition, fate
+from penstock.core.jobs.job import EventKind, Job
+from penstock.core.jobs.states import ENDED, JobState
+from penstock.core.jobs.types import JobId, Moment
+
+#: Children of one transaction. Releasing so many takes SQLite about 0.1 s.
+MOST_FOLLOWED: Final = 10_000
+#: A child that ends is read and written as a whole, and a level needs statements of its own (on PostgreSQL
+#: round trips), so they count for more.
+END_COST: Final = 10
+LEVEL_COST: Final = 50
+
+
+class EndedJob(NamedTuple):
+    """`after`: the number of the last child that was followed."""
+
+    no: int
+    job_id: JobId
+    state: JobState
+    after: int = 0
+
+
+class OpenDependency(NamedTuple):
+    """A dependency that is not met, of a child that is queued. `unmet`, `events`: of the child, as stored."""
+
+    parent_no: int
+    parent_id: JobId
+    parent_state: str
+    child_no: int
+    child_id: JobId
+    condition: str
+    if_unmet: str
+    unmet: int
+    events: int
+
+
+class FollowRows(Protocol):
+    """The rows of one transaction."""
+
+    @property
+    def now(self) -> Moment: ...
+
+    def children(self, ends: Sequence[EndedJob], limit: int) -> Sequence[OpenDependency]:
+        """Of queued children behind `after` of the parent, the first ones by child; the parent is as its end says."""
+        ...
+
+    def parents(self, children: Sequence[int]) -> Sequence[OpenDependency]:
+        """The dependencies that these children have to meet; the parents as they are in this transaction."""
+        ...
+
+    def end(self, child: OpenDependency, decide: Callable[[Job], Change]) -> None:
+        """Apply a change that ends the child."""
+        ...
+
+    def meet(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """The dependencies of these children on these parents: parent, child."""
+        ...
+
+    def void(self, children: Sequence[int]) -> None:
+        """The open dependencies of children that were canceled."""
+        ...
+
+    def wait(self, unmet: Sequence[tuple[int, int]]) -> None:
+        """The children, each with the number of parents that it waits for; none is in a ready queue."""
+        ...
+
+    def release(self, ready: Sequence[tuple[OpenDependency, Note]]) -> None:
+        """Children whose last parent has ended: into line, each with its event."""
+        ...
+
+    def postpone(self, ends: Sequence[EndedJob]) -> None:
+        """Ends whose children are not all followed yet."""
+        ...
+
+
+def moved(no: int, job_id: JobId, source: JobState, target: JobState) -> EndedJob | None:
+    """What there is to follow if a job moves; None: nothing. A job that is retried is no longer ended."""
+    if source is target or not (target in ENDED or source in ENDED):
+        return None
+    return EndedJob(no, job_id, target)
+
+
+def follow(
+    rows: FollowRows, moves: Sequence[EndedJob], new: Sequence[int] = (), *, most: int | None = None
+) -> None:
+    """`moves`: as `moved` makes them. `new`: the numbers of new jobs that have parents."""
+    held = [*new, *(move.no for move in moves if move.state is JobState.QUEUED)]
+    ended = [move for move in moves if move.state in ENDED]
+    _Following(rows, MOST_FOLLOWED if most is None else most).run(ended, held)
+
+
+@dataclass(slots=True)
+class _Child:
+    row: OpenDependency
+    unmet: int
+    met: dict[int, JobId] = field(default_factory=dict)
+    ended: bool = False
+
+
+class _Following:
+    def __init__(self, rows: FollowRows, most: int) -> None:
+        self._rows, self._budget = rows, most
+        self._children: dict[int, _Child] = {}
+        #: The open dependencies of children that begin to wait, by parent: a store may not find them yet.
+        self._held: dict[int, list[OpenDependency]] = {}
+        self._canceled: list[int] = []
+        self._next: list[EndedJob] = []
+
+    def run(self, ended: Sequence[EndedJob], held: Sequence[int]) -> None:
+        if held:
+            self._hold(held)
+        self._next += ended
+        self._canceled += [end.no for end in ended if end.state is JobState.CANCELED]
+        postponed: list[EndedJob] = []
+        while self._next and self._budget > 0:
+            level, self._next = sorted({end.no: end for end in self._next}.values()), []
+            self._budget -= LEVEL_COST
+            postponed += self._follow_level(level)
+        self._write([*postponed, *self._next])
+
+    def _hold(self, held: Sequence[int]) -> None:
+        dependencies = self._rows.parents(sorted(set(held)))
+        for dependency in dependencies:
+            child = self._children.setdefault(dependency.child_no, _Child(dependency, 0))
+            child.unmet += 1
+            self._held.setdefault(dependency.parent_no, []).append(dependency)
+        for dependency in dependencies:
+            self._judge(dependency, JobState(dependency.parent_state))
+
+    def _follow_level(self, level: Sequence[EndedJob]) -> list[EndedJob]:
+        """Follow ends in the order of their numbers. Returns those that are left when the budget is spent."""
+        stored = self._rows.children(level, max(1, self._budget) + 1)
+        found = {(row.parent_no, row.child_no): row for row in stored}
+        for end in level:
+            for row in self._held.get(end.no, ()):  # a store may know them already
+                if row.child_no > end.after:
+                    found[row.parent_no, row.child_no] = row
+        by_no = {end.no: at for at, end in enumerate(level)}
+        for (parent_no, child_no), row in sorted(found.items()):
+            at = by_no[parent_no]
+            if self._budget <= 0:
+                return [level[at]._replace(after=child_no - 1), *level[at + 1 :]]
+            self._budget -= 1
+            self._judge(row._replace(parent_id=level[at].job_id), level[at].state)
+        return []
+
+    def _judge(self, row: OpenDependency, parent: JobState) -> None:
+        child = self._children.setdefault(row.child_no, _Child(row, row.unmet))
+        if child.ended or row.parent_no in child.met:
+            return
+        condition = ParentCondition(row.condition)
+        what = fate(condition, parent, IfUnmet(row.if_unmet))
+        if what is Fate.MEET:
+            child.unmet -= 1
+            child.met[row.parent_no] = row.parent_id
+        elif what is not Fate.WAIT:
+            self._budget -= END_COST
+            child.ended = True
+            self._rows.end(
+                row,
+                lambda job: miss_dependency(
+                    job, row.parent_id, parent, condition, fate=what, now=self._rows.now
+                ),
+            )
+            state = JobState.FAILED if what is Fate.FAIL else JobState.CANCELED
+            self._next.append(EndedJob(row.child_no, row.child_id, state))
+            if state is JobState.CANCELED:
+                self._canceled.append(row.child_no)
+
+    def _write(self, postponed: Sequence[EndedJob]) -> None:
+        waiting = [child for _, child in sorted(self._children.items()) if not child.ended]
+        rows = self._rows
+        if met := [(parent, child.row.child_no) for child in waiting for parent in child.met]:
+            rows.meet(sorted(met))
+        if self._canceled:
+            rows.void(sorted(set(self._canceled)))
+        if unmet := [(c.row.child_no, c.unmet) for c in waiting if c.unmet and c.unmet != c.row.unmet]:
+            rows.wait(unmet)
+        # A child that never waited is in line already.
+        if ready := [child for child in waiting if not child.unmet and child.row.unmet]:
+            rows.release([(child.row, _ready(child)) for child in ready])
+        if postponed:
+            rows.postpone(postponed)
+
+
+def _ready(child: _Child) -> Note:
+    *_, parent = child.met.values()
+    return Note(EventKind.READY, data={"parent": str(parent)})

@@ -1,0 +1,91 @@
+"""What follows from the ends of jobs, in dictionaries: see `common/following.py`, which decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from penstock.core.jobs.changes import Change, Note
+from penstock.core.jobs.dependencies import DependencyStatus
+from penstock.core.jobs.job import Job
+from penstock.core.jobs.ordering import Place, released_place
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import JobId, Moment
+from penstock.stores.common.following import EndedJob, OpenDependency
+from penstock.stores.memory.tables import Edge
+
+if TYPE_CHECKING:
+    from penstock.stores.memory.store import MemoryStore
+
+
+class MemoryFollowRows:
+    """A part of the store, which has the lock."""
+
+    # ruff: noqa: SLF001 - it is the store's own
+    def __init__(self, store: MemoryStore) -> None:
+        self._store, self._ids = store, store._by_no
+
+    @property
+    def now(self) -> Moment:
+        return self._store._clock()
+
+    def children(self, ends: Sequence[EndedJob], limit: int) -> list[OpenDependency]:
+        rows: list[OpenDependency] = []
+        for end in ends:
+            edges = self._store._children.get(end.job_id, {}).values()
+            rows += sorted(
+                (row for row in self._open(edges) if row.child_no > end.after), key=lambda row: row.child_no
+            )
+        return rows[:limit]
+
+    def parents(self, children: Sequence[int]) -> list[OpenDependency]:
+        edges = (
+            edge for no in children for edge in self._store._dependencies.get(self._ids[no], {}).values()
+        )
+        return sorted(self._open(edges), key=lambda row: (row.child_no, row.parent_no))
+
+    def _open(self, edges: Iterable[Edge]) -> Iterator[OpenDependency]:
+        for edge in edges:
+            parent, child = self._store._jobs[edge.parent], self._store._jobs[edge.child]
+            if edge.status is DependencyStatus.OPEN and child.state is JobState.QUEUED:
+                events = len(self._store._trails[child.job_id])
+                yield OpenDependency(
+                    *(parent.no, parent.job_id, parent.state, child.no, child.job_id),
+                    *(edge.condition, edge.if_unmet, child.unmet, events),
+                )
+
+    def end(self, child: OpenDependency, decide: Callable[[Job], Change]) -> None:
+        if not self._store._apply(decide(self._store._jobs[child.child_id])):
+            raise AssertionError(f"{child.child_id}: a queued child could not be ended")
+
+    def meet(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for parent, child in pairs:
+            self._store._dependencies[self._ids[child]][self._ids[parent]].status = DependencyStatus.MET
+
+    def void(self, children: Sequence[int]) -> None:
+        for child in children:
+            for edge in self._store._dependencies.get(self._ids[child], {}).values():
+                if edge.status is DependencyStatus.OPEN:
+                    edge.status = DependencyStatus.VOID
+
+    def wait(self, unmet: Sequence[tuple[int, int]]) -> None:
+        for no, count in unmet:
+            self._put(self._ids[no], self._store._lines.place(self._ids[no]), unmet=count)
+
+    def release(self, ready: Sequence[tuple[OpenDependency, Note]]) -> None:
+        store, now = self._store, self.now
+        for row, note in ready:
+            place = released_place(store._lines.place(row.child_id), now, store._ordering.aging)
+            self._put(row.child_id, place, unmet=0, ready_at=place.ready_at)
+            store._note(now, note, store._jobs[row.child_id])
+
+    def _put(self, job_id: JobId, place: Place, **fields: int) -> None:
+        store = self._store
+        job = store._jobs[job_id] = replace(store._jobs[job_id], **fields)
+        store._lines.put(job, place, self.now)
+
+    def postpone(self, ends: Sequence[EndedJob]) -> None:
+        for end in ends:
+            self._store._pending[end.no] = end

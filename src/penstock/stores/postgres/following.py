@@ -1,0 +1,171 @@
+"""What follows from the ends of jobs, as rows: see `common/following.py`, which decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from penstock.core.jobs.changes import Change, Note
+from penstock.core.jobs.job import Job
+from penstock.core.jobs.ordering import Aging
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import JobId, Moment
+from penstock.stores.common.following import MOST_FOLLOWED, EndedJob, OpenDependency, follow
+from penstock.stores.common.reads import JOB_WIDTH
+from penstock.stores.common.writes import EventJob
+from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
+from penstock.stores.postgres.changes import Effects
+from penstock.stores.postgres.database import DatabaseSession
+from penstock.stores.postgres.pipeline import Values, array, columns
+
+
+class PostgresFollowRows:
+    """
+    `effects`: of this transaction; not written yet. What this writes goes behind it (`defer`). A child is locked like a job
+    that changes: its row, then its place in the queue. It has no dispatch while it waits.
+    """
+
+    def __init__(
+        self,
+        session: DatabaseSession,
+        effects: Effects,
+        classes: PostgresAdmissionClasses,
+        aging: Aging,
+        *,
+        parents_locked: bool = False,
+    ) -> None:
+        self._session, self._effects, self._classes, self._aging = session, effects, classes, aging
+        self._parents_locked = parents_locked
+        self._locked: set[JobId] = set()
+        self._deferred: list[tuple[str, Values]] = []
+        self.has_released = False
+
+    @property
+    def now(self) -> Moment:
+        return self._effects.now
+
+    def children(self, ends: Sequence[EndedJob], limit: int) -> list[OpenDependency]:
+        values = [array([end.no for end in ends]), array([end.after for end in ends]), limit]
+        rows = self._session.execute("children", values)
+        ids = sorted({row[4] for row in rows} - self._locked)
+        if ids:  # nothing adds a child to a parent that is locked, so the same rows are found again, or fewer
+            self._locked.update(ids)
+            jobs = {"ids": array(ids)}
+            *_, rows = self._session.execute_many(
+                ("lock_jobs", jobs), ("lock_queued", jobs), ("children", values)
+            )
+        return list(map(OpenDependency._make, rows))
+
+    def parents(self, children: Sequence[int]) -> list[OpenDependency]:
+        values = {"children": array(children)}
+        rows = self._session.execute("parents", values)
+        if rows and not self._parents_locked:
+            # A parent that ends meanwhile would not find the child, which is not in the queue yet.
+            jobs = array(sorted({row[1] for row in rows}))
+            *_, rows = self._session.execute_many(
+                *_locks(jobs),
+                ("parents", values),
+            )
+        dependencies = map(OpenDependency._make, rows)
+        changed = self._effects.jobs
+        return [
+            d._replace(parent_state=changed[d.parent_id].state) if d.parent_id in changed else d
+            for d in dependencies
+        ]
+
+    def end(self, child: OpenDependency, decide: Callable[[Job], Change]) -> None:
+        effects = self._effects
+        if child.child_id not in effects.jobs:
+            [row] = self._session.execute("jobs_by_id", {"ids": array([child.child_id])})
+            [job] = self._classes.jobs(self._session, [row])
+            effects.jobs[job.job_id], effects.events[job.job_id] = job, row[JOB_WIDTH]
+        if not effects.apply(decide(effects.jobs[child.child_id])):
+            raise AssertionError(f"{child.child_id}: a queued child could not be ended")
+
+    def meet(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._deferred.append(("meet_dependencies", columns(list(pairs))))
+
+    def void(self, children: Sequence[int]) -> None:
+        self._deferred.append(("void_dependencies", [array(children)]))
+
+    def wait(self, unmet: Sequence[tuple[int, int]]) -> None:
+        self._deferred.append(("wait_for_parents", columns(list(unmet))))
+
+    def release(self, ready: Sequence[tuple[OpenDependency, Note]]) -> None:
+        nos = array([child.child_no for child, _ in ready])
+        values = {"nos": nos, "now": self.now, "per_point": self._aging.per_point}
+        self._deferred.append(("release_children", values))
+        for child, note in ready:
+            n = self._effects.events.get(child.child_id, child.events) + 1
+            job = EventJob(child.child_no, child.child_id, n, JobState.QUEUED)
+            self._effects.writes.note(self.now, note, job)
+        self.has_released = True
+
+    def postpone(self, ends: Sequence[EndedJob]) -> None:
+        rows = [(end.no, str(end.state), end.after) for end in ends]
+        self._deferred.append(("postpone_ends", columns(rows)))
+
+    def defer(self) -> None:
+        for name, values in self._deferred:
+            self._session.defer(name, values)
+
+
+def _locks(jobs: bytes) -> list[tuple[str, Values]]:
+    return [
+        ("lock_jobs", {"ids": jobs}),
+        ("lock_queued", {"ids": jobs}),
+        ("lock_dispatches", {"ids": array([]), "jobs": jobs}),
+    ]
+
+
+def lock_parents(parents: Collection[JobId]) -> list[tuple[str, Values]]:
+    """The calls before a submit of children: none of the parents can end then. The last gives those that exist."""
+    jobs = array(sorted(parents))
+    return [*_locks(jobs), ("known_jobs", {"ids": jobs})]
+
+
+def follow_moves(
+    session: DatabaseSession,
+    effects: Effects,
+    classes: PostgresAdmissionClasses,
+    aging: Aging,
+    new: Sequence[int] = (),
+) -> PostgresFollowRows:
+    """What follows from the moves in `effects`, and from new jobs that have parents. The caller defers both."""
+    rows = PostgresFollowRows(session, effects, classes, aging, parents_locked=bool(new))
+    moves = [move for move in effects.moves if move.no in effects.followed]
+    if moves or new:
+        follow(rows, moves, new)
+    return rows
+
+
+def depend(
+    session: DatabaseSession,
+    edges: Sequence[tuple[Any, ...]],
+    effects: Effects,
+    classes: PostgresAdmissionClasses,
+    aging: Aging,
+) -> None:
+    """New jobs wait for their parents. `edges`: parent, child, condition, what if it is not met."""
+    session.defer("insert_dependencies", columns(list(edges)))
+    session.flush()
+    ids = sorted({child for _, child, *_ in edges})
+    new = [no for no, _ in session.execute("known_jobs", {"ids": array(ids)})]
+    rows = follow_moves(session, effects, classes, aging, new)
+    effects.defer(session, classes)
+    rows.defer()
+
+
+def follow_pending(
+    session: DatabaseSession, effects: Effects, classes: PostgresAdmissionClasses, aging: Aging
+) -> int:
+    """Go on where a transaction had to stop. Returns how many ends are left."""
+    rows = PostgresFollowRows(session, effects, classes, aging)
+    taken = session.execute("take_pending_ends", {"most": MOST_FOLLOWED})
+    if ends := [EndedJob(no, job_id, JobState(state), after) for no, job_id, state, after in taken]:
+        follow(rows, ends)
+        effects.defer(session, classes)
+        rows.defer()
+        effects.writes.defer(session)
+        session.flush()
+    return int(session.execute("pending_ends")[0][0])

@@ -1,0 +1,100 @@
+"""What follows from the ends of jobs, as rows: see `common/following.py`, which decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock.core.jobs.changes import Change, Note
+from penstock.core.jobs.job import Job
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import JobId, Moment
+from penstock.stores.common.following import MOST_FOLLOWED, EndedJob, OpenDependency, follow
+from penstock.stores.common.rows import listed
+from penstock.stores.common.writes import EventJob
+from penstock.stores.sqlite.transaction import Transaction
+
+
+class SqliteFollowRows:
+    """`apply`: writes a change as an operation of this transaction would."""
+
+    def __init__(self, tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> None:
+        self._tx, self._apply = tx, apply
+
+    @property
+    def now(self) -> Moment:
+        return self._tx.now
+
+    def children(self, ends: Sequence[EndedJob], limit: int) -> list[OpenDependency]:
+        rows: list[OpenDependency] = []
+        for end in ends:
+            values = {"parent": end.no, "after": end.after, "most": limit - len(rows)}
+            rows += map(OpenDependency._make, self._tx.execute("children", values))
+            if len(rows) >= limit:
+                break
+        return rows
+
+    def parents(self, children: Sequence[int]) -> list[OpenDependency]:
+        rows = self._tx.execute("parents", {"children": listed(children)})
+        return list(map(OpenDependency._make, rows))
+
+    def end(self, child: OpenDependency, decide: Callable[[Job], Change]) -> None:
+        rows = self._tx.execute("jobs_by_id", {"ids": listed([child.child_id])})
+        [job] = self._tx.classes.jobs(self._tx, rows)
+        if not self._apply(self._tx, decide(job)):
+            raise AssertionError(f"{child.child_id}: a queued child could not be ended")
+
+    def meet(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._tx.write("meet_dependencies", (listed(pairs),), len(pairs))
+
+    def void(self, children: Sequence[int]) -> None:
+        self._tx.execute("void_dependencies", (listed(children),))
+
+    def wait(self, unmet: Sequence[tuple[int, int]]) -> None:
+        self._tx.write("wait_for_parents", (listed(unmet),), len(unmet))
+
+    def release(self, ready: Sequence[tuple[OpenDependency, Note]]) -> None:
+        tx = self._tx
+        nos = {"nos": listed([child.child_no for child, _ in ready])}
+        tx.execute("release_children", nos | {"now": tx.now, "per_point": tx.ordering.aging.per_point})
+        tx.execute("release_jobs", nos)
+        for child, note in ready:
+            tx.add_note(
+                tx.now, note, EventJob(child.child_no, child.child_id, child.events + 1, JobState.QUEUED)
+            )
+
+    def postpone(self, ends: Sequence[EndedJob]) -> None:
+        self._tx.execute("postpone_ends", (listed([(end.no, end.state, end.after) for end in ends]),))
+
+
+def follow_moves(tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> None:
+    """After an operation: what follows from the moves that it made."""
+    moves, tx.moves = tx.moves, []
+    if moves and tx.has_dependencies:
+        follow(SqliteFollowRows(tx, apply), moves)
+        tx.moves = []  # of children, which were followed along
+
+
+def depend(
+    tx: Transaction,
+    edges: Sequence[tuple[JobId, JobId, str, str]],
+    apply: Callable[[Transaction, Change], bool],
+) -> None:
+    """New jobs wait for their parents. `edges`: parent, child, condition, what if it is not met."""
+    tx.flush_jobs()
+    tx.write("insert_dependencies", (listed(edges),), len(edges))
+    tx.has_dependencies = True
+    ids = {"ids": listed(list(dict.fromkeys(child for _, child, *_ in edges)))}
+    follow(SqliteFollowRows(tx, apply), [], [no for no, _ in tx.execute("known_jobs", ids)])
+    tx.moves = []
+
+
+def follow_pending(tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> int:
+    """Go on where a transaction had to stop. Returns how many ends are left."""
+    tx.flush_jobs()
+    rows = tx.execute("take_pending_ends", {"most": MOST_FOLLOWED})
+    ends = [EndedJob(no, job_id, JobState(state), after) for no, job_id, state, after in rows]
+    if ends:
+        tx.has_dependencies = True
+        follow(SqliteFollowRows(tx, apply), ends)
+        tx.moves = []
+    return int(tx.one("pending_ends")[0])
