@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import axe_playwright_python
 import pytest
 
 from tests import ROOT
@@ -46,6 +49,25 @@ def test_every_page_fits_wide_and_narrow_and_is_kept_as_a_picture(tabs, daemon, 
         tab.picture(SHOTS / f"{name}-{scheme}-{width}.png")
 
     assert too_wide == []
+
+
+AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text("utf-8")
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_wrong_on_any_page(tabs, daemon, scheme):
+    tab = tabs(daemon, scheme=scheme).sign_in()
+    violations = []
+
+    for name in PAGES:
+        tab.open(address(name, daemon))
+        tab.shows(PAGES[name][1])
+        tab.page.evaluate(AXE)
+        found = tab.page.evaluate("rules => axe.run({ runOnly: rules })", RULES)["violations"]
+        violations += [(name, each["id"], node["html"][:150]) for each in found for node in each["nodes"]]
+
+    assert not violations, "\n".join(map(str, violations))
 
 
 def test_dark_and_light_follow_the_system_and_the_key_turns_it_round(tabs, daemon):

@@ -163,7 +163,7 @@ def test_many_jobs_are_canceled_after_a_question_and_only_then(home):
         home.until("count => document.querySelectorAll('tbody tr').length > count", count)
     page.get_by_label("Select all shown").check()
     page.get_by_role("toolbar").get_by_role("button", name="Cancel").click()
-    page.get_by_role("button", name="Keep").click()
+    page.get_by_role("button", name="Back").click()
     kept = client.stats().addons[home.addon]
     page.get_by_role("toolbar").get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Cancel 300 jobs").click()

@@ -14,6 +14,9 @@ function hour(at, ticks) {
   });
 }
 
+// As wide as its longest label, so that none is cut.
+const widest = (plot, labels) => Math.max(40, 14 + 7 * Math.max(0, ...(labels || []).map((label) => String(label).length)));
+
 // A few points far apart make no line: they are shown as points.
 const isSparse = (plot, series) => plot.data[series].filter((value) => value != null).length < 30;
 
@@ -48,7 +51,7 @@ export function Chart({ at, lines, unit = (v) => v, height = 170, label, floor =
           scales: { y: { range: (_, low, high) => [Math.min(floor, low ?? 0), (high ?? 0) <= floor ? floor + 1 : high * 1.1] } },
           axes: [
             { ...axis, space: 80, size: 26, values: (_, ticks) => ticks.map((t) => hour(t, ticks)) },
-            { ...axis, size: 56, values: (_, ticks) => ticks.map((t) => unit(t)) },
+            { ...axis, size: widest, values: (_, ticks) => ticks.map((t) => unit(t)) },
           ],
           series: [
             { value: (_, t) => (t ? new Date(t * 1000).toLocaleTimeString([], { hour12: false }) : "–") },
@@ -57,7 +60,7 @@ export function Chart({ at, lines, unit = (v) => v, height = 170, label, floor =
               stroke: color(line.tone),
               width: 2,
               fill: line.fill ? `${color(line.tone)}33` : undefined,
-              spanGaps: true,
+              spanGaps: false,
               points: { show: isSparse, size: 5, fill: color(line.tone) },
               paths: line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
               value: (_, v) => (v == null ? "–" : unit(v)),

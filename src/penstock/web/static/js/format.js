@@ -12,10 +12,17 @@ export function span(seconds) {
   if (s < 1) return `${s < 0.01 ? (s * 1e3).toFixed(1) : Math.round(s * 1e3)} ms`;
   if (s < 10) return `${s.toFixed(1)} s`;
   if (s < 90) return `${Math.round(s)} s`;
-  if (s < 5400) return `${Math.floor(s / 60)} min${s < 600 && Math.round(s % 60) ? ` ${Math.round(s % 60)} s` : ""}`;
-  if (s < 172_800) return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+  if (s < 600) return parts(Math.round(s), 60, "min", "s");
+  if (s < 5400) return `${Math.round(s / 60)} min`;
+  if (s < 172_800) return parts(Math.round(s / 60), 60, "h", "min");
   return `${Math.round(s / 86_400)} days`;
 }
+
+// Rounded before it is split, so that no part reads 60.
+const parts = (whole, size, large, small) => {
+  const rest = whole % size;
+  return `${Math.floor(whole / size)} ${large}${rest ? ` ${rest} ${small}` : ""}`;
+};
 
 export const since = (iso, now = Date.now()) => (iso ? (now - Date.parse(iso)) / 1000 : null);
 
@@ -27,6 +34,9 @@ export function ago(iso, now) {
 
 export const clock = (iso) => (iso ? new Date(iso).toLocaleTimeString([], { hour12: false }) : "–");
 export const moment = (iso) => (iso ? new Date(iso).toLocaleString([], { hour12: false }) : "–");
+export const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
+// A moment as a person looks it up: to the second, with the zone.
+export const exact = (iso) => (iso ? `${moment(iso)} (${ZONE})` : "");
 export const percent = (x) => (x == null ? "" : `${Math.round(x * 100)} %`);
 export const money = (amount, unit = "USD") =>
   amount ? `${amount < 0.01 ? amount.toPrecision(2) : amount.toFixed(2)} ${unit}` : "–";

@@ -27,7 +27,9 @@ function read() {
   return { page, id, query: new URLSearchParams(query) };
 }
 addEventListener("hashchange", () => {
-  place.value = read();
+  // A login link that was opened in this tab: its code is exchanged as at the start.
+  if (location.hash.startsWith("#code=")) location.reload();
+  else place.value = read();
 });
 
 const help = signal(false);
@@ -49,8 +51,8 @@ function Shell() {
     page === "jobs" && id
       ? html`<${Job} key=${id} id=${id} />`
       : entry
-        ? html`<${entry.view} query=${query} />`
-        : html`<p class="empty">There is no such page. <a href="#/">Overview</a></p>`;
+        ? html`<h1 class="sr">${entry.name}</h1><${entry.view} query=${query} />`
+        : html`<h1 class="sr">No such page</h1><p class="empty">There is no such page. <a href="#/">Overview</a></p>`;
   return html`
     <a class="skip" href="#main" onClick=${(e) => {
       e.preventDefault();

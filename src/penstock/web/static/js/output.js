@@ -13,7 +13,8 @@ const OVERWRITTEN = /^.*\r(?!\n)/gm;
 export const plain = (text) => text.replace(CONTROL, "").replace(/\r+\n/g, "\n").replace(OVERWRITTEN, "");
 
 export function Output({ job }) {
-  const [attempt, setAttempt] = useState(0); // 0: the last one
+  const [attempt, setAttempt] = useState(0), // 0: the last one
+    [wanted, setWanted] = useState("");
   const shown = attempt || job.fence;
   const log = useLog(job.job_id, shown);
   const box = useRef(null),
@@ -28,8 +29,25 @@ export function Output({ job }) {
     job.fence > 1 &&
     html`<label class="inline">Attempt <select value=${shown} onChange=${(e) => setAttempt(Number(e.target.value) === job.fence ? 0 : Number(e.target.value))}>
     ${Array.from({ length: Math.min(job.fence, 50) }, (_, i) => html`<option value=${job.fence - i}>${job.fence - i}</option>`)}</select></label>`;
-  return html`<${Card} title="Output" wide actions=${choose}>
-    <pre class="log" ref=${box} tabindex="0" aria-label="Output" onScroll=${follow}>${log.parts.map((part, i) => html`<span key=${i} data-stream=${part.stream}>${plain(part.text)}</span>`)}${log.parts.length ? "" : waiting(shown, log.over)}</pre><//>`;
+  const lines = log.parts.flatMap((part) => plain(part.text).split("\n"));
+  const matches = wanted ? lines.filter((line) => line.toLowerCase().includes(wanted.toLowerCase())) : [];
+  const actions = html`${choose}<input type="search" aria-label="Search in the output" placeholder="search the output" value=${wanted} onInput=${(e) => setWanted(e.target.value)} />
+    <button disabled=${!log.parts.length} onClick=${() => download(`${job.job_id}.${shown}.log`, log.parts)}>Download</button>`;
+  return html`<${Card} title="Output" wide actions=${actions}>
+    ${wanted && html`<p class="muted" role="status">${matches.length === 1 ? "1 line matches" : `${matches.length} lines match`}.</p>`}
+    <pre class="log" ref=${box} tabindex="0" role="region" aria-label="Output" onScroll=${follow}>${
+      wanted
+        ? matches.map((line, i) => html`<span key=${i}>${line}\n</span>`)
+        : log.parts.map((part, i) => html`<span key=${i} data-stream=${part.stream}>${plain(part.text)}</span>`)
+    }${log.parts.length ? "" : waiting(shown, log.over)}</pre><//>`;
+}
+
+// What is shown, as a file: the newest 200,000 characters.
+function download(name, parts) {
+  const address = URL.createObjectURL(new Blob([parts.map((part) => part.text).join("")], { type: "text/plain" }));
+  const link = Object.assign(document.createElement("a"), { href: address, download: name });
+  link.click();
+  URL.revokeObjectURL(address);
 }
 
 const waiting = (attempt, over) =>

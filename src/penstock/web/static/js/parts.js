@@ -1,6 +1,6 @@
 // What several pages are made of.
 import { html, signal, useEffect, useRef, useState } from "./html.js";
-import { short, span, since } from "./format.js";
+import { ago, exact, short, span, since } from "./format.js";
 import { now } from "./live.js";
 
 export const STATES = ["QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CANCELED"];
@@ -37,7 +37,10 @@ export const Failed = ({ problem }) =>
   </div>`;
 
 export const Since = ({ iso }) =>
-  html`<time datetime=${iso || ""} title=${iso ? new Date(iso).toLocaleString() : ""}>${iso ? span(Math.max(0, since(iso, now.value))) : "–"}</time>`;
+  html`<time datetime=${iso || ""} title=${exact(iso)}>${iso ? span(Math.max(0, since(iso, now.value))) : "–"}</time>`;
+
+// "5 min ago" or "in 2 h"; the exact moment and its zone are one hover away.
+export const When = ({ iso }) => html`<time datetime=${iso || ""} title=${exact(iso)}>${ago(iso, now.value)}</time>`;
 
 // An input that the next beat does not take out of one's hands: what is being typed stays until it is committed. `onCommit` answers false when
 // it was refused; then the old value is back, as it is after Escape.
@@ -91,6 +94,8 @@ export const confirm = (title, text, verb) =>
   new Promise((answer) => {
     question.value = { title, text, verb, answer };
   });
+// "Cancel" closes a dialog, unless the question is about canceling: then it would mean both.
+const stay = (verb) => (verb.startsWith("Cancel") ? "Back" : "Cancel");
 export function Confirm() {
   const box = useRef(null);
   const asked = question.value;
@@ -107,6 +112,38 @@ export function Confirm() {
     close(false);
   }}>
     <h2 id="confirm-title">${asked.title}</h2><p>${asked.text}</p>
-    <div class="row end"><button autofocus onClick=${() => close(false)}>Keep</button><button class="primary danger" onClick=${() => close(true)}>${asked.verb}</button></div>
+    <div class="row end"><button autofocus onClick=${() => close(false)}>${stay(asked.verb)}</button><button class="primary danger" onClick=${() => close(true)}>${asked.verb}</button></div>
   </dialog>`;
+}
+
+// A form in a dialog: `onSend` gets its fields, and an error that it raises is shown beside them.
+export function FormDialog({ title, verb, onSend, onClose, children }) {
+  const box = useRef(null);
+  const [problem, setProblem] = useState(null),
+    [busy, setBusy] = useState(false);
+  useEffect(() => box.current.showModal(), []);
+  const send = async (event) => {
+    event.preventDefault();
+    setBusy(true);
+    try {
+      await onSend(Object.fromEntries(new FormData(event.target)));
+      onClose();
+    } catch (error) {
+      setProblem(error);
+      setBusy(false);
+    }
+  };
+  return html`<dialog ref=${box} class="form" aria-labelledby="form-title" onClose=${onClose}>
+    <form onSubmit=${send}><h2 id="form-title">${title}</h2>${children}<${Failed} problem=${problem} />
+      <div class="row end"><button type="button" onClick=${onClose}>Cancel</button><button class="primary" disabled=${busy}>${verb}</button></div></form>
+  </dialog>`;
+}
+
+// JSON that a person typed; an error names the place.
+export function typedJson(text) {
+  try {
+    return text.trim() ? JSON.parse(text) : null;
+  } catch (error) {
+    throw new Error(`That is not JSON: ${error.message}`);
+  }
 }

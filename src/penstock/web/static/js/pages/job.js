@@ -2,14 +2,16 @@ import { html, useEffect, useRef, useState } from "../html.js";
 import { get, post } from "../api.js";
 import { now, watching } from "../live.js";
 import { Output } from "../output.js";
-import { Card, Empty, Failed, Field, State, confirm, toast } from "../parts.js";
-import { clock, json, moment, money, percent, short, span } from "../format.js";
+import { Rerun } from "../submit.js";
+import { Card, Empty, Failed, Field, State, When, confirm, toast } from "../parts.js";
+import { ZONE, clock, exact, json, moment, money, percent, short, span } from "../format.js";
 
 export function Job({ id }) {
   const [job, setJob] = useState(null),
     [why, setWhy] = useState(null),
     [events, setEvents] = useState([]),
-    [problem, setProblem] = useState(null);
+    [problem, setProblem] = useState(null),
+    [again, setAgain] = useState(false);
 
   const moving = useRef(false); // progress and spending move without events
 
@@ -62,10 +64,11 @@ export function Job({ id }) {
   const came = job.error || job.result != null || job.checkpoint != null;
   return html`
     <header class="jobhead">
-      <div><h1><${State} state=${job.state} /> ${job.job_type} <span class="muted">of ${job.addon_id}</span></h1><p class="id wide" title="The whole id">${job.job_id}</p></div>
+      <div><h1><${State} state=${job.state} /> ${job.title}</h1><p class="muted">${job.job_type} of <a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a> · <span class="id wide" title="The whole id">${job.job_id}</span></p></div>
       <div class="row">
         ${job.state === "QUEUED" && html`<${Priority} job=${job} />`}
         ${job.allowed.includes("retry") && html`<button class="primary" onClick=${() => act("retry")}>Retry</button>`}
+        <button onClick=${() => setAgain(true)}>Run again…</button>
         ${job.allowed.includes("cancel") && html`<button class="danger" onClick=${() => act("cancel")}>Cancel</button>`}
       </div>
     </header>
@@ -78,7 +81,7 @@ export function Job({ id }) {
       <${Card} title="Request" wide=${!came}>
         <dl class="facts">
           <${Fact} name="Cost" value=${`${job.cost_units} units`} /><${Fact} name="Priority" value=${job.priority + (job.preemptible ? "" : ", not preemptible")} /><${Fact} name="Run when" value=${job.run_when + (job.quiet_for_sec ? `, quiet for ${span(job.quiet_for_sec)}` : "")} />
-          <${Fact} name="Created" value=${moment(job.created_at)} /><${Fact} name="Not before" value=${job.next_earliest_start_at && moment(job.next_earliest_start_at)} /><${Fact} name="Deadline" value=${job.deadline_at && moment(job.deadline_at)} />
+          <${Fact} name="Created" value=${html`<${When} iso=${job.created_at} />`} /><${Fact} name="Not before" value=${job.next_earliest_start_at && html`<${When} iso=${job.next_earliest_start_at} />`} /><${Fact} name="Deadline" value=${job.deadline_at && html`<${When} iso=${job.deadline_at} />`} />
           <${Fact} name="Runtime limit" value=${job.max_runtime_sec && span(job.max_runtime_sec)} /><${Fact} name="Hard cap" value=${job.max_active_sec && span(job.max_active_sec)} />
           <${Fact} name="Spending limit" value=${job.cost_limit && money(job.cost_limit, job.unit)} /><${Fact} name="Spent" value=${job.spent ? money(job.spent, job.unit) : null} />
           <${Fact} name="Tags" value=${job.tags.join(", ")} /><${Fact} name="Key" value=${job.idempotency_key} /><${Fact} name="Worker" value=${job.worker} /><${Fact} name="Process" value=${job.pid} />
@@ -93,8 +96,8 @@ export function Job({ id }) {
       }
       ${job.job_type.startsWith("penstock.") && html`<${Output} job=${job} />`}
       <${Card} title=${`Attempts (${job.attempts})`}><${Attempts} events=${events} /><//>
-      <${Card} title="Events"><ol class="activity">${[...events].reverse().map((e) => html`<li key=${`${e.n} ${e.kind}`}><time title=${e.at}>${clock(e.at)}</time><span class="kind" data-kind=${e.kind}>${e.kind.toLowerCase().replaceAll("_", " ")}</span><span class="muted">${e.reason.replaceAll("_", " ")}${e.data.by && e.kind !== "DENIED" ? ` by ${e.data.by}` : ""}</span></li>`)}</ol><//>
-    </div>`;
+      <${Card} title="Events"><ol class="activity">${[...events].reverse().map((e) => html`<li key=${`${e.n} ${e.kind}`}><time title=${exact(e.at)}>${clock(e.at)}</time><span class="kind" data-kind=${e.kind}>${e.kind.toLowerCase().replaceAll("_", " ")}</span><span class="muted">${e.reason.replaceAll("_", " ")}${e.data.by && e.kind !== "DENIED" ? ` by ${e.data.by}` : ""}</span></li>`)}</ol><//>
+    </div>${again && html`<${Rerun} job=${job} onClose=${() => setAgain(false)} />`}`;
 }
 
 const Fact = ({ name, value }) => (value == null || value === "" ? null : html`<div><dt>${name}</dt><dd>${value}</dd></div>`);
@@ -133,7 +136,7 @@ function Timeline({ job, events }) {
   return html`<svg class="timeline" viewBox="0 0 1000 26" preserveAspectRatio="none" role="img" aria-label="Where the time went">
       ${shown.map((s) => html`<rect data-state=${s.state} x=${((s.from - begin) / whole) * 1000} width=${Math.max(2, ((s.to - s.from) / whole) * 1000)} y="3" height="20" rx="2"><title>${`${s.state} ${span((s.to - s.from) / 1000)}`}</title></rect>`)}
     </svg>
-    <div class="row wrap muted"><span>${moment(events[0].at)}</span><span>queued ${span(total("QUEUED"))}</span>${total("DISPATCHING") > 0 && html`<span>reserved ${span(total("DISPATCHING"))}</span>`}<span>running ${span(total("RUNNING"))}</span><span class="grow"></span><span>${job.ended_at ? moment(job.ended_at) : "now"}</span></div>`;
+    <div class="row wrap muted"><span title=${ZONE}>${moment(events[0].at)}</span><span>queued ${span(total("QUEUED"))}</span>${total("DISPATCHING") > 0 && html`<span>reserved ${span(total("DISPATCHING"))}</span>`}<span>running ${span(total("RUNNING"))}</span><span class="grow"></span><span>${job.ended_at ? moment(job.ended_at) : "now"}</span></div>`;
 }
 
 function Attempts({ events }) {
@@ -156,8 +159,8 @@ function Attempts({ events }) {
   return html`<div class="scroll"><table><thead><tr><th>#</th><th>Started</th><th>Took</th><th>Worker</th><th>Ended</th></tr></thead><tbody>${[
     ...attempts.values(),
   ].map(
-    (one) => html`<tr key=${one.id} title=${one.error || ""}>
-    <td>${one.id.split(".").pop()}</td><td>${clock(one.ran || one.from)}</td><td>${span(((one.to ? Date.parse(one.to) : now.value) - Date.parse(one.ran || one.from)) / 1000)}</td><td>${one.worker || short(one.id)}</td><td>${(one.end || "running").replaceAll("_", " ")}</td></tr>`,
+    (one) => html`<tr key=${one.id}>
+    <td>${one.id.split(".").pop()}</td><td>${clock(one.ran || one.from)}</td><td>${span(((one.to ? Date.parse(one.to) : now.value) - Date.parse(one.ran || one.from)) / 1000)}</td><td>${one.worker || short(one.id)}</td><td>${(one.end || "running").replaceAll("_", " ")}</td></tr>${one.error && html`<tr key=${`${one.id} error`} class="attempt-error"><td></td><td colspan="4"><pre class="error" tabindex="0">${one.error}</pre></td></tr>`}`,
   )}</tbody></table></div>`;
 }
 

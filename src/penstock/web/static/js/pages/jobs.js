@@ -1,6 +1,7 @@
 import { html, useEffect, useRef, useState } from "../html.js";
 import { get, inTurns, post } from "../api.js";
-import { counts, watching } from "../live.js";
+import { watching } from "../live.js";
+import { Submit } from "../submit.js";
 import { Card, Empty, Failed, Field, JobLink, STATES, Since, State, confirm, toast } from "../parts.js";
 import { count, moment, percent } from "../format.js";
 
@@ -15,7 +16,9 @@ export function Jobs({ query }) {
   const [rows, setRows] = useState(null),
     [next, setNext] = useState(null),
     [problem, setProblem] = useState(null);
-  const [chosen, setChosen] = useState(new Set());
+  const [chosen, setChosen] = useState(new Set()),
+    [totals, setTotals] = useState({}),
+    [submitting, setSubmitting] = useState(false);
   const shown = useRef(PAGE);
   const filter = {
     state: query.get("state") || "",
@@ -32,9 +35,13 @@ export function Jobs({ query }) {
     const aborter = new AbortController();
     const load = async () => {
       try {
-        const page = await find(filter, shown.current, aborter.signal);
+        const [page, { jobs }] = await Promise.all([
+          find(filter, shown.current, aborter.signal),
+          get(`queue/count?${words(filter, { state: false })}`, { signal: aborter.signal }),
+        ]);
         setRows(page.jobs);
         setNext(page.next);
+        setTotals(jobs);
         setProblem(null);
       } catch (error) {
         if (error.name !== "AbortError") setProblem(error);
@@ -84,13 +91,33 @@ export function Jobs({ query }) {
     setChosen(new Set());
   };
 
+  // Of all jobs that match, not only of those shown.
+  const matching = (verb) => ABLE[verb].filter((state) => !states.size || states.has(state)).reduce((all, state) => all + (totals[state] || 0), 0);
+  const allMatching = async (verb) => {
+    const number = matching(verb);
+    const many = number === 1 ? "1 job" : `${number} jobs`;
+    const [word, means] = QUESTIONS[verb];
+    if (!(await confirm(`${word} all ${many} that match?`, means, `${word} ${many}`))) return;
+    try {
+      const { changed, refused } = await changeAll(verb, filter);
+      toast(`${verb === "cancel" ? "Canceled" : "Retried"} ${changed === 1 ? "1 job" : `${changed} jobs`}.`);
+      if (refused.length) toast(`${refused.length} refused: ${refused[0].problem}`, "bad");
+    } catch (error) {
+      toast(error.message, "bad");
+    }
+  };
+  const filtering = filter.state || filter.addon || filter.type || filter.q;
+
   return html`<${Card} title="Jobs" wide actions=${html`
+      <button onClick=${() => setSubmitting(true)}>Submit a job</button>
       <${Search} value=${filter.q} onSearch=${(q) => set("q", q)} />
       <${Field} aria-label="Addon" placeholder="addon" value=${filter.addon} onCommit=${(addon) => set("addon", addon)} />
       <${Field} aria-label="Job type" placeholder="type" value=${filter.type} onCommit=${(type) => set("type", type)} />`}>
     <div class="row wrap filters" role="group" aria-label="States">
-      ${STATES.map((state) => html`<button aria-pressed=${states.has(state)} class="chip" onClick=${() => flip(state)}><${State} state=${state} /> ${count(counts.value[state] || 0)}</button>`)}
-      ${(filter.state || filter.addon || filter.type || filter.q) && html`<a class="chip" href="#/jobs">clear</a>`}
+      ${STATES.map((state) => html`<button aria-pressed=${states.has(state)} class="chip" onClick=${() => flip(state)}><${State} state=${state} /> ${count(totals[state] || 0)}</button>`)}
+      ${filtering && html`<a class="chip" href="#/jobs">clear</a>`}
+      ${filtering && matching("cancel") > 0 && html`<button class="chip" onClick=${() => allMatching("cancel")}>Cancel all ${count(matching("cancel"))}</button>`}
+      ${filtering && matching("retry") > 0 && html`<button class="chip" onClick=${() => allMatching("retry")}>Retry all ${count(matching("retry"))}</button>`}
     </div>
     ${
       picked.length > 0 &&
@@ -103,23 +130,24 @@ export function Jobs({ query }) {
     ${rows && !rows.length && html`<${Empty}>No matching jobs.<//>`}
     ${
       rows?.length > 0 &&
-      html`<div class="scroll"><table>
+      html`<div class="scroll"><table class="cards jobs">
       <thead><tr><th><input type="checkbox" aria-label="Select all shown" checked=${picked.length === rows.length} onChange=${(e) => setChosen(new Set(e.target.checked ? rows.map((job) => job.job_id) : []))} /></th>
-        <th>Job</th><th>State</th><th>Addon</th><th class="spare">Type</th><th class="n spare">Units</th><th class="n spare">Priority</th><th class="n spare">Attempts</th><th>Age</th><th>Reason or progress</th></tr></thead>
+        <th>Job</th><th>State</th><th>What</th><th>Addon</th><th class="n spare">Units</th><th class="n spare">Priority</th><th class="n spare">Attempts</th><th>Age</th><th>Reason or progress</th></tr></thead>
       <tbody>${rows.map((job) => html`<${Row} key=${job.job_id} job=${job} chosen=${chosen.has(job.job_id)} onChoose=${flipRow} />`)}</tbody>
     </table></div>
     ${next != null && rows.length < 500 && html`<div class="row"><button onClick=${more}>More</button></div>`}`
     }
-  <//>`;
+  <//>${submitting && html`<${Submit} onClose=${() => setSubmitting(false)} />`}`;
 }
 
 function Row({ job, chosen, onChoose }) {
   return html`<tr>
-    <td><input type="checkbox" aria-label=${`Choose ${job.job_id}`} checked=${chosen} onChange=${() => onChoose(job.job_id)} /></td>
+    <td class="mark"><input type="checkbox" aria-label=${`Choose ${job.job_id}`} checked=${chosen} onChange=${() => onChoose(job.job_id)} /></td>
     <td><${JobLink} id=${job.job_id} /></td><td><${State} state=${job.state} /></td>
-    <td><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a></td><td class="spare">${job.job_type}</td>
+    <td class="what whole"><a class="plain" href=${`#/jobs/${job.job_id}`} title=${job.title}>${job.title}</a></td>
+    <td data-label="Addon"><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a></td>
     <td class="n spare">${job.cost_units}</td><td class="n spare">${job.priority}</td><td class="n spare">${job.attempts}</td>
-    <td><${Since} iso=${job.created_at} /></td><td class="muted">${standing(job)}</td></tr>`;
+    <td data-label="Age"><${Since} iso=${job.created_at} /></td><td class="muted whole">${standing(job)}</td></tr>`;
 }
 
 // Why it waits, or how far it has come, in a word or two.
@@ -131,23 +159,38 @@ function standing(job) {
 }
 
 function Search({ value, onSearch }) {
-  return html`<${Field} type="search" aria-label="Search by id or tag" placeholder="part of an id, or a tag" value=${value} onCommit=${onSearch} />`;
+  return html`<${Field} type="search" aria-label="Search in ids, names, arguments, tags and errors" placeholder="id, name, argument or error" value=${value} onCommit=${onSearch} />`;
 }
 
 const PART_OF_AN_ID = /^[0-9a-f-]{4,36}$/;
 
-async function find(filter, limit, signal) {
-  const asked = new URLSearchParams({ limit: String(Math.min(500, limit)), newest_first: "true" });
-  for (const [name, value] of [
-    ["state", filter.state],
-    ["addon_id", filter.addon],
-    ["job_type", filter.type],
-    ["tag", filter.q],
-  ]) {
-    if (value) asked.set(name, value);
+const ABLE = { cancel: ["QUEUED", "DISPATCHING", "RUNNING", "BLOCKED"], retry: ["FAILED", "BLOCKED"] };
+
+// The fields of a filter, as the server names them.
+function fields(filter, { state = true } = {}) {
+  const all = { state: state && filter.state, addon_id: filter.addon, job_type: filter.type, text: filter.q };
+  return Object.fromEntries(Object.entries(all).filter(([, value]) => value));
+}
+const words = (filter, options) => new URLSearchParams(fields(filter, options));
+
+async function changeAll(verb, filter) {
+  const all = { changed: 0, refused: [], next: 0 };
+  while (all.next != null) {
+    const page = await post(`queue/${verb}/bulk`, { ...fields(filter), after: all.next });
+    all.changed += page.changed;
+    all.refused.push(...page.refused);
+    all.next = page.next;
   }
+  return all;
+}
+
+async function find(filter, limit, signal) {
+  const asked = words(filter);
+  asked.set("limit", String(Math.min(500, limit)));
+  asked.set("newest_first", "true");
   const [page, byId] = await Promise.all([get(`queue/jobs?${asked}`, { signal }), filter.q ? byPart(filter, signal) : []]);
-  return { jobs: [...byId, ...page.jobs], next: page.next };
+  const seen = new Set(byId.map((job) => job.job_id));
+  return { jobs: [...byId, ...page.jobs.filter((job) => !seen.has(job.job_id))], next: page.next };
 }
 
 async function byPart(filter, signal) {
