@@ -35,7 +35,7 @@ export function Output({ job }) {
     <button disabled=${!log.parts.length} onClick=${() => download(`${job.job_id}.${shown}.log`, log.parts)}>Download</button>`;
   return html`<${Card} title="Output" wide actions=${actions}>
     ${wanted && html`<p class="muted" role="status">${matches.length === 1 ? "1 line matches" : `${matches.length} lines match`}.</p>`}
-    <pre class="log" ref=${box} tabindex="0" role="region" aria-label="Output" onScroll=${follow}>${
+    <pre class="log" ref=${box} tabindex="0" role="region" aria-label="What the job printed" onScroll=${follow}>${
       wanted
         ? matches.map((line, i) => html`<span key=${i}>${line}\n</span>`)
         : log.parts.map((part, i) => html`<span key=${i} data-stream=${part.stream}>${plain(part.text)}</span>`)

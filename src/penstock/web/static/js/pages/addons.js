@@ -26,7 +26,7 @@ export function Addons() {
     <p class="muted">Target: fair share by weight. Actual: recent use. The addon furthest below its target goes first.</p>
     ${
       addons.length
-        ? html`<div class="scroll"><table class="cards"><thead><tr><th>Addon</th><th>Target and actual</th><th class="n">Queued</th><th class="n">Running</th><th class="n">Done</th><th class="n">Failed</th><th class="n">Units</th><th>Spent</th><th>Weight</th><th></th></tr></thead>
+        ? html`<div class="scroll"><table class="cards"><thead><tr><th>Addon</th><th>Target and actual</th><th class="n">Queued</th><th class="n">Running</th><th class="n">Done</th><th class="n">Failed</th><th class="n">Units</th><th>Spent</th><th>Weight</th><th><span class="sr">Actions</span></th></tr></thead>
       <tbody>${addons.map((a) => {
         const on = active.includes(a),
           target = on ? a.weight / weights : 0,

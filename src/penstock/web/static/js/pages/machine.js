@@ -40,7 +40,7 @@ export function Machine() {
         <${Bar} whole=${Math.max(capacity.most, capacity.in_use)} label=${`${capacity.in_use} units in use`} parts=${leases.map((l) => ({ value: l.cost_units, tone: tone(l.addon_id), label: `${l.addon_id} ${l.job_type}: ${l.cost_units} units` }))} />
         ${
           leases.length
-            ? html`<div class="scroll"><table class="cards"><thead><tr><th></th><th>Job</th><th>Addon</th><th>Type</th><th class="n">Units</th><th>Phase</th><th>For</th><th>Progress</th><th>Worker</th></tr></thead>
+            ? html`<div class="scroll"><table class="cards"><thead><tr><th><span class="sr">Actions</span></th><th>Job</th><th>Addon</th><th>Type</th><th class="n">Units</th><th>Phase</th><th>For</th><th>Progress</th><th>Worker</th></tr></thead>
           <tbody>${leases.map((l) => html`<tr key=${l.lease_id}><td class="mark"><i class="dot" data-tone=${tone(l.addon_id)}></i></td><td data-label="Job">${l.job_id ? html`<${JobLink} id=${l.job_id} />` : "a lease alone"}</td><td data-label="Addon">${l.addon_id}</td><td data-label="Type">${l.job_type}</td><td class="n" data-label="Units">${l.cost_units}</td><td data-label="Phase">${l.phase}${l.reason ? `: ${l.reason.replaceAll("_", " ")}` : ""}</td><td data-label="For"><${Since} iso=${l.started_at || l.admitted_at} /></td><td data-label="Progress">${percent(l.progress) || "–"}</td><td data-label="Worker">${l.worker}</td></tr>`)}</tbody></table></div>`
             : html`<${Empty}>Nothing is in flight.<//>`
         }<//>
@@ -80,7 +80,7 @@ function Hosts({ here, hosts }) {
     }
   };
   return html`<${Card} title="Hosts" wide>
-    <div class="scroll"><table class="cards"><thead><tr><th>Host</th><th>State</th><th>Units in use</th><th>Machine</th><th>Seen</th><th>Up</th><th>Labels</th><th>Version</th><th></th></tr></thead>
+    <div class="scroll"><table class="cards"><thead><tr><th>Host</th><th>State</th><th>Units in use</th><th>Machine</th><th>Seen</th><th>Up</th><th>Labels</th><th>Version</th><th><span class="sr">Actions</span></th></tr></thead>
     <tbody>${hosts.map(
       (h) => html`<tr key=${h.host} class=${h.state === "lost" ? "stale" : ""}>
       <td class="half">${/^https?:/.test(h.url || "") && h.host !== here ? html`<a href=${h.url} rel="noreferrer">${h.host}</a>` : h.host}${h.host === here && html` <span class="muted">(here)</span>`}</td>
