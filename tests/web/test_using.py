@@ -190,6 +190,57 @@ def test_many_jobs_are_retried_after_a_question(home):
     assert client.stats().addons[home.addon]["QUEUED"] == 2
 
 
+def test_all_jobs_that_match_are_canceled_not_only_those_shown(home):
+    client = home.daemon.client
+    client.set_addon(home.addon, paused=True, create=True)
+    client.submit_many([job_of(home.addon, "send", {"to": "needle"})] * 150)
+    other = client.submit(home.addon, "send", {"to": "hay"}).job_id
+    page = home.open(f"jobs?addon={home.addon}&q=NEEDLE")
+    home.until("document.querySelector('button.chip[aria-pressed]').innerText.includes('150')")
+    page.get_by_role("button", name="Cancel all 150").click()
+    page.get_by_role("button", name="Cancel 150 jobs").click()
+    home.shows("Canceled 150 jobs", ".toasts")
+
+    assert client.stats().addons[home.addon]["CANCELED"] == 150
+    assert client.job(other).state == "QUEUED"
+
+
+def test_a_job_is_submitted_from_the_page(home):
+    page = home.open("jobs")
+    page.get_by_role("button", name="Submit a job").click()
+    page.get_by_role("textbox", name="Command").fill("echo from the page")
+    page.get_by_label("Addon", exact=True).last.fill(home.addon)
+    page.get_by_role("button", name="Submit", exact=True).click()
+
+    assert home.shows("echo from the page")
+
+
+def test_a_job_runs_again_with_other_arguments_as_a_new_job(home):
+    client = home.daemon.client
+    client.set_addon(home.addon, paused=True, create=True)
+    first = client.submit(home.addon, "send", {"to": "wrong"}).job_id
+    client.cancel(first)
+    page = home.open(f"jobs/{first}")
+    page.get_by_role("button", name="Run again").click()
+    page.get_by_label("Payload").fill("{not json")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    refused = home.shows("That is not JSON", "dialog[open]")
+    page.get_by_label("Payload").fill('{"to": "right"}')
+    page.get_by_role("button", name="Submit", exact=True).click()
+    home.shows("send(to='right')")
+
+    assert refused
+    assert client.job(first).state == "CANCELED"
+
+
+def test_the_error_of_each_attempt_is_in_the_open(home):
+    run = running(home)
+    home.daemon.client.fail(run.job_id, run.lease_id, "OSError: the disk is full")
+    home.open(f"jobs/{run.job_id}")
+
+    assert home.until("document.querySelector('.attempt-error')?.innerText.includes('the disk is full')")
+
+
 def test_a_job_whose_time_has_not_come_says_so_in_the_list(home):
     queued(home, earliest_start_at=datetime.now(UTC) + timedelta(hours=3))
     home.open(f"jobs?addon={home.addon}")
