@@ -174,7 +174,10 @@ class JobService:
         All or none, durable when it returns. At the depth limit it waits for room, up to `wait_sec`; then
         QueueFull.
         """
-        return self.submit_soon(intents, wait_sec, wait=True).result()
+        if wait_sec > 0:
+            return self.submit_soon(intents, wait_sec, wait=True).result()
+        self._check(intents)
+        return self._finish(intents, self._waitlist.submit(intents))
 
     def submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
         """
@@ -197,9 +200,14 @@ class JobService:
         its place. `wait`: the caller has nothing else to do, and its thread may write.
         """
         self._check(intents)
-        deadlines = any(intent.deadline_at is not None for intent in intents)
-        finish = partial(self._explainer.with_forecasts, intents) if deadlines else list
+        finish = partial(self._finish, intents)
         return self._waitlist.submit_soon(intents, wait_sec, wait=wait, finish=finish)
+
+    def _finish(self, intents: Sequence[Intent], receipts: list[Receipt]) -> list[Receipt]:
+        """For jobs with a deadline the receipts say whether it looks reachable."""
+        if all(intent.deadline_at is None for intent in intents):
+            return receipts
+        return self._explainer.with_forecasts(intents, receipts)
 
     def _check(self, intents: Sequence[Intent]) -> None:
         """

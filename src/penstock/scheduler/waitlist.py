@@ -62,6 +62,14 @@ class SubmitWaitlist:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    def submit(self, intents: Sequence[Intent]) -> list[Receipt]:
+        """In the calling thread, and without waiting for room: QueueFull at once."""
+        full = self._before(intents)
+        try:
+            return self._commit_behind(intents, full, wait=True).result()
+        except QueueFull as error:
+            raise (error if full is None else full.refusal()) from None
+
     def submit_soon(
         self,
         intents: Sequence[Intent],
@@ -89,10 +97,17 @@ class SubmitWaitlist:
             else:
                 _settle(waiter, error if full is None else full.refusal())
 
-        depth = self._depth if full is None else _NOTHING_IS_NEW
-        [committed] = self._commit([Submit(intents, depth)], wait=wait)
-        committed.add_done_callback(answered)
+        self._commit_behind(intents, full, wait=wait).add_done_callback(answered)
         return waiter.answer
+
+    def _commit_behind(
+        self, intents: Sequence[Intent], full: DepthReached | None, *, wait: bool
+    ) -> Future[list[Receipt]]:
+        """`full`: other submits wait for this limit, so no new job may pass them."""
+        [committed] = self._commit(
+            [Submit(intents, self._depth if full is None else _NOTHING_IS_NEW)], wait=wait
+        )
+        return committed
 
     def _wait(self, waiter: _Waiter, refused: QueueFull) -> None:
         with self._lock:
