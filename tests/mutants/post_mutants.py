@@ -59,7 +59,15 @@ MUTANTS = [
         "Dispatcher.commit_submits",
         "            take([])\n            raise\n",
         "            raise\n",
-        ("tests/library/test_running.py", "-k", "claim or busy or idle"),
+        ("tests/scheduler/test_job_service_batches.py",),
+    ),
+    Mutant(
+        "post: a round does not know what an addon with a budget has spent",
+        "penstock/scheduler/dispatcher.py",
+        "Dispatcher.admit",
+        "spending=bool(rules.limits.budgets)",
+        "spending=False",
+        ("tests/scheduler/test_spending.py",),
     ),
     Mutant(
         "post: listeners hear of a start before its worker does",

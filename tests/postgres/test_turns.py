@@ -104,7 +104,15 @@ def test_what_is_due_steps_into_line_in_the_round_that_sees_it(opened, asked):
     [dispatch] = tick(store)
 
     assert receipt.job_id == dispatch.job_id
-    assert [["lock_ledger", "accounts", "spent", "step_into_line", "heads", "opening"]] == asked
+    assert [["lock_ledger", "accounts", "step_into_line", "heads", "spent", "opening"]] == asked
+
+
+def test_a_round_that_looks_at_no_budget_does_not_read_them(store, asked):
+    committed(store, Submit([JOB], Depth()))
+    asked.clear()
+    committed(store, Admit("here", decider(90), spending=False))
+
+    assert "spent" not in [name for names in asked for name in names]
 
 
 def test_ends_without_a_round_lock_the_ledger_in_the_round_trip_that_ends_them(store, asked):

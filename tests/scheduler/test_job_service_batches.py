@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
-from penstock.core.errors import NotFound, Refused, StaleDispatch
+import pytest
+
+from penstock.core.errors import NotFound, Refused, StaleDispatch, StoreFailed
 from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.types import EndReason
 from penstock.stores.api import Admit
@@ -154,3 +156,31 @@ def test_a_job_that_goes_on_is_made_ready_when_its_checkpoint_is_on_disk(kit, mo
 
     assert order == ["on disk", back]
     assert len(back) == 1
+
+
+class OneClaim:
+    """A worker without work, which claims beside every submit."""
+
+    def __init__(self):
+        self.taken = []
+
+    def claim(self):
+        return kinds(), 1, "w"
+
+    def take(self, grants):
+        self.taken.append([grant.job.job_id for grant in grants])
+
+
+def test_an_idle_worker_is_answered_once_for_each_claim_whatever_the_store_does(kit, monkeypatch):
+    worker = kit.dispatcher.idle_worker = OneClaim()
+    [first] = kit.submit()
+
+    def closed(*_, **__):
+        raise StoreFailed("the store is closed", kind="closed")
+
+    with monkeypatch.context() as patch, pytest.raises(StoreFailed):
+        patch.setattr(kit.store, "commit", closed)
+        kit.submit()
+    [last] = kit.submit()
+
+    assert [[first], [], [last]] == worker.taken

@@ -134,7 +134,8 @@ class Dispatcher:
         preview: Callable[[list[Grant]], None] | None = None,
     ) -> Admit:
         rules = self._rules
-        return Admit(rules.host, decide, Terms(rules.reserve_for, rules.lease_for, worker), preview)
+        terms = Terms(rules.reserve_for, rules.lease_for, worker)
+        return Admit(rules.host, decide, terms, preview, spending=bool(rules.limits.budgets))
 
     def commit_submits(self, submits: Sequence[Submit], *, wait: bool = False) -> list[Future[list[Receipt]]]:
         """
@@ -228,11 +229,12 @@ class Dispatcher:
 
 
 def _grants(admitted: Future[list[Grant]]) -> list[Grant]:
-    error = admitted.exception()
-    if error is None:
+    try:
         return admitted.result()
-    if not isinstance(error, Unavailable):
-        log.error("a claim beside a submit failed: %s", error_text(error))
+    except Unavailable:
+        pass  # the submit beside it failed as well, and its caller knows
+    except BaseException as error:  # noqa: BLE001 - it belongs to this claim alone
+        log.error("a claim beside a submit failed: %s", error_text(error))  # noqa: TRY400 - one line is enough
     return []
 
 

@@ -307,6 +307,8 @@ class Admit(Operation[list[Grant]], frozen=True):
 
     `on_answer` is called with the answer in the thread that writes, before that thread notifies any listener of the commit:
     a job that starts need not wait for threads that only look.
+
+    `spending`: False if no addon has a budget, so that the round needs no ledger of what they spent.
     """
 
     host: HostId
@@ -314,6 +316,7 @@ class Admit(Operation[list[Grant]], frozen=True):
     terms: Terms = Terms()
     preview: Callable[[list[Grant]], None] | None = None
     on_answer: Callable[[Future[list[Grant]]], None] | None = None
+    spending: bool = True
 
 
 class Follow(Operation[int], frozen=True):

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -205,7 +205,7 @@ class RoundAttempt:
     def run(self, session: DatabaseSession, ends: Ends, admissions: Sequence[Admit]) -> Written:
         """What ended, then the rounds, each of which sees what was before it."""
         self.needed = set()
-        state = _LockedState(self._batcher, session, self._keys, ends, looks=bool(admissions))
+        state = _LockedState(self._batcher, session, self._keys, admissions, ends)
         first = effects = ends.judge(session, state.now, state.end_rows)
         self._need(effects.keys)
         batcher = self._batcher
@@ -218,11 +218,11 @@ class RoundAttempt:
             effects.writes.defer(session)
         if admissions and followed.has_released:  # the first round shall see what has become ready
             session.flush()
-            state = _LockedState(self._batcher, session, self._keys)
+            state = _LockedState(self._batcher, session, self._keys, admissions)
         for number, admission in enumerate(admissions):
             if number:
                 session.flush()
-                state = _LockedState(self._batcher, session, self._keys)
+                state = _LockedState(self._batcher, session, self._keys, admissions)
                 effects = Effects(state.now)
             started.append(self._round(session, admission, state, effects))
             effects.writes.defer(session)
@@ -270,7 +270,7 @@ class RoundAttempt:
 
 class _LockedState:
     """
-    What a round decides on, read behind the locks. A round changes its own copy, and may run again. `looks`: False if
+    What rounds decide on, read behind the locks. A round changes its own copy, and may run again. Without `admissions`
     there is no round, and nothing but the ledger is read.
     """
 
@@ -279,9 +279,8 @@ class _LockedState:
         batcher: RoundBatcher,
         session: DatabaseSession,
         keys: set[Key],
+        admissions: Sequence[Admit],
         ends: Ends | None = None,
-        *,
-        looks: bool = True,
     ) -> None:
         self._sharing = batcher.ordering.sharing
         first: list[tuple[str, Values]] = [] if ends is None else ends.calls()
@@ -293,18 +292,21 @@ class _LockedState:
         ]
         views: list[tuple[str, Values]] = []
         given_now, periods = batcher.database.given_now(), _periods(batcher.database.now())
-        if looks:
+        spending = any(admit.spending for admit in admissions)
+        if admissions:
             most, look = batcher.scan_hint.call(0 if ends is None else len(ends))
-            views = [("spent", periods), ("step_into_line", {"now": given_now, "most": STEPS}), look]
+            views = [("step_into_line", {"now": given_now, "most": STEPS}), look]
+            if spending:
+                views.append(("spent", periods))
         self.now, answers = batcher.database.lock(session, *first, *ledger, *views)
         self.end_rows, (self._ledger, self._accounts, *rows) = answers[: len(first)], answers[len(first) :]
-        if looks:
-            spent, _, heads = rows
+        if admissions:
+            _, heads, *spent = rows
             self.heads = Heads(heads, most, everything=look[0] == "heads")
             batcher.scan_hint.has_read(self.heads)
-            if periods != (periods := _periods(self.now)):  # midnight has just passed
-                spent = session.execute("spent", periods)
-            self._spent = spent_from(spent, periods["day"])
+            if spending and periods != (periods := _periods(self.now)):  # midnight has just passed
+                spent = [session.execute("spent", periods)]
+            self._spent = spent_from(chain.from_iterable(spent), periods["day"])
 
     def accounts(self, ended: Ended) -> dict[AddonId, Account]:
         """The accounts after these dispatches gave their units back."""

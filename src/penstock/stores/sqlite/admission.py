@@ -50,9 +50,12 @@ from penstock.stores.sqlite.transaction import (
 STEPS: Final = 5_000
 
 
-def ledger_from(session: SqliteSession, totals: SqliteTotals, host: HostId, now: Moment) -> Ledger:
+def ledger_from(
+    session: SqliteSession, totals: SqliteTotals, host: HostId, now: Moment, *, spending: bool = True
+) -> Ledger:
     day, month = windows(now)
-    spent = spent_from(session.execute("spent", {"day": day.name, "month": month.name}), day.name)
+    rows = session.execute("spent", {"day": day.name, "month": month.name}) if spending else ()
+    spent = spent_from(rows, day.name)
     units, running = totals.ledger.get(("host", host), (0, 0))
     counts = {key: n for key, (_, n) in totals.ledger.items() if n and key[0] != "host"}
     return Ledger(units, running, counts, totals.accounts, spent)
@@ -115,7 +118,7 @@ def admit(tx: Transaction, admit: Admit) -> list[Grant]:
     # Read first: an UPDATE that changes nothing costs fifty times what this does, and nearly always nothing is due.
     if not empty and (due := tx.execute("due_jobs", {"now": tx.now, "most": STEPS})):
         tx.con.executemany(SQL["step_into_line"], due)
-    ledger = ledger_from(tx, tx.totals, admit.host, tx.now)
+    ledger = ledger_from(tx, tx.totals, admit.host, tx.now, spending=admit.spending)
     view = SqliteAdmissionView(
         tx, admit.host, tx.now, tx.classes, ledger, new=tx.new_lines(), queue_is_empty=empty
     )

@@ -103,11 +103,13 @@ class HighWaterMark:
             return
         self._written = mark
         now = time.monotonic()
-        with suppress(OSError):  # the commit stands; the next one raises the mark as well
+        try:
             os.pwrite(self._fd, _LAYOUT.pack(_MAGIC, *mark), 0)
             if now - self._synced_at > _SYNC_SEC:
                 self._synced_at = now
                 self.secure(mark)
+        except OSError:
+            pass  # the commit stands; the next one raises the mark as well
 
     def secure(self, mark: HighWater) -> None:
         """Force `mark` to disk under its name, which another program may have removed meanwhile."""
