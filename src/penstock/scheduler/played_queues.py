@@ -1,0 +1,132 @@
+"""
+The ready queues of a player, and the view of them that a round gets.
+
+A queue is a heap of pairs (order key, job number) and one `QueuedJob`: its head. A round pulls the jobs of a
+queue in order, and pulls the next one only after the last one has started; so the job pulled last is the head
+when the round is over. A job that leaves the queue otherwise (canceled, too late, now urgent) stays in the heap
+and is skipped when its turn comes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from math import isnan
+
+from msgspec.structs import replace
+
+from penstock.core.jobs.admission import AdmissionClass, Ledger, keys_of
+from penstock.core.jobs.ordering import QueuedJob
+from penstock.core.jobs.round import ReadyQueue, RunningJob
+from penstock.core.jobs.states import Counters
+from penstock.core.jobs.types import JobId, Moment
+from penstock.scheduler.arrivals import Load
+
+NOWHERE = -1
+
+
+class WaitingJobs:
+    """What is known of each job that waits, by its number."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        #: The number of the queue that has the job; `NOWHERE` for a job that is not ready or does not wait.
+        self.queue = array("l")
+        #: What only few jobs have: when they were first passed over, their fence, their failures.
+        self.passed_at: dict[int, Moment] = {}
+        self.fences: dict[int, int] = {}
+        self.counters: dict[int, Counters] = {}
+
+    def grow(self) -> None:
+        missing = len(self.load) - len(self.queue)
+        if missing > 0:
+            self.queue.extend([NOWHERE] * missing)
+
+    def head(self, turn: Moment, job: int) -> QueuedJob:
+        load = self.load
+        expected = load.expected_sec[job]
+        return QueuedJob(
+            job,
+            JobId(str(job)),
+            load.intents[load.intent[job]].priority,
+            turn,
+            self.fences.get(job, 0),
+            None if isnan(expected) else expected,
+            self.passed_at.get(job),
+        )
+
+
+class PlayedQueue:
+    """The ready jobs of one admission class, urgent or not."""
+
+    __slots__ = ("_heap", "_waiting", "admission_class", "cost", "head", "keys", "number", "urgent")
+
+    def __init__(
+        self, number: int, admission_class: AdmissionClass, waiting: WaitingJobs, *, urgent: bool
+    ) -> None:
+        self.number, self.admission_class, self.urgent = number, admission_class, urgent
+        self.cost, self.keys = admission_class.cost_units, keys_of(admission_class)
+        self.head: QueuedJob | None = None
+        self._heap: list[tuple[Moment, int]] = []
+        self._waiting = waiting
+
+    def put(self, turn: Moment, job: int) -> bool:
+        """Whether the job is the head now."""
+        head = self.head
+        self._waiting.queue[job] = self.number
+        if head is None:
+            self.head = self._waiting.head(turn, job)
+            return True
+        if (turn, job) > (head.turn, head.no):
+            heappush(self._heap, (turn, job))
+            return False
+        heappush(self._heap, (head.turn, head.no))
+        self.head = self._waiting.head(turn, job)
+        return True
+
+    def drop_head(self) -> None:
+        heap, queue = self._heap, self._waiting.queue
+        while heap:
+            turn, job = heappop(heap)
+            if queue[job] == self.number:
+                self.head = self._waiting.head(turn, job)
+                return
+        self.head = None
+
+    def remove(self, job: int) -> bool:
+        """Whether the job was the head."""
+        self._waiting.queue[job] = NOWHERE
+        if self.head is None or self.head.no != job:
+            return False
+        self.drop_head()
+        return True
+
+    def mark_passed(self, job: int, now: Moment) -> None:
+        self._waiting.passed_at[job] = now
+        if self.head is not None and self.head.no == job:
+            self.head = replace(self.head, passed_at=now)
+
+    def pull(self) -> Iterator[QueuedJob]:
+        while (head := self.head) is not None:
+            yield head
+            self.drop_head()
+
+
+class PlayedView:
+    """What a round sees of one host. `queues`: those that this round should look at."""
+
+    def __init__(
+        self, ledger: Ledger, waiting: WaitingJobs, running: Callable[[], Sequence[RunningJob]]
+    ) -> None:
+        self.now: Moment = 0
+        self.ledger, self.running = ledger, running
+        self.queues: Sequence[PlayedQueue] = ()
+        self._waiting = waiting
+
+    def lines(self) -> Iterator[ReadyQueue]:
+        return (ReadyQueue(queue.admission_class, queue.urgent, queue.pull()) for queue in self.queues)
+
+    def start_timeouts(self, waiting: QueuedJob) -> int:
+        counters = self._waiting.counters.get(waiting.no)
+        return 0 if counters is None else counters.start

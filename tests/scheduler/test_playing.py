@@ -1,0 +1,121 @@
+"""The player starts each job at the moment at which the real scheduler starts it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+from tests.simulation.reference import Scene
+
+from penstock.core.jobs.admission import AdmissionLimits, Caps
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.preemption import Preemption
+from penstock.core.jobs.types import MINUTE, SECOND, AddonId, Constraint, EndReason, HostId
+from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt
+from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.playing import PlayedHost, PlayedState, PlayedWorker, Player
+from penstock.scheduler.rules import SchedulerRules
+
+T0 = 1_900_000_000 * SECOND
+RULES = SchedulerRules(capacity=Capacity(fixed=40))
+RUNNER = PlayedWorker("runner", WorkerKinds(job_types=frozenset({"penstock.command"})), 4)
+ADDON = PlayedWorker("addon", WorkerKinds(AddonId("b")), 3, claims_when_full=False)
+EMBEDDED = PlayedWorker("library", WorkerKinds(job_types=frozenset({"t", "u"})), 5)
+
+
+def arrival(after=0, runs_for=10, **fields):
+    more = {name: fields.pop(name) for name in list(fields) if name in Arrival._fields}
+    intent = Intent(**{"addon_id": "a", "job_type": "t", "cost_units": 40} | fields)
+    return Arrival(T0 + round(after * SECOND), intent, round(runs_for * SECOND), **more)
+
+
+def player(load, rules=RULES, hosts=(PlayedHost(),)):
+    return Player(rules, hosts, now=T0, load=Load(load))
+
+
+def starts(played):
+    return [None if at < 0 else (at - T0) / SECOND for at in played.started_at]
+
+
+def random_load(seed, jobs):
+    """Everything that a job can have, in a queue that grows and shrinks."""
+    random, after = Random(seed), 0.0
+    for _ in range(jobs):
+        after += random.expovariate(1 / 2.2)
+        addon = random.choice("ab")
+        job_type = random.choice(["penstock.command", "t", "u"]) if addon == "a" else "t"
+        length = random.choice([1, 4, 15, 40])
+        fields = {"addon_id": addon, "job_type": job_type, "cost_units": random.choice([1, 5, 12, 30])}
+        fields["priority"] = random.choice([10, 50, 52, 75, 95])
+        fields["expected_duration_sec"] = random.choice([None, length * random.uniform(0.7, 1.4)])
+        fields["constraints"] = random.choice([Constraint.NONE, Constraint.DISK_WRITE_HEAVY])
+        if random.random() < 0.1:
+            fields["earliest_start_at"] = T0 + round((after + 20) * SECOND)
+        if random.random() < 0.1:
+            fields |= {
+                "deadline_at": T0 + round((after + 60) * SECOND),
+                "time_sensitive": random.random() < 0.5,
+            }
+        if random.random() < 0.1:
+            fields["max_runtime_sec"] = 3
+        if random.random() < 0.1:
+            fields["canceled_at"] = T0 + round((after + random.choice([1, 30])) * SECOND)
+        if random.random() < 0.1:
+            error = PlayedAttempt(
+                round(length * SECOND / 2), random.choice([EndReason.JOB_ERROR, EndReason.UNAVAILABLE])
+            )
+            fields |= {"attempts": (error, PlayedAttempt(length * SECOND)), "retry_delays_sec": (5,)}
+        if random.random() < 0.5:
+            fields |= {"yields_after": 3 * SECOND, "resumes": random.random() < 0.5}
+        yield arrival(after, length, **fields)
+
+
+def agree(load, rules, hosts):
+    played, scene = player(load, rules, hosts), Scene(load, rules, hosts).play()
+    played.run()
+
+    real = [scene.started.get(number) for number in range(len(load))]
+    assert [None if at < 0 else at for at in played.started_at] == real
+    states = {number: PlayedState(played.state[number]).name for number in scene.jobs}
+    assert states == scene.states()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_worker_starts_every_job_when_the_real_scheduler_does(seed):
+    caps = Caps(per_addon=3, constraints={"disk_write_heavy": 2}) if seed > 2 else Caps()
+    agree(list(random_load(seed, 150)), replace(RULES, limits=AdmissionLimits(caps)), [PlayedHost()])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_three_kinds_of_workers_start_every_job_when_the_real_scheduler_does(seed):
+    rules = replace(RULES, preemption=Preemption(threshold=None if seed % 2 else 20, patience=6 * SECOND))
+    agree(list(random_load(seed, 150)), rules, [PlayedHost(workers=(RUNNER, ADDON, EMBEDDED))])
+
+
+def test_what_runs_and_waits_already_is_played_on():
+    waiting = player([])
+    running = waiting.add_running(
+        arrival(-50), HostId("local"), started_at=T0 - 50 * SECOND, over_at=T0 + 7 * SECOND
+    )
+    first = waiting.add(arrival(-5, cost_units=30), ready_at=T0 - 20 * MINUTE)
+    second = waiting.add(arrival(-9, cost_units=30))
+    waiting.run(until_started=[first])
+
+    assert waiting.state[running] == PlayedState.DONE
+    assert (waiting.started_at[first] - T0) // SECOND == 7
+    assert waiting.state[second] == PlayedState.QUEUED
+
+    waiting.run()
+    assert (waiting.started_at[second] - T0) // SECOND == 17
+
+
+def test_a_play_goes_on_from_where_it_stopped():
+    played = player([arrival(), arrival(1), arrival(2)])
+    played.run(T0 + 15 * SECOND)
+    assert starts(played) == [0, 10, None]
+
+    played.add(arrival(16, cost_units=10, priority=95))
+    played.run()
+    assert starts(played) == [0, 10, 30, 20]

@@ -1,0 +1,245 @@
+"""
+A load played by the real scheduler on a virtual clock: memory store, dispatcher, job service, maintenance. Only
+the workers are simulated. It is slow, and what the player must agree with.
+"""
+
+from __future__ import annotations
+
+import heapq
+from contextlib import ExitStack
+
+from msgspec.structs import replace
+
+from penstock.core.errors import Refused
+from penstock.core.jobs.ordering import urgent_from
+from penstock.core.jobs.round import MOST_PICKS
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import EndReason, HostId
+from penstock.scheduler.arrivals import PlayedAttempt
+from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, HostLoad, PullingWorkers
+from penstock.scheduler.job_service import EndReport, JobService, YieldRequests
+from penstock.scheduler.maintenance import Maintenance
+from penstock.scheduler.playing import PlayedHost
+from penstock.scheduler.preemption import Preempter
+from penstock.stores.api import Query
+from penstock.stores.memory.store import MemoryStore
+
+ENDLESS = 1 << 60
+ONE_HOST = PlayedHost()
+
+
+class RealHost:
+    """The scheduler of one host, with simulated workers."""
+
+    def __init__(self, scene, host):
+        self.scene, self.name = scene, host.name
+        self.rules = replace(
+            scene.rules,
+            host=HostId(host.name),
+            labels=host.labels,
+            capacity=host.capacity or scene.rules.capacity,
+        )
+        self.machine, self.present = HostLoad(self.rules), PullingWorkers()
+        self.dispatcher = Dispatcher(scene.store, self.rules, self.machine, self.present)
+        self.yields = YieldRequests()
+        self.job_service = JobService(scene.store, self.rules, self.dispatcher, yields=self.yields)
+        self.preempter = Preempter(scene.store, self.rules, self.dispatcher, self.job_service, self.yields)
+        self.yields.on_ask(self._asked)
+        self.reserves, self.preempts = host.reserves, host.preempts
+        if not host.reserves:
+            from penstock.scheduler.dispatcher import WorkerKinds
+
+            self.present.came(WorkerKinds(own=True), FOR_EVER)
+        self.workers = [Worker(self, worker) for worker in host.workers]
+
+    def _asked(self, dispatch_id):
+        self.scene.asked(dispatch_id)
+
+    def start(self):
+        started = False
+        for worker in self.workers:
+            started |= worker.claim()
+        if self.reserves:
+            before = self.scene.store.newest()
+            self.dispatcher.step(self.scene.now)
+            dispatching = [e for e in self.scene.store.events(before, 10_000) if e.kind == "DISPATCHING"]
+            if dispatching:
+                started = True
+                self.scene.moment(self.scene.now + self.rules.reserve_for)
+        return started
+
+
+class Worker:
+    def __init__(self, host, worker):
+        self.host, self.worker, self.running = host, worker, 0
+        self.stack = ExitStack()
+        if worker.claims_when_full:
+            host.present.came(worker.kinds, FOR_EVER)
+        host.present.has_room(worker.name, worker.kinds, worker.places, FOR_EVER)
+
+    @property
+    def free(self):
+        return self.worker.places - self.running
+
+    def shows_room(self):
+        self.host.present.has_room(self.worker.name, self.worker.kinds, self.free, FOR_EVER)
+
+    def claim(self):
+        scene, started = self.host.scene, False
+        while self.free:
+            limit = min(self.free, MOST_PICKS)
+            granted = self.host.job_service.claim(self.worker.kinds, limit, self.worker.name)
+            self.running += len(granted)
+            for job, dispatch, _ in granted:
+                scene.began(self, job, dispatch)
+            self.shows_room()
+            started |= bool(granted)
+            if len(granted) < limit:
+                break
+        if not self.free and not self.worker.claims_when_full:
+            scene.moment(scene.now + self.host.rules.fetch_for)
+        return started
+
+
+class Scene:
+    """Plays a load; `started` has the first start of each job, `states` what became of it."""
+
+    def __init__(self, load, rules, hosts=(ONE_HOST,)):
+        self.load = list(load)
+        self.rules = replace(rules, lease_for=ENDLESS, retention=ENDLESS)
+        self.now = self.load[0].at
+        self.store = MemoryStore(lambda: self.now, ordering=rules.ordering)
+        self.hosts = [RealHost(self, host) for host in hosts]
+        self.maintenance = Maintenance(self.store, self.rules)
+        self.numbers, self.jobs = {}, {}
+        self.started, self.refused = {}, set()
+        self.ends, self.moments, self.calls = [], [], []
+        self.tries, self.left, self.runs, self.over = {}, {}, {}, {}
+        self.look_at = None
+
+    def moment(self, at):
+        if at is not None and at > self.now:
+            heapq.heappush(self.moments, at)
+
+    def at(self, moment, call):
+        self.calls.append((moment, call))
+        self.calls.sort(key=lambda call: call[0])
+
+    def play(self):
+        coming = iter(enumerate(self.load))
+        arriving = next(coming, None)
+        while True:
+            due = [end[0] for end in self.ends[:1]] + self.moments[:1] + [call[0] for call in self.calls[:1]]
+            if arriving is not None:
+                due.append(arriving[1].at)
+            if not due:
+                return self
+            self.now = max(self.now, min(due))
+            while arriving is not None and arriving[1].at <= self.now:
+                self.arrive(*arriving)
+                arriving = next(coming, None)
+            self.end()
+            while self.calls and self.calls[0][0] <= self.now:
+                self.calls.pop(0)[1]()
+            while self.moments and self.moments[0] <= self.now:
+                heapq.heappop(self.moments)
+            for number, arrival in enumerate(self.load):
+                if (
+                    arrival.canceled_at is not None
+                    and arrival.canceled_at <= self.now
+                    and number in self.jobs
+                ):
+                    self.cancel(number)
+            self.maintenance.step(self.now)
+            self.requeued()
+            self.look()
+            if self.store.find(Query(states=[JobState.QUEUED], limit=1)) and self.runs:
+                self.moment(self.now - self.now % self.rules.tick + self.rules.tick)
+            while sum(host.start() for host in self.hosts):
+                pass
+
+    def arrive(self, number, arrival):
+        try:
+            [receipt] = self.hosts[0].job_service.submit([arrival.intent])
+        except Refused:
+            self.refused.add(number)
+            return
+        self.numbers[receipt.job_id], self.jobs[number] = number, receipt.job_id
+        intent = arrival.intent
+        for moment in (intent.earliest_start_at, intent.deadline_at, arrival.canceled_at):
+            self.moment(moment)
+        self.moment(urgent_from(intent, self.rules.ordering))
+
+    def began(self, worker, job, dispatch):
+        number = self.numbers[job.job_id]
+        self.started.setdefault(number, self.now)
+        arrival = self.load[number]
+        attempts = arrival.attempts or (PlayedAttempt(arrival.runs_for),)
+        attempt = attempts[min(self.tries.get(number, 0), len(attempts) - 1)]
+        span, reason = self.left.pop(number, attempt.runs_for), attempt.end
+        ends_at = self.now + span
+        if dispatch.stop_at is not None and dispatch.stop_at < ends_at:
+            ends_at, reason = dispatch.stop_at, dispatch.stop_for
+        self.runs[dispatch.dispatch_id] = (worker, number, reason, self.now, span)
+        self.over[dispatch.dispatch_id] = ends_at
+        heapq.heappush(self.ends, (ends_at, dispatch.dispatch_id))
+
+    def asked(self, dispatch_id):
+        number = self.runs[dispatch_id][1]
+        yields_after = self.load[number].yields_after
+        if yields_after is not None and self.now + yields_after < self.over[dispatch_id]:
+            worker, number, _, began, span = self.runs[dispatch_id]
+            self.runs[dispatch_id] = (worker, number, EndReason.COOPERATIVE_PREEMPTION, began, span)
+            self.over[dispatch_id] = self.now + yields_after
+            heapq.heappush(self.ends, (self.now + yields_after, dispatch_id))
+
+    def end(self):
+        while self.ends and self.ends[0][0] <= self.now:
+            _, dispatch_id = heapq.heappop(self.ends)
+            if dispatch_id in self.runs:
+                self.finish(dispatch_id, self.runs[dispatch_id][2])
+        for host in self.hosts:
+            for worker in host.workers:
+                worker.shows_room()
+
+    def finish(self, dispatch_id, reason):
+        worker, number, _, began, span = self.runs.pop(dispatch_id)
+        worker.running -= 1
+        worker.host.job_service.end_many([EndReport(dispatch_id, reason)])
+        if reason in (EndReason.COOPERATIVE_PREEMPTION, EndReason.PREEMPTION_TIMEOUT):
+            if self.load[number].resumes:
+                self.left[number] = span - (self.now - began)
+        elif reason is not EndReason.COMPLETED:
+            self.tries[number] = self.tries.get(number, 0) + 1
+        self.moment(self.store.job(self.jobs[number]).not_before)
+
+    def requeued(self):
+        """Reservations that timed out come back after a delay."""
+        alarm = self.store.alarm()
+        if alarm is not None and alarm < self.now + ENDLESS // 2:
+            self.moment(alarm)
+
+    def cancel(self, number):
+        job = self.store.job(self.jobs[number])
+        if job.state in ("QUEUED", "DISPATCHING", "RUNNING"):
+            self.hosts[0].job_service.cancel(job.job_id)
+            if job.dispatch_id in self.runs:
+                self.finish(job.dispatch_id, EndReason.CANCELED)
+
+    def look(self):
+        """The preemption's tick, at whole ticks as the player's."""
+        if self.rules.preemption.threshold is None:
+            return
+        tick = self.rules.tick
+        if self.now % tick == 0 or any(
+            h.preempter.cycle and h.preempter.cycle.due <= self.now for h in self.hosts
+        ):
+            for host in self.hosts:
+                if host.preempts:
+                    host.preempter.step(self.now)
+                    for dispatch in self.store.live(phases=["ending"]):
+                        if dispatch.dispatch_id in self.runs:
+                            self.finish(dispatch.dispatch_id, EndReason.PREEMPTION_TIMEOUT)
+
+    def states(self):
+        return {n: str(self.store.job(job_id).state) for n, job_id in self.jobs.items()}
