@@ -20,6 +20,7 @@ from penstock.scheduler.rules import SchedulerRules
 
 T0 = 1_900_000_000 * SECOND
 RULES = SchedulerRules(capacity=Capacity(fixed=40))
+ONE_HOST = PlayedHost()
 RUNNER = PlayedWorker("runner", WorkerKinds(job_types=frozenset({"penstock.command"})), 4)
 ADDON = PlayedWorker("addon", WorkerKinds(AddonId("b")), 3, claims_when_full=False)
 EMBEDDED = PlayedWorker("library", WorkerKinds(job_types=frozenset({"t", "u"})), 5)
@@ -31,7 +32,7 @@ def arrival(after=0, runs_for=10, **fields):
     return Arrival(T0 + round(after * SECOND), intent, round(runs_for * SECOND), **more)
 
 
-def player(load, rules=RULES, hosts=(PlayedHost(),)):
+def player(load, rules=RULES, hosts=(ONE_HOST,)):
     return Player(rules, hosts, now=T0, load=Load(load))
 
 
@@ -88,7 +89,7 @@ def test_one_worker_starts_every_job_when_the_real_scheduler_does(seed):
     agree(list(random_load(seed, 150)), replace(RULES, limits=AdmissionLimits(caps)), [PlayedHost()])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_three_kinds_of_workers_start_every_job_when_the_real_scheduler_does(seed):
     rules = replace(RULES, preemption=Preemption(threshold=None if seed % 2 else 20, patience=6 * SECOND))
     agree(list(random_load(seed, 150)), rules, [PlayedHost(workers=(RUNNER, ADDON, EMBEDDED))])
