@@ -44,7 +44,7 @@ from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.load import Busy, Capacity, Quiet, observe
 from penstock.core.jobs.ordering import QueuedJob, head_key, order_key, urgent_from
-from penstock.core.jobs.preemption import Act, Cycle, advance, begin, choose, wanted
+from penstock.core.jobs.preemption import Act, Candidate, Cycle, advance, begin, choose, wanted
 from penstock.core.jobs.reasons import BudgetSpent, CapReached, Paused
 from penstock.core.jobs.round import (
     MOST_PICKS,
@@ -1022,7 +1022,11 @@ class Player:
         if not heads:
             return
         free = host.units - host.ledger.units
-        running = [(run.priority, _dispatch_of(run)) for run in runs]
+        intents = self.load.intents
+        running = [
+            Candidate(run.priority, _dispatch_of(run), intents[self.load.intent[run.job]].preemptible)
+            for run in runs
+        ]
         view = self._views[host.number]
         view.now = self.now
         for priority, _, _, queue in sorted(heads, key=lambda head: head[:3]):
