@@ -39,6 +39,7 @@ from penstock.core.jobs.types import (
     Span,
     seconds,
 )
+from penstock.scheduler.arrivals import Arrival
 from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers, WorkerKinds
 from penstock.scheduler.job_service import EndReport, JobService, feed
 from penstock.scheduler.maintenance import Maintenance
@@ -264,12 +265,6 @@ def _at(waits: Sequence[Span], part: float) -> float | None:
 _PAGE: Final = 1_000
 _BEGAN: Final[Moment] = 1_900_000_000 * SECOND
 _UNKNOWN: Final[Span] = 60 * SECOND
-
-
-class Arrival(NamedTuple):
-    at: Moment
-    intent: Intent
-    runs_for: Span
 
 
 def replayed(store: Store) -> list[Arrival]:
