@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.simulation.play import Arrival, Figures, Played, figures, made_up, play, replayed
+from penstock.scheduler.arrivals import Arrival
+from penstock.simulation.play import Figures, Played, figures, made_up, play, replayed
 
 __all__ = ["Arrival", "Figures", "Played", "figures", "made_up", "play", "replayed"]
