@@ -246,7 +246,7 @@ def test_the_names_of_the_fields_are_a_promise(kit):
 
     assert set(kit.job_service.explain(job_id).as_json()) == {
         "job_id", "state", "text", "waiting_sec", "reason", "reason_data", "retry_after_sec", "recorded", "ahead", "line_ahead",
-        "likely_start_at", "next_when_ends", "allowed",
+        "likely_start_at", "likely_start_low_at", "likely_start_high_at", "next_when_ends", "allowed",
     }  # fmt: skip
 
 

@@ -276,7 +276,15 @@ class Scheduler:
             reason = "no_function"
         else:
             return explanation
-        return replace(explanation, text=text, reason=reason, reason_data=None, likely_start_at=None)
+        return replace(
+            explanation,
+            text=text,
+            reason=reason,
+            reason_data=None,
+            likely_start_at=None,
+            likely_start_low_at=None,
+            likely_start_high_at=None,
+        )
 
     @property
     def principal(self) -> str:

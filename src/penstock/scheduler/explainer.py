@@ -9,20 +9,31 @@ from msgspec.structs import replace
 from penstock.core.errors import NotFound
 from penstock.core.jobs.admission import AdmissionClass, admission_class_of
 from penstock.core.jobs.explain import Explanation, Viewer, explain
-from penstock.core.jobs.forecast import likely_starts, outlook, reachable
+from penstock.core.jobs.forecast import Outlook, likely_starts, outlook, reachable
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import dispatch_id_of
-from penstock.core.jobs.reasons import AwaitsWorker, LabelMissing, NotEnoughUnits
+from penstock.core.jobs.reasons import (
+    AwaitsWorker,
+    CapReached,
+    LabelMissing,
+    NotEnoughUnits,
+    QueuedAhead,
+    UnitsKept,
+)
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
 from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.forecaster import Forecaster
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Receipt, Store
 
 
 class Explainer:
-    def __init__(self, store: Store, rules: SchedulerRules, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, store: Store, rules: SchedulerRules, dispatcher: Dispatcher, forecaster: Forecaster
+    ) -> None:
         self._store, self._rules, self._dispatcher = store, rules, dispatcher
+        self._forecaster = forecaster
 
     def explain(self, job_id: JobId, viewer: Viewer | None = None) -> Explanation:
         """From the recorded decision where a round has made one; else the same decision, made now."""
@@ -49,7 +60,15 @@ class Explainer:
                 seen = replace(seen, reason=AwaitsWorker(came), likely_start_at=None)
             case _:
                 pass
-        return explain(job, now, last, seen, viewer)
+        return explain(job, now, last, self._with_range(job_id, seen), viewer)
+
+    def _with_range(self, job_id: JobId, seen: Outlook) -> Outlook:
+        """With a range for its start, if the order and ends of runs decide it."""
+        playable = isinstance(seen.reason, NotEnoughUnits | UnitsKept | QueuedAhead | CapReached)
+        if not playable and not (seen.reason is None and seen.line_ahead):
+            return seen
+        start = self._forecaster.ranges([job_id]).get(job_id)
+        return seen if start is None else replace(seen, likely_start_at=start.middle_at, start_range=start)
 
     def _hosts_with(self, admission_class: AdmissionClass, now: Moment) -> tuple[str, ...]:
         return tuple(

@@ -33,6 +33,7 @@ from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Mone
 from penstock.core.text import error_text, storable, storable_json, type_name
 from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds
 from penstock.scheduler.explainer import Explainer
+from penstock.scheduler.forecaster import Forecaster
 from penstock.scheduler.learning import Learner
 from penstock.scheduler.maintenance import BudgetEnforcer
 from penstock.scheduler.rules import SchedulerRules
@@ -157,12 +158,16 @@ class JobService:
         learner: Learner | None = None,
     ) -> None:
         self._store, self._rules, self._dispatcher = store, rules, dispatcher
-        self._learner = learner or Learner(store)
+        self.learner = learner or Learner(store)
+        self.forecaster = Forecaster(store, rules, dispatcher, self.learner)
         self._waitlist, self._budgets = (
             waitlist or SubmitWaitlist(store, dispatcher.commit_submits, rules.depth),
             BudgetEnforcer(store, rules),
         )
-        self._yields, self._explainer = yields or YieldRequests(), Explainer(store, rules, dispatcher)
+        self._yields, self._explainer = (
+            yields or YieldRequests(),
+            Explainer(store, rules, dispatcher, self.forecaster),
+        )
         self._most_units = rules.capacity.most
         #: The fields of the last intent that was checked. A thread may see an older value: it checks again.
         self._passed: object = None
@@ -296,7 +301,7 @@ class JobService:
 
     def type_stats(self) -> list[TypeStats]:
         """What was learned about each job type, and how good the predictions about it were."""
-        return self._learner.stats()
+        return self.learner.stats()
 
     def explain(self, job_id: JobId, viewer: Viewer | None = None) -> Explanation:
         """`viewer`: an addon that must not learn the names of others' jobs."""

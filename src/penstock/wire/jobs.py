@@ -269,6 +269,9 @@ class Explained(WireAnswer):
     ahead: list[AheadInfo]
     line_ahead: int
     likely_start_at: datetime | None
+    #: In 8 cases of 10 it starts between these two; null while too little was learned to tell.
+    likely_start_low_at: datetime | None
+    likely_start_high_at: datetime | None
     allowed: tuple[str, ...]
 
 

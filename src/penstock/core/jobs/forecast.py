@@ -44,6 +44,7 @@ from penstock.core.jobs.round import (
     RunningJob,
     run_round,
 )
+from penstock.core.jobs.start_ranges import StartRange
 from penstock.core.jobs.types import SECOND, AddonId, JobId, Moment
 
 #: Readers do not look further, and a queue of a million must not be counted for a sentence.
@@ -72,6 +73,8 @@ class Outlook(Struct, frozen=True):
     likely_start_at: Moment | None = None
     head: bool = False
     next_when_ends: JobId | None = None  # the running job whose end is expected to free the units
+    #: The range around the likely start, where enough was learned to tell one.
+    start_range: StartRange | None = None
 
 
 NOTHING_HOLDS: Final = Outlook()

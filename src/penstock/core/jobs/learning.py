@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from math import exp, floor, log
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct, field
@@ -98,14 +99,23 @@ def _bucket(value: int) -> int:
     return floor(log(max(1, value)) / _STEP)
 
 
+class Dice(Protocol):
+    """Chance, handed in: a `random.Random` with a seed."""
+
+    def random(self) -> float: ...
+
+    def gammavariate(self, alpha: float, beta: float) -> float: ...
+
+
 class Distribution(Struct, frozen=True):
     """
     A sketch made ready to draw from. With a tail: the next observation may exceed all before it, the less
-    likely the more there were.
+    likely the more there were, and the further the more they differ.
     """
 
     edges: tuple[float, ...]  # logarithms: one more than there are buckets
     cumulative: tuple[float, ...]  # from 0 to 1, at each edge
+    weight: float  # of all observations
 
     @classmethod
     def of(cls, weights: dict[int, float], *, tail: bool = True, scale: float = 1.0) -> Distribution:
@@ -122,9 +132,24 @@ class Distribution(Struct, frozen=True):
             edges.append((bucket + 1) * _STEP + shift)
             sums.append(total)
         if tail:
-            edges.append(edges[-1] + log(2))
+            low, high = (edges[bisect_left(sums, part * total)] for part in (0.25, 0.75))
+            edges.append(edges[-1] + max(_STEP, high - low))
             sums.append(total + total / (total + 1.0))
-        return cls(tuple(edges), tuple(one / sums[-1] for one in sums))
+        return cls(tuple(edges), tuple(one / sums[-1] for one in sums), sums[-1])
+
+    def redrawn(self, dice: Dice) -> Distribution:
+        """
+        A distribution that the same observations could have come from: the fewer they are, the more it
+        differs. What follows from many such draws counts in how little is known.
+        """
+        sums, total = [0.0], 0.0
+        for before, after in pairwise(self.cumulative):
+            mass = (after - before) * self.weight
+            total += dice.gammavariate(mass, 1.0) if mass > 0 else 0.0
+            sums.append(total)
+        if not total:
+            return self
+        return Distribution(self.edges, tuple(one / total for one in sums), self.weight)
 
     def at(self, part: float) -> int:
         """The value below which this part of the observations lies."""

@@ -1,0 +1,396 @@
+"""
+How good the start estimates are: four loads on a virtual clock, nothing told by the user.
+
+    .venv/bin/python -m bench.estimates            the table of docs/estimates.md
+    .venv/bin/python -m bench.estimates --jobs 400 --seeds 1 --every 4
+
+The scheduler is real: store, service, rounds, learner, forecaster. Simulated are the workers, which end a job
+when the load says so, and time. Each job that cannot start when it is submitted gets a prediction, and is
+scored when it starts. The first 200 jobs are for learning and are not scored.
+
+Compared are the same plays with the true distributions and rates (the oracle: no estimate can be much
+better), and the plain moving average of the last 50 waits of the type.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+from statistics import fmean, median
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from penstock.core.jobs.admission import admission_class_of
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.learning import Arrivals, Knowledge, Shape, Sketch, TypeRecord, record_name
+from penstock.core.jobs.load import Capacity, Host, QuietState
+from penstock.core.jobs.round import MOST_PICKS
+from penstock.core.jobs.start_ranges import StartRange
+from penstock.core.jobs.types import SECOND, AddonId, DispatchId, HostId, JobId, Moment, Priority, Span
+from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers, WorkerKinds
+from penstock.scheduler.job_service import EndReport, JobService
+from penstock.scheduler.learning import Learner
+from penstock.scheduler.rules import SchedulerRules
+from penstock.stores.api import RegisterHost, SetAddon, committed
+from penstock.stores.memory.store import MemoryStore
+
+T0: Moment = 1_900_000_000 * SECOND
+LEARNING_JOBS = 200
+_ANY = WorkerKinds(own=True)
+_FOR_EVER: Span = 1 << 60
+
+
+@dataclass(frozen=True)
+class Source:
+    """Jobs of one type: how long they run, what they ask for, and how they come."""
+
+    intent: Intent
+    duration_sec: Callable[[Random], float]
+    share: float = 1.0  # of the load
+    burst: float = 1.0  # how many come together, on average
+
+
+@dataclass(frozen=True)
+class Load:
+    name: str
+    about: str
+    sources: Sequence[Source]
+    use: float  # of the units of all hosts
+    hosts: int = 1
+    capacity: int = 40
+    weights: dict[str, int] = field(default_factory=dict)
+
+
+def _intent(addon: str, job_type: str, cost: int = 10, priority: int = Priority.NORMAL) -> Intent:
+    return Intent(addon_id=AddonId(addon), job_type=job_type, cost_units=cost, priority=priority)
+
+
+def _exponential(mean: float) -> Callable[[Random], float]:
+    return lambda dice: dice.expovariate(1 / mean)
+
+
+def _lognormal(middle: float, width: float) -> Callable[[Random], float]:
+    return lambda dice: middle * dice.lognormvariate(0, width)
+
+
+LOADS = (
+    Load(
+        "steady",
+        "one type, 10 units each, exponential durations (mean 20 s), 92 % of one host with 40 units",
+        [Source(_intent("app", "steady"), _exponential(20))],
+        use=0.92,
+    ),
+    Load(
+        "bursty",
+        "the same host; jobs come in bursts of 12 on average, log-normal durations (middle 15 s, width 0.5)",
+        [Source(_intent("app", "burst"), _lognormal(15, 0.5), burst=12)],
+        use=0.75,
+    ),
+    Load(
+        "wide",
+        "three types of 5, 10 and 20 units with log-normal durations of width 1.4 (middles 4, 8 and 12 s)",
+        [
+            Source(_intent("app", "small", 5), _lognormal(4, 1.4), 1),
+            Source(_intent("app", "medium", 10), _lognormal(8, 1.4), 2),
+            Source(_intent("app", "large", 20), _lognormal(12, 1.4), 2),
+        ],
+        use=0.9,
+    ),
+    Load(
+        "several",
+        "three hosts of 40 units; four addons with weights, priorities and durations of their own, one in bursts",
+        [
+            Source(_intent("mail", "send", 5), _exponential(6), 1),
+            Source(_intent("video", "encode", 20), _lognormal(60, 0.7), 3),
+            Source(_intent("shop", "report", 10, Priority.HIGH), _lognormal(12, 1.0), 1),
+            Source(_intent("scan", "page", 10, Priority.LOW), _lognormal(10, 0.5), 2, burst=20),
+        ],
+        use=0.95,
+        hosts=3,
+        weights={"video": 200},
+    ),
+)
+
+
+class Arrival(NamedTuple):
+    at: Moment
+    source: Source
+    runs_for: Span
+
+
+def mean_sec(source: Source) -> float:
+    dice = Random(7)
+    return fmean(source.duration_sec(dice) for _ in range(20_000))
+
+
+def rates(load: Load) -> dict[int, float]:
+    """Jobs per second of each source, by its number."""
+    shares = sum(source.share for source in load.sources)
+    units = load.use * load.capacity * load.hosts
+    return {
+        number: units * source.share / shares / (source.intent.cost_units * mean_sec(source))
+        for number, source in enumerate(load.sources)
+    }
+
+
+def arrivals(load: Load, jobs: int, seed: int) -> list[Arrival]:
+    dice = Random(f"{load.name} {seed}")
+    made: list[Arrival] = []
+    for number, rate in rates(load).items():
+        source = load.sources[number]
+        wanted = round(jobs * rate / sum(rates(load).values()))
+        at = float(T0)
+        while wanted > 0:
+            at += dice.expovariate(rate / source.burst) * SECOND
+            together = 1
+            while dice.random() * source.burst >= 1:
+                together += 1
+            for _ in range(min(together, wanted)):
+                made.append(Arrival(round(at), source, max(1, round(source.duration_sec(dice) * SECOND))))
+            wanted -= together
+    return sorted(made, key=lambda arrival: arrival.at)[:jobs]
+
+
+class TrueArrivals(Arrivals):
+    """The rate that the load is drawn from."""
+
+    true_rate: float = 0.0
+
+    def per_second(self, _: Moment) -> float:
+        return self.true_rate
+
+
+def oracle(load: Load) -> Knowledge:
+    """What can be known: the distributions and rates that the load is drawn from."""
+    dice, records = Random(11), {}
+    for number, rate in rates(load).items():
+        source = load.sources[number]
+        weights: Counter[int] = Counter()
+        for _ in range(20_000):
+            one = Sketch()
+            one.observe(round(source.duration_sec(dice) * SECOND))
+            weights.update(list(one.weights))
+        true = TrueArrivals(
+            jobs=source.burst,
+            bursts=1.0,
+            shapes=[Shape(source.intent.priority, source.intent.cost_units, high=_is_high(source))],
+            true_rate=rate,
+        )
+        durations = Sketch(20_000, {bucket: float(times) for bucket, times in weights.items()})
+        records[record_name(admission_class_of(source.intent))] = TypeRecord(durations, arrivals=true)
+    return Knowledge(records)
+
+
+def _is_high(source: Source) -> bool:
+    return admission_class_of(source.intent).high
+
+
+class Outcome(NamedTuple):
+    """One scored job: the waits from its prediction on, in seconds."""
+
+    wait: float
+    learned: StartRange
+    oracle: StartRange | None
+    average: float | None  # the moving average of waits
+    predicted_at: Moment
+
+    def error(self, middle_at: Moment) -> float:
+        return abs((middle_at - self.predicted_at) / SECOND - self.wait)
+
+
+class Stage:
+    """The real scheduler on a virtual clock, with workers that end a job when its load says so."""
+
+    def __init__(self, load: Load, *, with_oracle: bool = True, every: int = 1) -> None:
+        self.load, self.now, self.every = load, T0, every
+        numbers = count(1)
+        rules = SchedulerRules(
+            capacity=Capacity(fixed=load.capacity),
+            lease_for=_FOR_EVER,
+            fetch_for=_FOR_EVER,
+            host=HostId("host0"),
+        )
+        self.store = MemoryStore(
+            lambda: self.now, ordering=rules.ordering, new_id=lambda: f"{next(numbers):012}"
+        )
+        self.learner = Learner(self.store)
+        self.store.on_change(self.learner.notice)
+        self.workers = [PullingWorkers() for _ in range(load.hosts)]
+        self.dispatchers = []
+        for number, workers in enumerate(self.workers):
+            here = replace(rules, host=HostId(f"host{number}"))
+            self.dispatchers.append(Dispatcher(self.store, here, HostLoad(here), workers))
+            committed(self.store, RegisterHost(self._host(number)))
+        self.service = JobService(self.store, rules, self.dispatchers[0], learner=self.learner)
+        self.service.forecaster.budget_sec = None
+        for addon, weight in load.weights.items():
+            committed(self.store, SetAddon(AddonId(addon), weight=weight))
+        self.free = [load.capacity] * load.hosts
+        self.ends: list[tuple[Moment, DispatchId, int, int]] = []
+        self.lengths: dict[JobId, tuple[Span, int]] = {}
+        self.predictions: dict[JobId, tuple[StartRange, StartRange | None, float | None, Moment, str]] = {}
+        self.waits: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=50))
+        self.truth = oracle(load) if with_oracle else None
+        self.outcomes: list[Outcome] = []
+        self.queued = 0
+
+    def _host(self, number: int) -> Host:
+        return Host(
+            host=HostId(f"host{number}"),
+            instance="only",
+            capacity=self.load.capacity,
+            quiet=QuietState.QUIET,
+            labels=(),
+            version="",
+            url="",
+            started_at=T0,
+            seen_at=T0,
+            until=_FOR_EVER,
+        )
+
+    def run(self, load: Sequence[Arrival]) -> list[Outcome]:
+        """The scored jobs, in the order of their starts."""
+        with ExitStack() as present:
+            for workers in self.workers:
+                present.enter_context(workers.waiting("simulated", _ANY, 1_000))
+            learns_at = T0
+            for number, arrival in enumerate(load):
+                self._pass_until(arrival.at)
+                if self.now >= learns_at:
+                    learns_at = self.learner.step(self.now)
+                self._arrive(arrival, number)
+            self._pass_until(_FOR_EVER)
+        return self.outcomes
+
+    def _pass_until(self, moment: Moment) -> None:
+        while self.ends and self.ends[0][0] <= moment:
+            self.now = self.ends[0][0]
+            reports = []
+            while self.ends and self.ends[0][0] <= self.now:
+                _, dispatch_id, host, units = heapq.heappop(self.ends)
+                reports.append(EndReport(dispatch_id))
+                self.free[host] += units
+            self.service.end_many(reports)
+            self._start()
+        if moment < _FOR_EVER:
+            self.now = moment
+
+    def _arrive(self, arrival: Arrival, number: int) -> None:
+        [receipt] = self.service.submit([arrival.source.intent])
+        self.lengths[receipt.job_id] = (arrival.runs_for, arrival.source.intent.cost_units)
+        self.queued += 1
+        self._start()
+        if receipt.job_id in self.lengths and number >= LEARNING_JOBS and number % self.every == 0:
+            self._predict(receipt.job_id, arrival.source)
+
+    def _predict(self, job_id: JobId, source: Source) -> None:
+        forecaster, name = self.service.forecaster, source.intent.job_type
+        learned = forecaster.ranges([job_id]).get(job_id)
+        if learned is None:
+            raise RuntimeError(f"no range for {job_id} of {name}")
+        true = None if self.truth is None else forecaster.ranges([job_id], knowledge=self.truth).get(job_id)
+        waits = self.waits[name]
+        average = fmean(waits) if waits else None
+        self.predictions[job_id] = (learned, true, average, self.now, name)
+
+    def _start(self) -> None:
+        """The host with most free units claims first, one job at a time."""
+        limit = MOST_PICKS if self.load.hosts == 1 else 1
+        while self.queued:
+            host = self.free.index(max(self.free))
+            grants = committed(self.store, self.dispatchers[host].claim(_ANY, limit, "simulated"))
+            for grant in grants:
+                self._began(grant.dispatch.dispatch_id, grant.dispatch.job_id, host)
+            if len(grants) < limit:
+                return
+
+    def _began(self, dispatch_id: DispatchId, job_id: JobId | None, host: int) -> None:
+        assert job_id is not None
+        runs_for, units = self.lengths.pop(job_id)
+        self.queued -= 1
+        self.free[host] -= units
+        heapq.heappush(self.ends, (self.now + runs_for, dispatch_id, host, units))
+        job = self.store.job(job_id)
+        assert job is not None
+        self.waits[job.intent.job_type].append((self.now - job.created_at) / SECOND)
+        if job_id in self.predictions:
+            learned, true, average, at, _ = self.predictions.pop(job_id)
+            self.outcomes.append(Outcome((self.now - at) / SECOND, learned, true, average, at))
+
+
+class Figures(NamedTuple):
+    """
+    `covered`: the part of the starts within their range. The errors are medians: of the distance between the
+    predicted middle and the start, as a part of the wait.
+    """
+
+    scored: int
+    wait_sec: float
+    covered: float
+    error: float
+    oracle_covered: float | None
+    oracle_error: float | None
+    average_error: float
+
+
+def figures(outcomes: Sequence[Outcome]) -> Figures:
+    def started_at(one: Outcome) -> Moment:
+        return one.predicted_at + round(one.wait * SECOND)
+
+    with_oracle = [(one, one.oracle) for one in outcomes if one.oracle is not None]
+    return Figures(
+        scored=len(outcomes),
+        wait_sec=median(one.wait for one in outcomes),
+        covered=fmean(one.learned.covers(started_at(one)) for one in outcomes),
+        error=median(one.error(one.learned.middle_at) / one.wait for one in outcomes),
+        oracle_covered=fmean(true.covers(started_at(one)) for one, true in with_oracle)
+        if with_oracle
+        else None,
+        oracle_error=(
+            median(one.error(true.middle_at) / one.wait for one, true in with_oracle) if with_oracle else None
+        ),
+        average_error=median(
+            abs(one.average - one.wait) / one.wait for one in outcomes if one.average is not None
+        ),
+    )
+
+
+def measured(load: Load, *, jobs: int, seeds: Sequence[int], every: int, with_oracle: bool = True) -> Figures:
+    outcomes: list[Outcome] = []
+    for seed in seeds:
+        outcomes += Stage(load, with_oracle=with_oracle, every=every).run(arrivals(load, jobs, seed))
+    return figures(outcomes)
+
+
+def rows(jobs: int, seeds: Sequence[int], every: int) -> Iterator[str]:
+    yield "| load | scored starts | median wait | covered (of 80 %) | median error | oracle: covered | oracle: error | moving average: error |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for load in LOADS:
+        result = measured(load, jobs=jobs, seeds=seeds, every=every)
+        yield (
+            f"| {load.name} | {result.scored:,} | {result.wait_sec:.0f} s | {result.covered:.0%} | {result.error:.0%} | "
+            f"{result.oracle_covered or 0:.0%} | {result.oracle_error or 0:.0%} | {result.average_error:.0%} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--jobs", type=int, default=1_500, help="jobs of each load and seed")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--every", type=int, default=3, help="predict every so many jobs")
+    given = parser.parse_args()
+    for row in rows(given.jobs, range(1, given.seeds + 1), given.every):
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""
+Start ranges: when queued jobs will likely start, found by playing the rules forward.
+
+A play begins with everything as it is now: the ready queues, the runs of all hosts, the ledger. It draws how
+long each run will take from what was learned about its type, lets jobs arrive as often as they came of late,
+and calls the scheduler's own `run_round` for a host whenever something ended or arrived there. Each play also
+draws anew what the observed durations may have come from, so that little knowledge makes wide ranges. Order, fair
+share, caps, kept units and labels count as they will. Some dozens of plays give each job some dozens of
+starts; the range leaves out the same number of them at both ends, so that the real start, if it is drawn like
+the others, lies within with a probability of 80 %: of 39 plays the range is from the fourth start to the
+fourth from the end.
+
+The dice are handed in, so a play can be played again. The work is bounded: at most a thousand jobs ahead, and
+a number of plays that the caller's budget decides.
+
+What is not played: conditions of the hosts that change, retries, preemption, jobs whose time has not come,
+and workers that come or go. A kind of job whose workers are all busy now runs as many at once as it does now.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from math import log
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Conditions, Ledger, keys_of
+from penstock.core.jobs.learning import Dice, Distribution
+from penstock.core.jobs.ordering import Ordering, QueuedJob, order_key
+from penstock.core.jobs.round import Placement, ReadyQueue, RoundInputs, RunningJob, run_round
+from penstock.core.jobs.types import SECOND, JobId, Moment, Span
+
+#: The part of the starts that a range should hold.
+COVERAGE: Final = 0.8
+#: After so many plays a range of exactly that coverage can be told; more make it steadier.
+STAGES: Final = (9, 19, 39)
+#: A play ends after so many ends and arrivals: what has not started by then starts too far away to tell.
+MOST_STEPS: Final = 4_000
+_FAR: Final[Moment] = 1 << 62
+
+
+class StartRange(Struct, frozen=True):
+    """The start lies between `low_at` and `high_at` in 8 cases of 10; half of the plays start by `middle_at`."""
+
+    low_at: Moment
+    middle_at: Moment
+    high_at: Moment
+
+    def covers(self, moment: Moment) -> bool:
+        return self.low_at <= moment <= self.high_at
+
+
+class HostNow(Struct, frozen=True):
+    """A host at the beginning of a play, with the units that its runs hold."""
+
+    conditions: Conditions
+    units: int
+    running: int
+
+
+class RunNow(Struct, frozen=True):
+    """A run at the beginning of a play. `host`: its number. `duration`: None: nothing is known about it."""
+
+    host: int
+    admission_class: AdmissionClass
+    started_at: Moment
+    ends_at: Moment | None  # as its submitter expects
+    duration: Distribution | None
+
+
+class ArrivalStream(Struct, frozen=True):
+    """Jobs that come by chance, in bursts."""
+
+    admission_class: AdmissionClass
+    priority: int
+    per_second: float
+    burst: float = 1.0
+
+
+class World(Struct, frozen=True):
+    """Everything that a play begins with."""
+
+    now: Moment
+    hosts: Sequence[HostNow]
+    runs: Sequence[RunNow]
+    queues: Sequence[tuple[AdmissionClass, bool, Sequence[QueuedJob]]]  # class, urgent, jobs in order
+    ledger: Ledger  # the counts and accounts of all hosts
+    limits: AdmissionLimits
+    ordering: Ordering
+    #: How long such a job will run; None: nothing is known.
+    duration_of: Callable[[AdmissionClass, QueuedJob], Distribution | None]
+    arrivals: Sequence[ArrivalStream] = ()
+
+
+def start_ranges(
+    world: World,
+    targets: Collection[JobId],
+    dice: Dice,
+    *,
+    may_go_on: Callable[[int], bool] = lambda _: True,
+) -> dict[JobId, StartRange]:
+    """
+    The ranges of these jobs; a job of which nothing can be told has none. `may_go_on` is asked after each
+    stage, with the number of plays so far, whether there is time for more.
+    """
+    wanted = frozenset(targets)
+    streams = [stream for stream in world.arrivals if _matters(stream, world, wanted)]
+    starts: dict[JobId, list[Moment]] = {job_id: [] for job_id in targets}
+    played = 0
+    for stage in STAGES:
+        while played < stage:
+            began = _Play(world, streams, dice).run(wanted)
+            for job_id, moments in starts.items():
+                moments.append(began.get(job_id, _FAR))
+            played += 1
+        if not may_go_on(played):
+            break
+    ranges = {job_id: _range(sorted(moments)) for job_id, moments in starts.items()}
+    return {job_id: one for job_id, one in ranges.items() if one is not None}
+
+
+def _range(starts: Sequence[Moment]) -> StartRange | None:
+    outside = round((1 - COVERAGE) / 2 * (len(starts) + 1)) - 1
+    low, middle, high = starts[outside], starts[len(starts) // 2], starts[-1 - outside]
+    return None if high >= _FAR else StartRange(low, middle, high)
+
+
+def _matters(stream: ArrivalStream, world: World, targets: frozenset[JobId]) -> bool:
+    """Jobs that would stand behind all targets in one queue with them change nothing for them."""
+    for admission_class, _, jobs in world.queues:
+        own = admission_class == stream.admission_class
+        for job in jobs:
+            if job.job_id in targets and (not own or job.priority < stream.priority):
+                return True
+    return False
+
+
+class _Play:
+    def __init__(self, world: World, streams: Sequence[ArrivalStream], dice: Dice) -> None:
+        self.world, self.dice, self.now = world, dice, world.now
+        counts = dict(world.ledger.counts)
+        accounts = {addon_id: replace(account) for addon_id, account in world.ledger.accounts.items()}
+        self.ledgers = [
+            Ledger(host.units, host.running, counts, accounts, world.ledger.spent) for host in world.hosts
+        ]
+        self.queues = {
+            (admission_class, urgent): list(jobs) for admission_class, urgent, jobs in world.queues
+        }
+        #: As drawn anew for this play, by the identity of those in the world.
+        self.durations: dict[int, Distribution] = {}
+        self.running: list[dict[int, RunningJob]] = [{} for _ in world.hosts]
+        self.number = 0
+        #: When, number, host, and what ends there.
+        self.ends: list[tuple[Moment, int, int, AdmissionClass]] = []
+        for run in world.runs:
+            self._run(run.host, run.admission_class, self._end_of(run), run.started_at, run.ends_at)
+        heapify(self.ends)
+        self.coming = [(self._next_arrival(stream), at) for at, stream in enumerate(streams)]
+        heapify(self.coming)
+        self.streams = streams
+
+    def run(self, targets: frozenset[JobId]) -> dict[JobId, Moment]:
+        """The starts of the targets, as far as they start."""
+        began: dict[JobId, Moment] = {}
+        awaited = set(targets)
+        hosts: Iterable[int] = self._by_free_units()
+        for _ in range(MOST_STEPS):
+            for host in hosts:
+                for job_id in self._round(host):
+                    if job_id in awaited:
+                        began[job_id] = self.now
+                        awaited.discard(job_id)
+            if not awaited or not self.ends:
+                break
+            hosts = self._advance()
+        return began
+
+    def _advance(self) -> list[int]:
+        """To the next moment at which something ends or arrives; returns the hosts that then run a round."""
+        self.now = min(self.ends[0][0], self.coming[0][0] if self.coming else _FAR)
+        hosts: dict[int, None] = {}
+        while self.ends and self.ends[0][0] <= self.now:
+            _, number, host, admission_class = heappop(self.ends)
+            self._give_back(number, host, admission_class)
+            hosts[host] = None
+        arrived = False
+        while self.coming and self.coming[0][0] <= self.now:
+            _, at = heappop(self.coming)
+            self._arrive(self.streams[at])
+            heappush(self.coming, (self._next_arrival(self.streams[at]), at))
+            arrived = True
+        # The counts of caps hold on all hosts: an end on one may let a job start on another.
+        return self._by_free_units() if arrived or len(self.ledgers) > 1 else [*hosts]
+
+    def _by_free_units(self) -> list[int]:
+        hosts = self.world.hosts
+        return sorted(
+            range(len(hosts)), key=lambda host: self.ledgers[host].units - hosts[host].conditions.capacity
+        )
+
+    # what ends
+
+    def _end_of(self, run: RunNow) -> Moment | None:
+        if run.duration is None:
+            return None
+        lasted: Span = self.now - run.started_at
+        return run.started_at + self._drawn(run.duration).beyond(lasted, self.dice.random())
+
+    def _drawn(self, duration: Distribution) -> Distribution:
+        drawn = self.durations.get(id(duration))
+        if drawn is None:
+            drawn = self.durations[id(duration)] = duration.redrawn(self.dice)
+        return drawn
+
+    def _run(
+        self,
+        host: int,
+        admission_class: AdmissionClass,
+        end: Moment | None,
+        started_at: Moment,
+        expected: Moment | None,
+    ) -> None:
+        self.number += 1
+        self.running[host][self.number] = RunningJob(admission_class.cost_units, started_at, expected)
+        if end is not None:  # else it never gives its units back: what needs them has no start
+            heappush(self.ends, (end, self.number, host, admission_class))
+
+    def _give_back(self, number: int, host: int, admission_class: AdmissionClass) -> None:
+        ledger, cost = self.ledgers[host], admission_class.cost_units
+        del self.running[host][number]
+        ledger.units -= cost
+        ledger.running -= 1
+        for key in keys_of(admission_class):
+            ledger.counts[key] = ledger.counts.get(key, 0) - 1
+        account = ledger.accounts.get(admission_class.addon_id)
+        if account is not None:
+            account.hold(-cost, self.now, self.world.ordering.sharing)
+
+    # what arrives
+
+    def _next_arrival(self, stream: ArrivalStream) -> Moment:
+        pause = -log(1.0 - self.dice.random()) * stream.burst / stream.per_second
+        return self.now + max(1, round(pause * SECOND))
+
+    def _arrive(self, stream: ArrivalStream) -> None:
+        jobs = self.queues.setdefault((stream.admission_class, False), [])
+        turn = order_key(stream.priority, self.now, self.world.ordering.aging)
+        while True:
+            self.number += 1
+            arrived = QueuedJob(_FAR + self.number, JobId(""), stream.priority, turn, 0)
+            insort(jobs, arrived, key=lambda job: (job.turn, job.no))
+            if self.dice.random() * stream.burst < 1.0:  # a burst has a geometric number of jobs
+                return
+
+    # what starts
+
+    def _round(self, host: int) -> list[JobId]:
+        world, ledger = self.world, self.ledgers[host]
+        free = world.hosts[host].conditions.capacity - ledger.units
+        if all(each.cost_units > free for (each, _), jobs in self.queues.items() if jobs):
+            return []  # the round would start nothing
+        inputs = RoundInputs(
+            _PlayedView(self.now, ledger, self.queues, self.running[host]),
+            world.hosts[host].conditions,
+            world.limits,
+            world.ordering,
+            lambda _: Placement.LEASE,
+        )
+        result = run_round(inputs)
+        started = []
+        for pick in result.picks:
+            jobs = self._queue_of(pick.admission_class, pick.waiting)
+            jobs.remove(pick.waiting)
+            duration = world.duration_of(pick.admission_class, pick.waiting)
+            end = None if duration is None else self.now + self._drawn(duration).at(self.dice.random())
+            self._run(host, pick.admission_class, end, self.now, pick.ends_at)
+            started.append(pick.waiting.job_id)
+        for waiting in result.passed:
+            for jobs in self.queues.values():
+                if jobs and jobs[0] is waiting:
+                    jobs[0] = replace(waiting, passed_at=self.now)
+        return started
+
+    def _queue_of(self, admission_class: AdmissionClass, waiting: QueuedJob) -> list[QueuedJob]:
+        """A pick is the first of its queue when those before it are gone."""
+        urgent = self.queues.get((admission_class, True), [])
+        return urgent if urgent and urgent[0] is waiting else self.queues[admission_class, False]
+
+
+class _PlayedView:
+    """What a round sees of a play: an `AdmissionView`."""
+
+    def __init__(
+        self,
+        now: Moment,
+        ledger: Ledger,
+        queues: Mapping[tuple[AdmissionClass, bool], Sequence[QueuedJob]],
+        running: Mapping[int, RunningJob],
+    ) -> None:
+        self.now, self.ledger = now, ledger
+        self._queues, self._running = queues, running
+
+    def lines(self) -> Iterable[ReadyQueue]:
+        for (admission_class, urgent), jobs in self._queues.items():
+            if jobs:
+                yield ReadyQueue(admission_class, urgent, iter(jobs))
+
+    def running(self) -> Sequence[RunningJob]:
+        return [*self._running.values()]
+
+    def start_timeouts(self, _: QueuedJob) -> int:
+        return 0

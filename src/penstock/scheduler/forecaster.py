@@ -1,0 +1,255 @@
+"""
+The forecaster: reads what a play begins with, over all hosts, and plays the rules forward (SPEC EX-4).
+
+Everything is read in a few bounded reads: at most a thousand jobs ahead, the runs of all hosts, and what was
+learned. A forecast holds no lock while it plays, and stops after `budget_sec` with fewer plays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from itertools import islice
+from random import Random
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Caps, Conditions, Ledger
+from penstock.core.jobs.job import Dispatch
+from penstock.core.jobs.learning import Distribution, Knowledge, parts_of, record_name, size_of
+from penstock.core.jobs.ordering import QueuedJob
+from penstock.core.jobs.round import AdmissionView, Placement
+from penstock.core.jobs.start_ranges import (
+    ArrivalStream,
+    HostNow,
+    RunNow,
+    StartRange,
+    World,
+    start_ranges,
+)
+from penstock.core.jobs.types import SECOND, HostId, JobId, Moment
+from penstock.scheduler.dispatcher import Dispatcher
+from penstock.scheduler.learning import Learner
+from penstock.scheduler.rules import SchedulerRules
+from penstock.stores.api import Store
+
+#: The most jobs that are read ahead of a job, and the most runs.
+MOST_AHEAD: Final = 1_000
+MOST_RUNS: Final = 2_000
+#: The most job types whose arrivals are played: those that come most often.
+MOST_STREAMS: Final = 20
+#: A type that comes less often does not change when others start.
+_LEAST_PER_SECOND: Final = 1 / 3_600
+BUDGET_SEC: Final = 0.25
+
+
+class Forecaster:
+    """`budget_sec`: None: as many plays as there are, whatever they take, so that a test can repeat them."""
+
+    def __init__(
+        self,
+        store: Store,
+        rules: SchedulerRules,
+        dispatcher: Dispatcher,
+        learner: Learner,
+        budget_sec: float | None = BUDGET_SEC,
+    ) -> None:
+        self._store, self._rules, self._dispatcher, self._learner = store, rules, dispatcher, learner
+        self.budget_sec = budget_sec
+
+    def ranges(
+        self, job_ids: Collection[JobId] = (), *, most: int = 0, knowledge: Knowledge | None = None
+    ) -> dict[JobId, StartRange]:
+        """
+        The start ranges of queued jobs: of those named, and of `most` more, evenly from all that wait. Empty
+        while nothing was learned: a guess that looks like a promise is worse than none.
+        """
+        knowledge = knowledge or self._learner.knowledge()
+        if not knowledge.records:
+            return {}
+        hosts, runs = self._hosts(), self._store.live(limit=MOST_RUNS)
+        seen = self._store.look(self._rules.host, partial(self._read, job_ids))
+        if seen is None:
+            return {}
+        world = _world(seen, hosts, runs, knowledge, self._sizes(knowledge, seen, runs))
+        if world is None:
+            return {}
+        waiting = [job.job_id for _, _, jobs in world.queues for job in jobs]
+        targets = [*job_ids, *waiting[:: max(1, len(waiting) // most)][:most]] if most else [*job_ids]
+        return start_ranges(
+            world,
+            dict.fromkeys(targets),
+            Random(seen.now),  # noqa: S311  # no secret: the same state gives the same answer
+            may_go_on=self._within(self.budget_sec),
+        )
+
+    def _within(self, budget_sec: float | None) -> Callable[[int], bool]:
+        began = time.perf_counter()
+
+        def may_go_on(played: int) -> bool:
+            """Whether the next stage, twice as many plays, ends in time."""
+            took = time.perf_counter() - began
+            return budget_sec is None or took * (2 * played + 1) / played <= budget_sec
+
+        return may_go_on
+
+    def _hosts(self) -> dict[HostId, Conditions]:
+        """The other hosts that are alive, as they last reported."""
+        now, here = self._store.now(), self._rules.host
+        return {
+            host.host: Conditions(
+                host.capacity, host.quiet, now, draining=host.draining, labels=frozenset(host.labels)
+            )
+            for host in self._store.hosts()
+            if host.until > now and host.host != here
+        }
+
+    def _read(self, job_ids: Collection[JobId], view: AdmissionView) -> _Seen | None:
+        """None: a job of `job_ids` is further back than `MOST_AHEAD`, or it is not ready."""
+        inputs = self._dispatcher.inputs(view)
+        lines = list(view.lines())
+        each = max(20, MOST_AHEAD // max(1, len(lines)))
+        missing, queues = set(job_ids), []
+        for line in lines:
+            jobs = list(islice(line.jobs, each))
+            if missing and len(jobs) == each and missing.isdisjoint(job.job_id for job in jobs):
+                jobs += islice(line.jobs, MOST_AHEAD - each)
+            missing.difference_update([job.job_id for job in jobs])
+            queues.append((line.admission_class, line.urgent, jobs))
+        if missing:
+            return None
+        left = {
+            line.admission_class for line in lines if inputs.offer(line.admission_class) is Placement.LEAVE
+        }
+        ledger = replace(view.ledger, counts=dict(view.ledger.counts))
+        rules = self._rules
+        return _Seen(view.now, rules, inputs.conditions, inputs.limits, ledger, queues, left)
+
+    def _sizes(self, knowledge: Knowledge, seen: _Seen, runs: Sequence[Dispatch]) -> dict[JobId, str]:
+        """The size keys of jobs whose type has some. Jobs of other types are not read."""
+        named = [(job.job_id, each) for each, _, jobs in seen.queues for job in jobs]
+        named += [(run.job_id, run.admission_class) for run in runs if run.job_id is not None]
+        sized = {name for name in {record_name(each) for _, each in named} if knowledge.sized(name)}
+        wanted = [job_id for job_id, each in named if sized and record_name(each) in sized]
+        return {JobId(job.job_id): size_of(job.tags) for job in self._store.observed_jobs(wanted)}
+
+
+class _Seen(NamedTuple):
+    """What one look at the store saw."""
+
+    now: Moment
+    rules: SchedulerRules
+    conditions: Conditions
+    limits: AdmissionLimits
+    ledger: Ledger
+    queues: list[tuple[AdmissionClass, bool, list[QueuedJob]]]
+    #: The classes that wait for a worker of this host, none of which is free.
+    left: set[AdmissionClass]
+
+
+def _world(
+    seen: _Seen,
+    others: dict[HostId, Conditions],
+    runs: Sequence[Dispatch],
+    knowledge: Knowledge,
+    sizes: dict[JobId, str],
+) -> World | None:
+    """None: no worker is present that could take the jobs."""
+    here = seen.rules.host
+    conditions = {here: seen.conditions, **others}
+    numbers = {host: number for number, host in enumerate(conditions)}
+    runs = [run for run in runs if run.host in numbers]
+    limits = seen.limits if others else _as_many_as_now(seen, runs)
+    if limits is None:
+        return None
+    units: Counter[HostId] = Counter()
+    running: Counter[HostId] = Counter()
+    for run in runs:
+        units[run.host] += run.admission_class.cost_units
+        running[run.host] += 1
+    known = _Durations(knowledge, sizes)
+    return World(
+        now=seen.now,
+        hosts=[HostNow(each, units[host], running[host]) for host, each in conditions.items()],
+        runs=[_played(run, numbers[run.host], known) for run in runs],
+        queues=seen.queues,
+        ledger=seen.ledger,
+        limits=limits,
+        ordering=seen.rules.ordering,
+        duration_of=known.of_waiting,
+        arrivals=list(_streams(knowledge, seen.now)),
+    )
+
+
+def _as_many_as_now(seen: _Seen, runs: Sequence[Dispatch]) -> AdmissionLimits | None:
+    """Where all workers for some jobs are busy: as many of these run at once as do now."""
+    if not seen.left:
+        return seen.limits
+    caps = seen.limits.caps
+    if all(each in seen.left for each, _, _ in seen.queues):  # the workers of this host are full
+        concurrent = len(runs) if caps.concurrent is None else min(len(runs), caps.concurrent)
+        return replace(seen.limits, caps=replace(caps, concurrent=concurrent)) if runs else None
+    counts = Counter(_cap_name(run.admission_class) for run in runs)
+    types = {
+        name: min(counts[name], limit) if (limit := caps.limit("type", name)) is not None else counts[name]
+        for name in map(_cap_name, seen.left)
+    }
+    return replace(seen.limits, caps=_with_types(caps, types))
+
+
+def _with_types(caps: Caps, types: dict[str, int]) -> Caps:
+    return replace(caps, types={**caps.types, **types})
+
+
+def _cap_name(admission_class: AdmissionClass) -> str:
+    return f"{admission_class.addon_id}/{admission_class.job_type}"
+
+
+def _played(run: Dispatch, host: int, known: _Durations) -> RunNow:
+    started_at = run.started_at or run.admitted_at
+    expected = None if run.ends_at is None else max(1, run.ends_at - started_at) / SECOND
+    duration = known.of(run.admission_class, run.job_id, expected)
+    return RunNow(host, run.admission_class, started_at, run.ends_at, duration)
+
+
+def _streams(knowledge: Knowledge, now: Moment) -> Iterable[ArrivalStream]:
+    rates = [
+        (record.arrivals.per_second(now), name, record.arrivals)
+        for name, record in list(knowledge.records.items())
+        if record.arrivals.shapes
+    ]
+    rates.sort(key=lambda rate: -rate[0])
+    for per_second, name, arrivals in rates[:MOST_STREAMS]:
+        if per_second < _LEAST_PER_SECOND:
+            continue
+        addon_id, job_type, _ = parts_of(name)
+        for shape in arrivals.shapes:
+            yield ArrivalStream(
+                shape.admission_class(addon_id, job_type),
+                shape.priority,
+                per_second / len(arrivals.shapes),
+                arrivals.burst,
+            )
+
+
+class _Durations:
+    """The distributions of one forecast, each made once."""
+
+    def __init__(self, knowledge: Knowledge, sizes: dict[JobId, str]) -> None:
+        self._knowledge, self._sizes = knowledge, sizes
+        self._made: dict[tuple[str, str, float | None], Distribution | None] = {}
+
+    def of_waiting(self, admission_class: AdmissionClass, waiting: QueuedJob) -> Distribution | None:
+        return self.of(admission_class, waiting.job_id, waiting.expected_sec)
+
+    def of(
+        self, admission_class: AdmissionClass, job_id: JobId | None, expected_sec: float | None
+    ) -> Distribution | None:
+        size = self._sizes.get(job_id, "") if job_id is not None else ""
+        key = (record_name(admission_class), size, expected_sec)
+        if key not in self._made:
+            self._made[key] = self._knowledge.durations(*key)
+        return self._made[key]
