@@ -8,7 +8,7 @@ FUZZ ?= 100
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: first-minute bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-against bench-page walks size texts screenshots chromium pgbouncer lock format
+.PHONY: docs docs-serve test-migrate first-minute bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-against bench-page walks size texts screenshots chromium pgbouncer lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,6 +24,17 @@ test: .venv chromium pgbouncer  ## the tests
 
 test-cluster: .venv-cluster  ## the tests of workers on a cluster: a real Ray cluster on this machine
 	.venv-cluster/bin/python -m pytest tests/cluster
+
+test-migrate: .venv-migrate  ## the migration guides: Celery, RQ (with redis-server), Huey and APScheduler beside Penstock
+	.venv-migrate/bin/python -m pytest tests/migrate
+
+docs: .venv-docs  ## the documentation as a site, in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
+	@! grep -rlE '<(script|link|img)[^>]+(src|href)="?https?:' build/site --include=*.html || { echo "a page loads from another host"; exit 1; }
+	@echo "build/site/index.html"
+
+docs-serve: .venv-docs  ## the same, served on loopback and built again when a page changes
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs serve
 
 lint: .venv  ## ruff, and the layer rules
 	$(BIN)/ruff check .
@@ -97,7 +108,7 @@ pgbouncer:
 		echo "PgBouncer could not be installed: the tests behind a pooler are skipped"; \
 	else echo "The tests behind a pooler need PgBouncer (Debian: sudo apt-get install pgbouncer); they are skipped"; fi
 
-check: lint types test-cluster test  ## all that CI runs
+check: lint types docs test-cluster test-migrate first-minute test  ## all that CI runs
 
 format: .venv  ## rewrite in the house style
 	$(BIN)/ruff format .
@@ -122,8 +133,21 @@ format: .venv  ## rewrite in the house style
 	PYTHON=$(PYTHON) sh ./setup-venv.sh .venv-cluster requirements-cluster.lock
 	@touch $@
 
+.venv-docs: .venv-docs/.ready  ## the environment of `make docs`
+
+.venv-docs/.ready: requirements-docs.lock pyproject.toml
+	PYTHON=$(PYTHON) sh ./setup-venv.sh .venv-docs requirements-docs.lock
+	@touch $@
+
+.venv-migrate: .venv-migrate/.ready  ## the environment of `make test-migrate`
+
+.venv-migrate/.ready: requirements-migrate.lock pyproject.toml
+	PYTHON=$(PYTHON) sh ./setup-venv.sh .venv-migrate requirements-migrate.lock
+	@touch $@
+
 lock:  ## make the lock files anew (needs uv)
 	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra pools --extra otel --extra otlp --extra pictures --extra jobs --extra postgres --extra plots --extra demo --group dev -o requirements.lock
 	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra pools --extra jobs --extra postgres --extra demo --group bench -o requirements-bench.lock
 	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra jobs --extra postgres --group docs -o requirements-docs.lock
+	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra jobs --group migrate -o requirements-migrate.lock
 	uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 pyproject.toml --extra cluster --group cluster-tests -o requirements-cluster.lock

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "bench" / "README.md"]
 
 
 def python_blocks(page: Path) -> list[tuple[int, str]]:
     """Each Python block of a page, with the number of its first line."""
     text = page.read_text("utf-8")
-    blocks = re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    blocks = re.finditer(r"^```python(?: title=.*)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return [(text[: block.start(1)].count("\n") + 1, block[1]) for block in blocks]
 
 
@@ -104,3 +104,29 @@ def test_the_index_names_every_page():
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
     assert {page for page in pages if f"({page}" not in index} == set()
+
+
+@pytest.mark.parametrize("folder", ["tutorials", "how-to", "migrate"])
+def test_the_index_of_a_folder_names_every_page_of_it(folder):
+    index = (ROOT / "docs" / folder / "README.md").read_text("utf-8")
+    pages = {page.name for page in (ROOT / "docs" / folder).glob("*.md")} - {"README.md"}
+
+    assert {page for page in pages if f"({page}" not in index} == set()
+
+
+def heading_ids(page: Path) -> set[str]:
+    """As MkDocs and file viewers make them: lower case, words joined by hyphens."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+def test_every_link_to_a_heading_finds_it():
+    dead = []
+    for page in DOCUMENTS:
+        for link, anchor in re.findall(r"\]\(([^)#:\s]*)#([\w-]+)\)", page.read_text("utf-8")):
+            target = (page.parent / link) if link else page
+            if target.suffix == ".md" and target.exists() and anchor not in heading_ids(target):
+                dead.append(f"{page.relative_to(ROOT)}: {link}#{anchor}")
+
+    assert dead == []

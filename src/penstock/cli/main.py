@@ -28,6 +28,7 @@ VERBS: Final = {
     "stop": ("daemon", "stop the scheduler; running jobs are asked to yield, then killed"),
     "login": ("daemon", "print a link that opens the page"),
     "doctor": ("doctor", "find what is wrong on this machine, and say how to fix it"),
+    "service": ("service", "run the scheduler as a service of systemd: install, status, remove"),
     "settings": ("daemon", "list every setting, its value and its source"),
     "run": ("follow", "submit a command, follow its output, exit with its code"),
     "submit": ("submit", "submit a command or a job, and return at once"),

@@ -1,0 +1,1 @@
+"""What `make docs` adds to the pages of docs/."""
