@@ -298,9 +298,9 @@ class Client:
         """What was learned about each job type, and how good the predictions about it were."""
         return self._get("types", wire.TypeList).types
 
-    def history(self) -> wire.History:
-        """The last quarter of an hour, a list per figure."""
-        return self._get("pulse/history", wire.History)
+    def history(self, range_sec: int = 900) -> wire.History:
+        """The figures of the charts, a list per figure: the last quarter of an hour, or up to seven days."""
+        return self._get("pulse/history", wire.History, {"range_sec": range_sec})
 
     def programs(self) -> list[wire.Program]:
         """Pools and graphs of the programs that attached them."""

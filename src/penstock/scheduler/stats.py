@@ -172,6 +172,10 @@ class LiveStats:
                 sum((one.denials for one in self._seconds if one.denials), Counter()),
             )
 
+    def newest(self) -> Second | None:
+        with self._lock:
+            return self._seconds[-1] if self._seconds else None
+
     def history(self) -> list[Second]:
         with self._lock:
             return list(self._seconds)

@@ -25,6 +25,7 @@ from penstock.runner.payload import Functions
 from penstock.scheduler.service import SchedulerService
 from penstock.server.event_hub import ClaimQueue, EventHub, StatsStream
 from penstock.server.problems import TooMany
+from penstock.server.stats_history import StatsHistory
 from penstock.server.tokens import Principal, Sessions, TokenFile
 from penstock.stores.api import Apply, Store, committed
 
@@ -61,6 +62,7 @@ class AppState:
         loop: asyncio.AbstractEventLoop,
         output: Callable[[DispatchId], Output] | None,
         functions: Functions,
+        history: StatsHistory,
     ) -> None:
         self.service, self.tokens, self.loop = service, tokens, loop
         self.store, self.job_service = service.store, service.job_service
@@ -69,7 +71,7 @@ class AppState:
         self.trail = EventHub(service.store, self.run, loop)
         self.claims = ClaimQueue(service.job_service, self.trail)
         self.owners = Owners(service.store)
-        self.stats = StatsStream(service, self.run, loop)
+        self.stats = StatsStream(service, self.run, loop, history)
         self.programs = Programs()
         self.output, self.functions = output, functions
         self.runs: Runs | None = None

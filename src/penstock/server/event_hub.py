@@ -28,6 +28,7 @@ from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import GrantedJob, JobService
 from penstock.scheduler.service import SchedulerService
 from penstock.scheduler.stats import Frame, LiveStats, Second, percentiles
+from penstock.server.stats_history import StatsHistory
 from penstock.stores.api import Query, Store
 
 log = logging.getLogger("penstock.server")
@@ -230,8 +231,15 @@ class StatsStream:
     It runs on the server's loop; the reading is done in a thread.
     """
 
-    def __init__(self, service: SchedulerService, run: EventRun, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        service: SchedulerService,
+        run: EventRun,
+        loop: asyncio.AbstractEventLoop,
+        history: StatsHistory | None = None,
+    ) -> None:
         self._service, self._run, self._loop = service, run, loop
+        self.history = history or StatsHistory(None)
         self.live = LiveStats(service.store, service.machine, service.rules.host)
         self.line = b""
         #: Whether the store has notified of a commit since it was last read.
@@ -271,19 +279,24 @@ class StatsStream:
         self.line = b""  # else the next client would begin with an old frame
         if self.changed or self._rested >= _UNNOTIFIED:
             await self._run(self._count)
-        elif self._service.store.shared:
-            await self._run(self._rest)  # reading the clock of a server may block
+        elif self._service.store.shared or self.history.is_due(self._service.store.now() / 1e6):
+            await self._run(self._rest)  # reading the clock of a server may block, and so may a write
         else:
             self._rest()
 
     def _count(self) -> None:
         # Before it reads: a commit during the read counts for the next second.
         self.changed, self._rested = False, 0
-        self.live.step(self._service.store.now())
+        self._measure(changed=True)
 
     def _rest(self) -> None:
         self._rested += 1
-        self.live.step(self._service.store.now(), changed=False)
+        self._measure(changed=False)
+
+    def _measure(self, *, changed: bool) -> None:
+        self.live.step(self._service.store.now(), changed=changed)
+        if (second := self.live.newest()) is not None:
+            self.history.add(second_view(second))
 
     def _step(self) -> bytes:
         self._count()

@@ -35,6 +35,7 @@ from penstock.server.app_state import AppState, Runs
 from penstock.server.connections import ConnectionLimits, Peers, SocketListener
 from penstock.server.metrics import MetricsCollector
 from penstock.server.page import WebPage
+from penstock.server.stats_history import HISTORY_FILE, StatsHistory
 from penstock.server.tokens import FIRST_FILE, LOCAL, Sessions, TokenFile
 
 log = logging.getLogger("penstock.server")
@@ -93,8 +94,15 @@ class Server:
         self.listeners: list[SocketListener] = []
         self._ready, self._failed = Event(), list[BaseException]()
         self._loop = uvloop.new_event_loop()
+        history = StatsHistory(config.directory / HISTORY_FILE)
+        history.load(service.store.now() / 1e6)
         self.app_state = AppState(
-            service, self.tokens, loop=self._loop, output=config.output, functions=config.functions
+            service,
+            self.tokens,
+            loop=self._loop,
+            output=config.output,
+            functions=config.functions,
+            history=history,
         )
         self._stop = asyncio.Event()
         self.thread = Thread(target=self._run, name="penstock-http", daemon=True)

@@ -253,6 +253,30 @@ class StatsSecond(WireAnswer):
     run_p95: float | None
 
 
+class StatsPoint(WireAnswer):
+    """As `StatsSecond`, of a longer time: counts per second, means, and null where nothing was measured."""
+
+    at: float
+    submitted: float | None
+    started: float | None
+    done: float | None
+    failed: float | None
+    queued: float | None
+    in_use: float | None
+    capacity: float | None
+    busy: float | None
+    wait_p50: float | None
+    wait_p95: float | None
+    run_p50: float | None
+    run_p95: float | None
+
+
+class HistoryQuery(WireRequest):
+    """`range_sec`: how far back, at most seven days. Up to 900 s by the second, else by the minute or longer steps."""
+
+    range_sec: Annotated[int, Meta(ge=60, le=604_800)] = 900
+
+
 class StatsFrame(WireAnswer):
     """
     The newest second, and all that a page shows beside it. `wait`, `run`: p50 and p95 of the last minute, in
@@ -277,17 +301,17 @@ class StatsFrame(WireAnswer):
 
 
 class History(WireAnswer):
-    """The last quarter of an hour, a list per figure: as charts want it."""
+    """A list per figure, as charts want it; null where nothing was measured."""
 
     at: list[float]
-    submitted: list[int]
-    started: list[int]
-    done: list[int]
-    failed: list[int]
-    queued: list[int]
-    in_use: list[int]
-    capacity: list[int]
-    busy: list[float]
+    submitted: list[float | None]
+    started: list[float | None]
+    done: list[float | None]
+    failed: list[float | None]
+    queued: list[float | None]
+    in_use: list[float | None]
+    capacity: list[float | None]
+    busy: list[float | None]
     wait_p50: list[float | None]
     wait_p95: list[float | None]
     run_p50: list[float | None]

@@ -10,7 +10,7 @@ dropped, and the other streams do not notice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -169,10 +169,19 @@ async def _frames(call: Request[Any, Any]) -> AsyncIterator[bytes]:
             yield stats.line
 
 
-def history(call: Request[None, None]) -> wire.History:
+#: Up to so many seconds the charts show single seconds.
+_BY_SECOND: Final = 900
+
+
+def history(call: Request[wire.HistoryQuery, None]) -> wire.History:
     call.check_unbound(", and this shows all addons")
-    past = call.app_state.stats.live.history()
-    rows = [second_view(second) for second in past]
+    stats, span = call.app_state.stats, call.query.range_sec
+    now = call.store.now() / 1e6
+    rows: Sequence[wire.StatsSecond | wire.StatsPoint]
+    if span <= _BY_SECOND:
+        rows = [row for second in stats.live.history() if (row := second_view(second)).at > now - span]
+    else:
+        rows = stats.history.points(now, span)
     return wire.History(
         **{name: [getattr(row, name) for row in rows] for name in wire.StatsSecond.__struct_fields__}
     )

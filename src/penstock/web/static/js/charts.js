@@ -5,6 +5,7 @@ import { html, useEffect, useRef } from "./html.js";
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 function hour(at, ticks) {
+  if (ticks.length > 1 && ticks[1] - ticks[0] >= 43_200) return new Date(at * 1000).toLocaleDateString([], { month: "short", day: "numeric" });
   const fine = ticks.length > 1 && ticks[1] - ticks[0] < 60;
   return new Date(at * 1000).toLocaleTimeString([], {
     hour12: false,

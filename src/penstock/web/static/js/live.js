@@ -18,6 +18,8 @@ export const history = signal({
   run_p50: [],
   run_p95: [],
 });
+// Of the last minute, whatever range the charts show.
+export const recentDone = signal([]);
 export const activity = signal([]);
 export const tickCount = signal(0);
 export const now = signal(Date.now());
@@ -40,6 +42,7 @@ export function begin() {
     onEvent: (beat) => {
       frame.value = beat;
       now.value = Date.parse(beat.now);
+      recentDone.value = [...recentDone.value, beat.second.done].slice(-60);
       append(beat);
       if (beat.events.length) {
         show(beat.events, beat.names);
@@ -49,11 +52,36 @@ export function begin() {
   });
 }
 
+// How far back the charts go, in seconds. Up to a quarter of an hour they follow every second; else they are asked for anew once a minute.
+export const RANGES = [
+  [900, "15 min"],
+  [3_600, "1 h"],
+  [21_600, "6 h"],
+  [86_400, "24 h"],
+  [604_800, "7 days"],
+];
+const BY_SECOND = 900;
+export const range = signal(Number(localStorage.getItem("range")) || BY_SECOND);
+export function setRange(seconds) {
+  range.value = seconds;
+  localStorage.setItem("range", String(seconds));
+  loadRange();
+}
+async function loadRange() {
+  const asked = range.value;
+  const past = await get(`pulse/history?range_sec=${asked}`);
+  if (asked !== range.value) return;
+  history.value = past;
+  if (asked === BY_SECOND && !recentDone.value.length) recentDone.value = past.done.slice(-60);
+}
+setInterval(() => {
+  if (connection.value === "live" && range.value > BY_SECOND && !document.hidden) loadRange().catch(() => {});
+}, 60_000);
+
 // What was before the page was opened, or while the scheduler was away.
 async function loadHistory() {
   try {
-    const [past, { newest_event: newest }] = await Promise.all([get("pulse/history"), get("stats")]);
-    history.value = past;
+    const [, { newest_event: newest }] = await Promise.all([loadRange(), get("stats")]);
     const [{ events }, { jobs }] = await Promise.all([
       get(`events?after=${Math.max(0, newest - SHOWN)}&limit=${SHOWN}`),
       get(`queue/jobs?newest_first=true&limit=${SHOWN}`),
@@ -71,6 +99,7 @@ function show(events, names) {
 }
 
 function append(beat) {
+  if (range.value > BY_SECOND) return;
   const old = history.value,
     next = {};
   if (old.at.length && beat.second.at <= old.at[old.at.length - 1]) return;

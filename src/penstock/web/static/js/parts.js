@@ -1,7 +1,7 @@
 // What several pages are made of.
 import { html, signal, useEffect, useRef, useState } from "./html.js";
 import { ago, exact, short, span, since } from "./format.js";
-import { now } from "./live.js";
+import { RANGES, now, range, setRange } from "./live.js";
 
 export const STATES = ["QUEUED", "DISPATCHING", "RUNNING", "DONE", "FAILED", "BLOCKED", "CANCELED"];
 
@@ -69,6 +69,9 @@ export function Field({ value, onCommit, ...rest }) {
   };
   return html`<input ...${rest} value=${draft ?? value} onKeyDown=${leave} onInput=${(e) => setDraft(e.target.value)} onChange=${commit} />`;
 }
+
+export const Range = () => html`<div class="row range" role="group" aria-label="Time range of the charts">
+  ${RANGES.map(([seconds, words]) => html`<button class="chip" aria-pressed=${range.value === seconds} onClick=${() => setRange(seconds)}>${words}</button>`)}</div>`;
 
 // toasts
 

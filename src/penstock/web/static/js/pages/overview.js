@@ -1,6 +1,6 @@
 import { html } from "../html.js";
-import { activity, counts, frame, history } from "../live.js";
-import { Bar, Card, Empty, JobLink, STATES, State, Tile } from "../parts.js";
+import { activity, counts, frame, history, recentDone } from "../live.js";
+import { Bar, Card, Empty, JobLink, Range, STATES, State, Tile } from "../parts.js";
 import { Chart } from "../charts.js";
 import { clock, count, span } from "../format.js";
 
@@ -9,7 +9,7 @@ export function Overview() {
     past = history.value,
     jobs = counts.value;
   if (!beat) return html`<${Empty}>Loading…<//>`;
-  const rate = sum(past.done.slice(-60)) / Math.min(60, Math.max(1, past.done.length));
+  const rate = sum(recentDone.value) / Math.max(1, recentDone.value.length);
   const inFlight = (jobs.RUNNING || 0) + (jobs.DISPATCHING || 0);
   const trouble = (jobs.FAILED || 0) + (jobs.BLOCKED || 0);
   return html`
@@ -23,6 +23,7 @@ export function Overview() {
       <${Tile} label="Needs attention" value=${count(trouble)} tone=${trouble ? "warn" : ""} sub=${`${jobs.FAILED || 0} failed, ${jobs.BLOCKED || 0} blocked`} href="#/jobs?state=FAILED,BLOCKED" />
       <${Tile} label="Machine" value=${beat.quiet} tone=${{ QUIET: "good", NORMAL: "", BUSY: "warn", PANIC: "bad" }[beat.quiet]} sub=${beat.paused ? "everything is paused" : `busy ${beat.second.busy.toFixed(1)} of 10`} href="#/machine" />
     </div>
+    <${Range} />
     <div class="grid">
       <${Card} title="Throughput">
         <${Chart} label="Jobs submitted, done and failed a second" at=${past.at} unit=${(v) => `${v}/s`} lines=${[
