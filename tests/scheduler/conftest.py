@@ -25,7 +25,8 @@ class SchedulerKit:
     """The whole scheduler on one store, on a clock that the test moves."""
 
     def __init__(self, store, clock, rules):
-        from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers
+        from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers
+        from penstock.scheduler.hosts import HostLoad
         from penstock.scheduler.job_service import JobService
         from penstock.scheduler.maintenance import BudgetEnforcer, Maintenance
         from penstock.scheduler.waitlist import SubmitWaitlist

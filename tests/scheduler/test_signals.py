@@ -13,8 +13,8 @@ import pytest
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.load import REPORTED, QuietState, Reading
 from penstock.core.jobs.types import HOUR, SECOND
-from penstock.scheduler.dispatcher import HostLoad
 from penstock.scheduler.driver import SteadyClock
+from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.load_sampler import Box, LoadProbe, LoadSampler, Own, ProcessUse, Sample
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService

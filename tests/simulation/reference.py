@@ -16,7 +16,8 @@ from penstock.core.jobs.round import MOST_PICKS
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason, HostId
 from penstock.scheduler.arrivals import PlayedAttempt
-from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, HostLoad, PullingWorkers
+from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers
+from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import EndReport, JobService, YieldRequests
 from penstock.scheduler.maintenance import Maintenance
 from penstock.scheduler.playing import PlayedHost

@@ -9,7 +9,8 @@ from penstock.core.jobs.admission import AdmissionLimits, Caps
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.types import HOUR, MINUTE, SECOND, Priority
-from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers, WorkerKinds
+from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
 from penstock.simulation import Arrival, figures, made_up, play, replayed

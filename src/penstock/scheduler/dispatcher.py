@@ -1,6 +1,6 @@
 """
-Rounds: which jobs start on this host, and what a round goes by: the load of the host and the workers that are
-present. A round is one `Admit` of the store.
+Rounds: which jobs start on this host, and the workers that are present, by which a round goes. A round is one
+`Admit` of the store.
 
 A round leaves a job in the queue if a present worker claims such jobs in one step: a reservation would only
 hold its units until the next claim. It reserves all other jobs, and their addon learns it from the trail. A
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cached_property
@@ -28,13 +28,13 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
-from penstock.core.errors import BadIntent, Unavailable
-from penstock.core.jobs.admission import AdmissionClass, Conditions
-from penstock.core.jobs.load import Quiet, Reading, busy, is_fresh, observe, reading_problems
+from penstock.core.errors import Unavailable
+from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.round import MOST_PICKS, AdmissionView, Placement, RoundInputs, RoundResult, run_round
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import OWN_TYPES, AddonId, JobId, Moment, Span
 from penstock.core.text import error_text
+from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Admit, Grant, Receipt, Store, Submit, Terms, committed
 
@@ -236,75 +236,6 @@ def _grants(admitted: Future[list[Grant]]) -> list[Grant]:
     except BaseException as error:  # noqa: BLE001 - it belongs to this claim alone
         log.error("a claim beside a submit failed: %s", error_text(error))  # noqa: TRY400 - one line is enough
     return []
-
-
-MOST_SOURCES: Final = 200
-
-
-class HostLoad:
-    """
-    The load of this host, as admission sees it. Readings come from the load sampler of this host or from an
-    application over HTTP; they are kept in memory, and every round looks at them.
-    """
-
-    def __init__(self, rules: SchedulerRules) -> None:
-        self._rules = rules
-        self._labels = frozenset(rules.labels)
-        self._readings: dict[tuple[str, str], Reading] = {}
-        self._quiet: Quiet | None = None
-        self._lock = Lock()
-        #: The process is about to stop.
-        self.draining = False
-        #: An operator drained this host.
-        self.drained = False
-
-    def report(self, reading: Reading) -> None:
-        with self._lock:
-            self._readings[reading.source, reading.name] = reading
-
-    def report_application(
-        self,
-        source: AddonId,
-        values: Mapping[str, float],
-        now: Moment,
-        ttl: Span | None = None,
-        *,
-        bound: bool = False,
-    ) -> None:
-        """
-        An application's own figures. They count until their time is over, and are forgotten if the
-        application stops reporting. `bound`: reported with a token of that addon alone. Such figures make the
-        machine NORMAL at worst: other addons keep half of the units, and jobs that need no quiet start.
-        """
-        problems = list(reading_problems(values, ttl))
-        if problems:
-            raise BadIntent.of(*problems)
-        with self._lock:
-            senses = self._rules.senses
-            kept = {k: r for k, r in self._readings.items() if not r.source or is_fresh(r, now, senses)}
-            if len({r.source for r in kept.values()} | {source}) > MOST_SOURCES:
-                raise BadIntent.of(("source", f"must be one of the {MOST_SOURCES} that report already"))
-            reported = {
-                (source, name): Reading(name, value, now, source, ttl, bound)
-                for name, value in values.items()
-            }
-            self._readings = kept | reported
-
-    def readings(self) -> list[Reading]:
-        with self._lock:
-            return list(self._readings.values())
-
-    def conditions(self, now: Moment) -> Conditions:
-        rules, draining = self._rules, self.draining or self.drained
-        if rules.capacity.fixed is not None:
-            # Nothing is measured: always quiet, for longer than a job can ask.
-            return Conditions(rules.capacity.fixed, streak=now, draining=draining, labels=self._labels)
-        with self._lock:
-            thresholds = rules.thresholds
-            score = busy(self._readings.values(), now, rules.senses, thresholds)
-            self._quiet = quiet = observe(self._quiet, score, now, thresholds)
-        units, streak = rules.capacity.units(score.score), quiet.streak(now)
-        return Conditions(units, quiet.state, streak, score, draining=draining, labels=self._labels)
 
 
 FOR_EVER: Final[Moment] = 1 << 62

@@ -1,6 +1,7 @@
 """
-The registration of this host among the other hosts of its store.
+This host: its load, and its registration among the other hosts of its store.
 
+`HostLoad` turns readings of the machine into the capacity and the quiet state that rounds go by.
 `HostRegistration` renews the host's row with what the host has, and reads whether an operator drained it. A
 store that no other host shares gets the row seldom: the lock on the file shows that this process lives, and
 an idle scheduler need not write.
@@ -9,15 +10,86 @@ an idle scheduler need not write.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from importlib import metadata
+from threading import Lock
 from typing import Final, NamedTuple
 
-from penstock.core.jobs.load import Host
-from penstock.core.jobs.types import Moment
-from penstock.scheduler.dispatcher import HostLoad
+from penstock.core.errors import BadIntent
+from penstock.core.jobs.admission import Conditions
+from penstock.core.jobs.load import Host, Quiet, Reading, busy, is_fresh, observe, reading_problems
+from penstock.core.jobs.types import AddonId, Moment, Span
 from penstock.scheduler.driver import comes_later
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import LOST_FOR, RegisterHost, RemoveHost, Store, committed
+
+MOST_SOURCES: Final = 200
+
+
+class HostLoad:
+    """
+    The load of this host, as admission sees it. Readings come from the load sampler of this host or from an
+    application over HTTP; they are kept in memory, and every round looks at them.
+    """
+
+    def __init__(self, rules: SchedulerRules) -> None:
+        self._rules = rules
+        self._labels = frozenset(rules.labels)
+        self._readings: dict[tuple[str, str], Reading] = {}
+        self._quiet: Quiet | None = None
+        self._lock = Lock()
+        #: The process is about to stop.
+        self.draining = False
+        #: An operator drained this host.
+        self.drained = False
+
+    def report(self, reading: Reading) -> None:
+        with self._lock:
+            self._readings[reading.source, reading.name] = reading
+
+    def report_application(
+        self,
+        source: AddonId,
+        values: Mapping[str, float],
+        now: Moment,
+        ttl: Span | None = None,
+        *,
+        bound: bool = False,
+    ) -> None:
+        """
+        An application's own figures. They count until their time is over, and are forgotten if the
+        application stops reporting. `bound`: reported with a token of that addon alone. Such figures make the
+        machine NORMAL at worst: other addons keep half of the units, and jobs that need no quiet start.
+        """
+        problems = list(reading_problems(values, ttl))
+        if problems:
+            raise BadIntent.of(*problems)
+        with self._lock:
+            senses = self._rules.senses
+            kept = {k: r for k, r in self._readings.items() if not r.source or is_fresh(r, now, senses)}
+            if len({r.source for r in kept.values()} | {source}) > MOST_SOURCES:
+                raise BadIntent.of(("source", f"must be one of the {MOST_SOURCES} that report already"))
+            reported = {
+                (source, name): Reading(name, value, now, source, ttl, bound)
+                for name, value in values.items()
+            }
+            self._readings = kept | reported
+
+    def readings(self) -> list[Reading]:
+        with self._lock:
+            return list(self._readings.values())
+
+    def conditions(self, now: Moment) -> Conditions:
+        rules, draining = self._rules, self.draining or self.drained
+        if rules.capacity.fixed is not None:
+            # Nothing is measured: always quiet, for longer than a job can ask.
+            return Conditions(rules.capacity.fixed, streak=now, draining=draining, labels=self._labels)
+        with self._lock:
+            thresholds = rules.thresholds
+            score = busy(self._readings.values(), now, rules.senses, thresholds)
+            self._quiet = quiet = observe(self._quiet, score, now, thresholds)
+        units, streak = rules.capacity.units(score.score), quiet.streak(now)
+        return Conditions(units, quiet.state, streak, score, draining=draining, labels=self._labels)
 
 
 def _installed() -> str:

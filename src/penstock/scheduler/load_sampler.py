@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.core.jobs.load import Reading
 from penstock.core.jobs.types import MILLISECOND, SECOND, Moment, Span
-from penstock.scheduler.dispatcher import HostLoad
+from penstock.scheduler.hosts import HostLoad
 
 #: The machine's load is an average over a minute, so our own load must be one too before it is subtracted.
 _LOAD_SEC: Final = 60.0

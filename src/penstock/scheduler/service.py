@@ -17,9 +17,9 @@ from typing import Final, Self
 
 from penstock.core.errors import Unavailable
 from penstock.core.jobs.types import MILLISECOND, SECOND, Span
-from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, HostLoad, PullingWorkers, WorkerKinds
+from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.driver import Driver, Part, SteadyClock, TimedPart
-from penstock.scheduler.hosts import HostRegistration, Introduction
+from penstock.scheduler.hosts import HostLoad, HostRegistration, Introduction
 from penstock.scheduler.job_service import JobService, YieldRequests
 from penstock.scheduler.learning import Learner
 from penstock.scheduler.load_sampler import LoadProbe, LoadSampler, Pids

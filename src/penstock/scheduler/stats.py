@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 
 from penstock.core.jobs.job import ENDS, Event, EventKind
 from penstock.core.jobs.types import SECOND, DispatchId, HostId, Moment, Span, seconds
-from penstock.scheduler.dispatcher import HostLoad
 from penstock.scheduler.driver import comes_later
+from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import feed
 from penstock.stores.api import Store
 

@@ -40,7 +40,8 @@ from penstock.core.jobs.types import (
     seconds,
 )
 from penstock.scheduler.arrivals import Arrival
-from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers, WorkerKinds
+from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import EndReport, JobService, feed
 from penstock.scheduler.maintenance import Maintenance
 from penstock.scheduler.rules import SchedulerRules
