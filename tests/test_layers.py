@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "client": {"core", "work", "client", "wire", *IN_PROCESS},
     "library": {"core", "stores", "scheduler", "work", "library", *IN_PROCESS},
     "simulation": {"core", "stores", "scheduler", "simulation"},
-    "chaos": {"core", "stores", "scheduler", "client", "wire", "chaos"},
+    "chaos": {"core", "stores", "scheduler", "client", "wire", "work", "chaos"},
     "testing": {"core", "stores", "scheduler", "work", "library", "testing"},
     "settings": {"core", "stores", "scheduler", "client", "settings"},
     "daemon": {

@@ -1,10 +1,12 @@
 """
-Kills the real daemon and real jobs again and again, and checks the promises afterwards (SPEC BY-3, RS-1 to
-RS-4).
+Kills and freezes real schedulers, workers and jobs again and again, and checks the promises afterwards (SPEC
+BY-3, RS-1 to RS-4).
 """
 
 from __future__ import annotations
 
-from penstock.chaos.kill_loop import Aftermath, KillLoop, PromiseCheck, check_promises
+from penstock.chaos.checks import Aftermath, PromiseCheck, check_promises
+from penstock.chaos.kill_loop import KillLoop, Plan
+from penstock.chaos.processes import Place
 
-__all__ = ["Aftermath", "KillLoop", "PromiseCheck", "check_promises"]
+__all__ = ["Aftermath", "KillLoop", "Place", "Plan", "PromiseCheck", "check_promises"]

@@ -1,155 +1,165 @@
 """
-The kill loop: submits jobs to a daemon of its own, kills the daemon or a job with SIGKILL at random moments,
-and checks the promises.
+The kill loop: submits jobs to schedulers of its own, kills and freezes schedulers, workers and jobs at random
+moments, sends reports that come too late, and lets every job end. `checks.py` then checks the promises.
 
-The checks compare the audit trail with the marks that the jobs wrote outside of it. Everything is in a new
-folder: no other scheduler is touched.
+Everything is in a new folder, and on PostgreSQL in a new schema: no other scheduler is touched.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
 from penstock.chaos import markers
-from penstock.chaos.markers import Marker, marks
+from penstock.chaos.checks import COST, Aftermath
+from penstock.chaos.journal import Journal
+from penstock.chaos.processes import LEASE_SEC, PATIENCE, Daemon, Freezer, Place, SdkWorker
+from penstock.chaos.sdk_worker import JOB_TYPE
 from penstock.client.client import Client
-from penstock.core.errors import PenstockError, Unavailable
-from penstock.core.jobs.job import ENDS, Event, EventKind
-from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import JobId
-from penstock.scheduler.job_service import feed
-from penstock.stores.api import Store
+from penstock.core.errors import PenstockError
 
-UNITS: Final = 40
-COST: Final = 10
 _OPEN: Final = ("QUEUED", "DISPATCHING", "RUNNING")
-#: A job that is killed often is retried as often: the check is that no job is lost, not that some are given
-#: up.
-_RETRIES: Final = json.dumps(["0.2s"] * 1_000)
-_PATIENCE: Final = 120.0  # seconds without the end of a single job
+#: Most jobs are short. One in four takes longer than a scheduler needs to be back after a kill: its first
+#: attempt would still be at work then, if nothing had ended it.
+_SHORT_SEC: Final = (0.05, 0.8)
+_LONG_SEC: Final = (2.5, 5.0)
+#: A freeze lasts longer than a lease.
+_FROZEN_SEC: Final = (1.2 * LEASE_SEC, 2.0 * LEASE_SEC)
 
 
-class Aftermath(NamedTuple):
-    """
-    `acknowledged`: the ids of submitted jobs. `killed`: how often the scheduler and jobs. `settled`: all jobs
-    ended.
-    """
+class Plan(NamedTuple):
+    """What to do. `kills`: how many times something is killed or frozen."""
 
-    folder: Path
-    acknowledged: list[str]
-    killed: Counter[str]
-    settled: bool
+    jobs: int = 60
+    kills: int = 20
+    seed: int = 1
+    daemons: int = 1
+    #: SDK workers. Without any, all jobs are commands.
+    workers: int = 2
 
 
 class KillLoop:
-    def __init__(self, folder: Path, *, jobs: int, kills: int, seed: int) -> None:
-        self._folder, self._jobs, self._kills = folder, jobs, kills
-        self._dice = Random(seed)  # noqa: S311  # no secret: the same seed kills at about the same moments
-        self._daemon: subprocess.Popen[bytes] | None = None
+    def __init__(self, place: Place, plan: Plan) -> None:
+        self._place, self._plan = place, plan
+        self._dice = Random(plan.seed)  # noqa: S311  # no secret: the same seed kills at about the same moments
+        self._daemons = [Daemon(place, f"host{number}") for number in range(1, plan.daemons + 1)]
+        self._workers: list[SdkWorker] = []
+        self._clients: list[Client] = []
+        self._journal, self._freezer = Journal(place.folder), Freezer()
+        self._done_to: Counter[tuple[str, str]] = Counter()
 
     def run(self, report: Callable[[str], object]) -> Aftermath:
-        killed: Counter[str] = Counter()
         acknowledged: list[str] = []
-        with self._up() as client:
-            for number in range(1, self._kills + 1):
-                while len(acknowledged) < self._jobs * number // self._kills:
-                    acknowledged.append(self._submit(client, len(acknowledged)))
-                time.sleep(self._dice.uniform(0.05, 0.8))
-                target = self._kill()
-                killed[target] += 1
-                report(f"{number} of {self._kills}: killed {target}")
-            settled = self._settle(client, report)
-        return Aftermath(self._folder, acknowledged, killed, settled)
+        plan = self._plan
+        with self._up():
+            for number in range(1, plan.kills + 1):
+                while len(acknowledged) < plan.jobs * number // plan.kills:
+                    acknowledged.append(self._submit(len(acknowledged)))
+                if self._dice.random() < 0.7:  # else at once, after the answer of the last submit
+                    time.sleep(self._dice.uniform(0.05, 0.8))
+                deed = self._disturb()
+                self._done_to[deed] += 1
+                report(f"{number} of {plan.kills}: {' '.join(deed)}")
+                self._report_late(self._journal.read().superseded())
+            self._freezer.wait()
+            settled = self._settle(report)
+            for _ in range(plan.kills if settled else 0):
+                self._report_late(self._journal.read().began)
+        return Aftermath(self._place.folder, acknowledged, self._done_to, settled)
 
     @contextmanager
-    def _up(self) -> Iterator[Client]:
-        self._start()
-        try:
-            with Client(
-                f"unix://{self._folder}/penstock.sock", token=self._token(), retry_for=_PATIENCE
-            ) as client:
-                yield client
-        finally:
-            if self._daemon is not None:
-                self._daemon.terminate()
-                self._daemon.wait()
+    def _up(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for daemon in self._daemons:
+                stack.callback(daemon.stop)
+                daemon.start()
+                self._clients.append(stack.enter_context(daemon.client()))
+            for number in range(self._plan.workers):
+                worker = SdkWorker(self._daemons[number % len(self._daemons)], self._place.folder, number)
+                self._workers.append(worker)
+                stack.callback(worker.stop)
+                worker.start()
+            stack.callback(self._freezer.wait)  # a frozen process does not see that it should stop
+            yield
 
-    def _start(self) -> None:
-        settings = (
-            f"data_dir={self._folder}",
-            "server.listen=none",
-            f"capacity.units={UNITS}",
-            f"retry.crash={_RETRIES}",
-            "log.format=json",
-        )
-        with (self._folder / "daemon.log").open("ab") as log:
-            # In a session of its own: Ctrl-C goes to this process, which then stops the daemon.
-            self._daemon = subprocess.Popen(  # noqa: S603  # the package's own module
-                [sys.executable, "-m", "penstock.daemon", *(f"--set={one}" for one in settings)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        while self._daemon.poll() is None and not self._listens(self._daemon.pid):
-            time.sleep(0.02)
-        if self._daemon.poll() is not None:
-            raise Unavailable(f"the daemon did not start: {self._folder / 'daemon.log'} says why")
-
-    def _listens(self, pid: int) -> bool:
-        with suppress(OSError, ValueError):
-            return bool(json.loads((self._folder / "daemon.json").read_text())["pid"] == pid)
-        return False
-
-    def _token(self) -> str:
-        return (self._folder / "token").read_text("ascii").strip()
-
-    def _submit(self, client: Client, number: int) -> str:
+    def _submit(self, number: int) -> str:
         """With a key: a submit whose answer was lost is repeated, and makes no second job."""
-        seconds = f"{self._dice.uniform(0.05, 1.0):.2f}"
-        argv = [sys.executable, markers.__file__, str(self._folder), seconds]
-        return client.submit(
-            "chaos", "penstock.command", {"argv": argv}, cost_units=COST, idempotency_key=str(number)
-        ).job_id
+        seconds = round(self._dice.uniform(*(_LONG_SEC if self._dice.random() < 0.25 else _SHORT_SEC)), 2)
+        folder = str(self._place.folder)
+        function = bool(self._workers) and self._dice.random() < 0.5
+        job_type = JOB_TYPE if function else "penstock.command"
+        argv = [sys.executable, markers.__file__, folder, str(seconds)]
+        payload = {"folder": folder, "seconds": seconds} if function else {"argv": argv}
+        client = self._dice.choice(self._clients)
+        return client.submit("chaos", job_type, payload, cost_units=COST, idempotency_key=str(number)).job_id
 
-    def _kill(self) -> str:
-        victims = self._alive()
-        if victims and self._dice.random() < 0.5:
-            with suppress(ProcessLookupError):
-                os.kill(self._dice.choice(victims), signal.SIGKILL)
-            return "a job"
-        assert self._daemon is not None
-        self._daemon.kill()
-        self._daemon.wait()
-        self._start()
-        return "the scheduler"
+    def _disturb(self) -> tuple[str, str]:
+        """Something is killed or frozen; what is not there is left out."""
+        jobs = self._running_commands()
+        targets = ["the scheduler", *(["a worker"] * bool(self._workers)), *(["a job"] * bool(jobs))]
+        target = self._dice.choice(targets)
+        freeze = self._dice.random() < 0.3
+        if target == "a job":
+            pid = self._dice.choice(jobs)
+            if freeze:
+                self._freezer.freeze(pid, self._frozen_for())
+            else:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        else:
+            victims: Sequence[Daemon | SdkWorker] = self._workers if target == "a worker" else self._daemons
+            victim = self._dice.choice(victims)
+            if not (freeze and self._freezer.freeze(victim.pid, self._frozen_for())):
+                freeze = False
+                victim.kill()
+                victim.start()
+        return "froze" if freeze else "killed", target
 
-    def _alive(self) -> list[int]:
+    def _frozen_for(self) -> float:
+        return self._dice.uniform(*_FROZEN_SEC)
+
+    def _running_commands(self) -> list[int]:
         """
-        Processes of jobs that began and have not ended. A number may be reused by now, so its command line is
-        checked.
+        Processes of commands that began and have not ended. A number may be reused by now, so its command
+        line is checked.
         """
-        marks = markers.marks(self._folder)
-        began, ended = ({mark.pid for mark in marks if mark.what == what} for what in ("began", "ended"))
-        return sorted(pid for pid in began - ended if _is_marker(pid, self._folder))
+        commands = self._journal.read().commands
+        ended = [one for one, pid in commands.items() if not _is_marker(pid, self._place.folder)]
+        for dispatch_id in ended:
+            del commands[dispatch_id]
+        return sorted(commands.values())
 
-    def _settle(self, client: Client, report: Callable[[str], object]) -> bool:
+    def _report_late(self, over: Collection[str]) -> None:
+        """
+        The report of an attempt that is over, as from a worker that was cut off for a while: it must change
+        nothing, whatever it says.
+        """
+        if not over:
+            return
+        dispatch_id = self._dice.choice(sorted(over))
+        job_id = dispatch_id.rpartition(".")[0]
+        client = self._dice.choice(self._clients)
+        self._done_to["reported late", "an attempt"] += 1
+        with suppress(PenstockError):
+            if self._dice.random() < 0.5:
+                client.complete(job_id, dispatch_id, "late")
+            else:
+                client.fail(job_id, dispatch_id, "late")
+
+    def _settle(self, report: Callable[[str], object]) -> bool:
         """No more kills: every job must end."""
         open_jobs, since = -1, time.monotonic()
-        while time.monotonic() < since + _PATIENCE:
+        while time.monotonic() < since + PATIENCE:
             with suppress(PenstockError):
-                jobs = client.stats().jobs
+                jobs = self._clients[0].stats().jobs
                 still_open = sum(jobs.get(state, 0) for state in _OPEN)
                 if still_open == 0:
                     return True
@@ -162,77 +172,6 @@ class KillLoop:
 
 def _is_marker(pid: int, folder: Path) -> bool:
     with suppress(OSError):
-        return os.fsencode(folder) in Path(f"/proc/{pid}/cmdline").read_bytes()
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return os.fsencode(markers.__file__) in words and os.fsencode(folder) in words
     return False
-
-
-class PromiseCheck(NamedTuple):
-    name: str
-    promise: str
-    #: The violations. Empty: the promise holds.
-    broken: list[str]
-
-
-def check_promises(aftermath: Aftermath, store: Store) -> list[PromiseCheck]:
-    markers = marks(aftermath.folder)
-    beside = [f"{mark.job_id} ran beside itself" for mark in markers if mark.what == "beside"]
-    events = list(feed(store))
-    return [
-        PromiseCheck("RS-1", "a job accepted is never lost", [*_lost(aftermath, store)]),
-        PromiseCheck("RS-1", "a DONE job ran to its end", [*_undone(aftermath.acknowledged, markers)]),
-        PromiseCheck("RS-2", "never two live attempts of one job", beside),
-        PromiseCheck("RS-2", "every attempt has a higher fence than the one before", [*_fences(events)]),
-        PromiseCheck("RS-3", "every job ends in one state, and stays there", [*_moved_on(events)]),
-        PromiseCheck("RS-4", "never more units in use than there are", [*_overfull(events)]),
-        PromiseCheck("JB-3", "the trail has no gap and the ledger adds up", store.audit()),
-    ]
-
-
-def _lost(aftermath: Aftermath, store: Store) -> Iterator[str]:
-    jobs = {job.job_id: job for job in store.jobs([JobId(job) for job in aftermath.acknowledged])}
-    for job_id in aftermath.acknowledged:
-        job = jobs.get(JobId(job_id))
-        if job is None:
-            yield f"{job_id} is gone"
-        elif job.state is not JobState.DONE:
-            yield f"{job_id} is {job.state}"
-
-
-def _undone(acknowledged: Sequence[str], markers: Sequence[Marker]) -> Iterator[str]:
-    ended = {mark.job_id for mark in markers if mark.what == "ended"}
-    return (f"{job_id} did not" for job_id in acknowledged if job_id not in ended)
-
-
-def _fences(events: Iterable[Event]) -> Iterator[str]:
-    last: dict[str, int] = {}
-    for event in events:
-        if event.kind is EventKind.RUNNING and event.dispatch_id is not None:
-            job_id, _, fence = event.dispatch_id.rpartition(".")
-            if int(fence) <= last.get(job_id, 0):
-                yield f"{event.dispatch_id} came after fence {last[job_id]}"
-            last[job_id] = int(fence)
-
-
-def _moved_on(events: Iterable[Event]) -> Iterator[str]:
-    done: set[str] = set()
-    for event in events:
-        if event.job_id is None or event.state is None:
-            continue
-        if event.job_id in done:
-            yield f"{event.job_id} moved on to {event.state}"
-        elif event.state is JobState.DONE:
-            done.add(event.job_id)
-
-
-def _overfull(events: Iterable[Event]) -> Iterator[str]:
-    """A dispatch uses its units from its first event to its last."""
-    held: set[str] = set()
-    for event in events:
-        if event.dispatch_id is None:
-            continue
-        if event.kind in ENDS:
-            held.discard(event.dispatch_id)
-        elif event.kind in (EventKind.DISPATCHING, EventKind.RUNNING):
-            held.add(event.dispatch_id)
-            if len(held) * COST > UNITS:
-                yield f"{len(held) * COST} units at event {event.seq}"

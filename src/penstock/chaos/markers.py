@@ -1,10 +1,15 @@
 """
-The job that is killed: `python markers.py FOLDER SECONDS`. It is run as a file and imports nothing of the
-package.
+The job that is killed and frozen, as a command: `python markers.py FOLDER SECONDS`. It is run as a file and
+imports nothing of the package. `sdk_worker.py` has the same job as a function.
 
-It writes marks outside of the scheduler's database, so that the checks do not depend on the scheduler's word.
-A file lock shows whether another attempt of the same job is alive: the kernel drops it with the process,
-however that dies.
+It writes marks outside of the scheduler's database, so that the checks do not depend on the scheduler's word:
+one when it begins, one every few milliseconds while it works, one at its end. A mark is one append to one
+file, so the order of the lines is the order in which all processes wrote them, and no clock is needed to see
+that two attempts of one job worked at the same time.
+
+A command also takes a file lock that belongs to its job. The kernel drops it with the process, however that
+dies, so an attempt that finds it taken sees that another one still exists, even one that is frozen and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -13,42 +18,49 @@ import fcntl
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+
+JOURNAL = "journal"
+#: Seconds between two marks of an attempt that works.
+BEAT_SEC = 0.02
 
 
-class Marker(NamedTuple):
-    what: str  # began, ended, or beside: another attempt of the job was alive
-    job_id: str
-    pid: int
+class Marking:
+    """The marks of one attempt. `kind`: command or function."""
 
+    def __init__(self, folder: Path, kind: str, dispatch_id: str) -> None:
+        self._line = f"{kind} {dispatch_id} {os.getpid()}\n"
+        self._journal = os.open(folder / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-def marks(folder: Path) -> list[Marker]:
-    if not (folder / _JOURNAL).exists():
-        return []
-    lines = (folder / _JOURNAL).read_text("ascii").splitlines()
-    return [Marker(what, job_id, int(pid)) for what, job_id, pid in map(str.split, lines)]
+    def mark(self, what: str) -> None:
+        """One append: marks of several processes never mix."""
+        os.write(self._journal, f"{what} {self._line}".encode())
 
+    def work(self, seconds: float, check: Callable[[], object]) -> None:
+        """`check` comes before every mark, and raises when the attempt must end."""
+        check()
+        self.mark("began")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(BEAT_SEC)
+            check()
+            self.mark("beat")
+        self.mark("ended")
 
-_JOURNAL = "journal"
+    def close(self) -> None:
+        os.close(self._journal)
 
 
 def main(folder: Path, seconds: float) -> None:
-    job_id = os.environ["PENSTOCK_JOB_ID"]
-    journal = os.open(folder / _JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-    def mark(what: str) -> None:
-        """One append: marks of several processes never mix."""
-        os.write(journal, f"{what} {job_id} {os.getpid()}\n".encode())
-
-    with (folder / f"{job_id}.lock").open("a") as lock:
+    dispatch_id = os.environ["PENSTOCK_DISPATCH_ID"]
+    marking = Marking(folder, "command", dispatch_id)
+    with (folder / f"{dispatch_id.rpartition('.')[0]}.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            mark("beside")
-        mark("began")
-        time.sleep(seconds)
-        mark("ended")
+            marking.mark("beside")
+        marking.work(seconds, lambda: None)
 
 
 if __name__ == "__main__":

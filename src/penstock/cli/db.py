@@ -16,7 +16,7 @@ from penstock.cli.session import CliSession, fail, passes
 from penstock.core.jobs.ordering import Ordering
 from penstock.settings import load
 from penstock.stores.api import Apply, Store, committed
-from penstock.stores.opening import is_address, open_store, shown
+from penstock.stores.opening import SharedOptions, is_address, open_store, shown
 
 
 @click.group()
@@ -151,8 +151,9 @@ def copy(session: CliSession, source: str, target: str) -> None:
 
 
 @contextmanager
-def opened(place: str, *, accept_loss: bool = False) -> Iterator[Store]:
-    store = open_store(place, _now, Ordering(), load().sharing, accept_loss=accept_loss)
+def opened(place: str, sharing: SharedOptions | None = None, *, accept_loss: bool = False) -> Iterator[Store]:
+    """`sharing`: how to use a PostgreSQL database; by default as the settings say."""
+    store = open_store(place, _now, Ordering(), sharing or load().sharing, accept_loss=accept_loss)
     try:
         yield store
     finally:

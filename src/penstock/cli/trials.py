@@ -28,6 +28,7 @@ from penstock.stores.opening import shown
 
 if TYPE_CHECKING:
     from penstock import JobFunction, Scheduler
+    from penstock.chaos import Aftermath, PromiseCheck
     from penstock.settings import Settings
     from penstock.simulation import Arrival, Figures
 
@@ -259,47 +260,86 @@ def _show(session: CliSession, before: Figures, after: Figures | None) -> None:
 
 
 @click.command()
-@click.option("--kills", type=Whole(1, 100_000), default=20, help="How many kills.")
+@click.option("--kills", type=Whole(1, 100_000), default=20, help="How many kills and freezes.")
 @click.option("--jobs", type=Whole(1, 1_000_000), default=60, help="How many jobs.")
+@click.option("--workers", type=Whole(0, 100), default=2, help="How many SDK workers, besides commands.")
+@click.option(
+    "--database", metavar="ADDRESS", help="A postgresql:// address: use a new schema there, not SQLite."
+)
+@click.option(
+    "--daemons", type=Whole(1, 20), help="How many schedulers share it; by default 2 on PostgreSQL, else 1."
+)
 @click.option("--seed", type=int, default=1, help="The same seed kills in the same order.")
 @click.option("--keep", is_flag=True, help="Keep the directory also when every promise holds.")
 @passes
-def chaos(session: CliSession, /, kills: int, jobs: int, seed: int, keep: bool) -> None:
+def chaos(
+    session: CliSession,
+    /,
+    kills: int,
+    jobs: int,
+    workers: int,
+    database: str | None,
+    daemons: int | None,
+    seed: int,
+    keep: bool,
+) -> None:
     """
-    Kill a real scheduler and its jobs again and again, and check its promises.
+    Kill and freeze a real scheduler, its workers and jobs again and again, and check its promises.
 
-    It starts a scheduler of its own in a new directory, submits jobs, and kills now the scheduler, now a job,
-    with SIGKILL. Then it checks every promise against the audit trail and against marks that the jobs left
-    outside of it. Your own scheduler is not touched. Exits with 1 when a promise is broken, and says where to
-    look.
+    It starts a scheduler of its own in a new directory, with SDK workers, and submits jobs. Then it ends or
+    freezes now the scheduler, now a worker, now a job: with SIGKILL, or with SIGSTOP for longer than a lease.
+    At the end it checks every promise against the audit trail and against marks that the jobs left outside of
+    it. Your own scheduler is not touched. Exits with 1 when a promise is broken, and says where to look.
     """
-    from penstock.chaos import KillLoop, check_promises
+    from penstock.chaos import KillLoop, Place, Plan, check_promises
+    from penstock.stores.opening import SharedOptions, drop_schema, is_address
 
+    if database is not None and not is_address(database):
+        fail(
+            f"--database takes a postgresql:// address, not {database!r}; without it a SQLite file is used", 2
+        )
+    if daemons is None:
+        daemons = 1 if database is None else 2
+    elif daemons > 1 and database is None:
+        fail("several schedulers need a database that they can share: give --database postgresql://...", 2)
     folder = Path(tempfile.mkdtemp(prefix="pst-chaos-"))
+    place = Place(folder, database, folder.name.replace("-", "_"))
     with session.aside.status("starting") as status:
-        aftermath = KillLoop(folder, jobs=jobs, kills=kills, seed=seed).run(status.update)
-        with opened(str(folder / "jobs.db")) as store:
+        aftermath = KillLoop(place, Plan(jobs, kills, seed, daemons, workers)).run(status.update)
+        with opened(place.database, SharedOptions(schema=place.schema)) as store:
             promises = check_promises(aftermath, store)
     broken = any(promise.broken for promise in promises) or not aftermath.settled
     if not (broken or keep):
         shutil.rmtree(folder)
+        if database is not None:
+            drop_schema(database, place.schema)
     answer = {
         "holds": not broken,
         "folder": str(folder) if broken or keep else None,
+        "schema": place.schema if database is not None and (broken or keep) else None,
         "jobs": len(aftermath.acknowledged),
-        "killed": dict(aftermath.killed),
+        "done": [
+            {"verb": verb, "target": target, "times": times}
+            for (verb, target), times in sorted(aftermath.done_to.items())
+        ],
         "promises": [promise._asdict() for promise in promises],
     }
     if not session.print_json(answer):
-        killed = " and ".join(f"{target} {count} times" for target, count in sorted(aftermath.killed.items()))
-        session.console.print(f"{len(aftermath.acknowledged)} jobs; killed {killed}")
-        for promise in promises:
-            verdict = "[red]broken[/]" if promise.broken else "[green]holds[/] "
-            session.console.print(f"  {verdict}  {promise.name}  {promise.promise}")
-            for line in promise.broken[:5]:
-                session.console.print(f"            {line}", markup=False)
-        if not aftermath.settled:
-            session.console.print("  [red]not all jobs ended[/]")
+        _show_promises(session, aftermath, promises)
         if broken or keep:
             session.console.print(f"Database, log and marks are in {folder}.", markup=False)
+        if answer["schema"]:
+            session.console.print(f"The jobs are in the schema {place.schema}.", markup=False)
     raise click.exceptions.Exit(FAILED if broken else 0)
+
+
+def _show_promises(session: CliSession, aftermath: Aftermath, promises: Sequence[PromiseCheck]) -> None:
+    deeds = [f"{verb} {target} {times} times" for (verb, target), times in sorted(aftermath.done_to.items())]
+    session.console.print(f"{len(aftermath.acknowledged)} jobs; {', '.join(deeds)}")
+    for promise in promises:
+        verdict = "[red]broken[/]" if promise.broken else "[green]holds[/] "
+        session.console.print(f"  {verdict}  {promise.name}  {promise.promise}")
+        for line in promise.broken[:5]:
+            session.console.print(f"            {line}", markup=False)
+    if not aftermath.settled:
+        session.console.print("  [red]not all jobs ended[/]")

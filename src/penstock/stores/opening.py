@@ -81,6 +81,15 @@ def server_time(where: str, sharing: SharedOptions) -> Moment:
         return database.now()
 
 
+def drop_schema(where: str, schema: str) -> None:
+    """Remove a schema with all its tables. For schemas that a trial has made."""
+    with _driver(where):
+        import psycopg  # noqa: PLC0415  # as above
+        from psycopg import sql  # noqa: PLC0415  # as above
+    with psycopg.connect(where, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
+
+
 @contextmanager
 def _driver(where: str) -> Iterator[None]:
     try:

@@ -1,0 +1,177 @@
+"""
+The processes that the kill loop starts: daemons and SDK workers, and what can be done to any process.
+
+A daemon has a data directory of its own below the folder of the trial. On PostgreSQL several daemons share
+one database, in a schema of their own. A process that is frozen with SIGSTOP goes on after a time, whatever
+the loop does meanwhile: a loop that waits for an answer of the frozen scheduler must not wait for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from threading import Timer
+from typing import Final, NamedTuple
+
+from penstock.chaos.checks import UNITS
+from penstock.client.client import Client
+from penstock.core.errors import Unavailable
+
+#: Short, so that a freeze can outlast it: a worker that is silent for this long has lost its jobs.
+LEASE_SEC: Final = 2
+#: A job that is killed often is retried as often: the check is that no job is lost, not that some are given
+#: up.
+_RETRIES: Final = json.dumps(["0.2s"] * 1_000)
+#: Seconds for which a request is repeated.
+PATIENCE: Final = 120.0
+
+
+class Place(NamedTuple):
+    """Where the jobs are. Without an address: in a SQLite file in the folder."""
+
+    folder: Path
+    address: str | None = None
+    schema: str = "penstock"
+
+    @property
+    def database(self) -> str:
+        return self.address or str(self.folder / "jobs.db")
+
+
+class Daemon:
+    """One scheduler. It can be killed and started again on the same data directory."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        self.name, self._folder = name, place.folder / name
+        self._folder.mkdir(mode=0o700)
+        self._settings = [
+            f"data_dir={self._folder}",
+            f"database={place.database}",
+            f"host.name={name}",
+            "server.listen=none",
+            f"capacity.units={UNITS}",
+            f"leases.ttl={LEASE_SEC}s",
+            f"retry.crash={_RETRIES}",
+            'retry.start=["0.2s"]',
+            "log.format=json",
+        ]
+        if place.address is not None:
+            self._settings.append(f"postgres.schema={place.schema}")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._folder}/penstock.sock"
+
+    @property
+    def token(self) -> str:
+        return (self._folder / "token").read_text("ascii").strip()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def client(self) -> Client:
+        return Client(self.url, token=self.token, retry_for=PATIENCE)
+
+    def start(self) -> None:
+        words = [f"--set={one}" for one in self._settings]
+        self._process = spawn(["penstock.daemon", *words], self._folder / "daemon.log")
+        while self._process.poll() is None and not self._listens(self._process.pid):
+            time.sleep(0.02)
+        if self._process.poll() is not None:
+            raise Unavailable(f"the daemon did not start: {self._folder / 'daemon.log'} says why")
+
+    def _listens(self, pid: int) -> bool:
+        with suppress(OSError, ValueError):
+            return bool(json.loads((self._folder / "daemon.json").read_text())["pid"] == pid)
+        return False
+
+    def kill(self) -> None:
+        end(self._process, signal.SIGKILL)
+
+    def stop(self) -> None:
+        end(self._process, signal.SIGTERM)
+
+
+class SdkWorker:
+    """A program with an SDK worker. Every second one runs its functions in processes."""
+
+    def __init__(self, daemon: Daemon, folder: Path, number: int) -> None:
+        self.name = f"worker{number}"
+        options = ["--processes"] if number % 2 else []
+        self._words = ["penstock.chaos.sdk_worker", str(folder), daemon.url, self.name, *options]
+        self._token, self._log = daemon.token, folder / f"{self.name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        self._process = spawn(self._words, self._log, PENSTOCK_TOKEN=self._token)
+
+    def kill(self) -> None:
+        end(self._process, signal.SIGKILL)
+
+    def stop(self) -> None:
+        end(self._process, signal.SIGTERM)
+
+
+def spawn(words: list[str], log: Path, **variables: str) -> subprocess.Popen[bytes]:
+    """In a session of its own: Ctrl-C goes to this process, which then stops the others."""
+    with log.open("ab") as output:
+        return subprocess.Popen(  # noqa: S603  # a module of the package
+            [sys.executable, "-m", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, **variables},
+        )
+
+
+def end(process: subprocess.Popen[bytes] | None, number: signal.Signals) -> None:
+    if process is not None:
+        process.send_signal(number)
+        process.wait()
+
+
+class Freezer:
+    """Freezes processes for a time. A pidfd names the process even if its number is used again."""
+
+    def __init__(self) -> None:
+        self._frozen: dict[int, Timer] = {}
+
+    def freeze(self, pid: int, seconds: float) -> bool:
+        """False: the process has ended, or is frozen already."""
+        if pid in self._frozen and self._frozen[pid].is_alive():
+            return False
+        try:
+            process = os.pidfd_open(pid)
+            signal.pidfd_send_signal(process, signal.SIGSTOP)
+        except ProcessLookupError:
+            return False
+        timer = self._frozen[pid] = Timer(seconds, _go_on, (process,))
+        timer.daemon = True
+        timer.start()
+        return True
+
+    def wait(self) -> None:
+        """Until every process goes on."""
+        for timer in self._frozen.values():
+            timer.join()
+
+
+def _go_on(process: int) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(process, signal.SIGCONT)
+    os.close(process)
