@@ -20,8 +20,8 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._file, self._position, self._rest = folder / JOURNAL, 0, b""
-        #: The process id of each attempt that began and has not ended, for commands only.
-        self.commands: dict[str, int] = {}
+        #: Attempts that began and have not ended, as far as their marks say: the process id by the dispatch.
+        self.at_work: dict[str, dict[str, int]] = {"command": {}, "function": {}}
         self.began: set[str] = set()
         self.ended: set[str] = set()
         self.beside: list[str] = []
@@ -51,15 +51,17 @@ class Journal:
             self._late[dispatch_id] += 1
             if self._late[dispatch_id] == _LATE_MARKS[kind] + 1:
                 self.beside.append(f"{kind} {dispatch_id} worked after attempt {newest} had begun")
-        self._newest[job_id] = max(newest, fence)
+        elif fence > newest:
+            self._newest[job_id] = fence
+            for attempts in self.at_work.values():
+                attempts.pop(f"{job_id}.{newest}", None)
         match what:
             case "began":
                 self.began.add(dispatch_id)
-                if kind == "command":
-                    self.commands[dispatch_id] = int(pid)
+                self.at_work[kind][dispatch_id] = int(pid)
             case "ended":
                 self.ended.add(dispatch_id)
-                self.commands.pop(dispatch_id, None)
+                self.at_work[kind].pop(dispatch_id, None)
             case "beside":
                 self.beside.append(f"{kind} {dispatch_id} began while an earlier attempt was alive")
 

@@ -44,6 +44,8 @@ class Plan(NamedTuple):
     daemons: int = 1
     #: SDK workers. Without any, all jobs are commands.
     workers: int = 2
+    #: Seconds without the end of a single job after which the rest counts as stuck.
+    patience: float = PATIENCE
 
 
 class KillLoop:
@@ -58,14 +60,14 @@ class KillLoop:
 
     def run(self, report: Callable[[str], object]) -> Aftermath:
         acknowledged: list[str] = []
-        plan = self._plan
+        plan, deeds = self._plan, self._deeds()
         with self._up():
             for number in range(1, plan.kills + 1):
                 while len(acknowledged) < plan.jobs * number // plan.kills:
                     acknowledged.append(self._submit(len(acknowledged)))
                 if self._dice.random() < 0.7:  # else at once, after the answer of the last submit
                     time.sleep(self._dice.uniform(0.05, 0.8))
-                deed = self._disturb()
+                deed = self._disturb(*next(deeds))
                 self._done_to[deed] += 1
                 report(f"{number} of {plan.kills}: {' '.join(deed)}")
                 self._report_late(self._journal.read().superseded())
@@ -90,6 +92,14 @@ class KillLoop:
             stack.callback(self._freezer.wait)  # a frozen process does not see that it should stop
             yield
 
+    def _deeds(self) -> Iterator[tuple[str, str]]:
+        """Each pair of verb and target once, in random order, then all of them again."""
+        targets = ("the scheduler", "a worker", "a job") if self._plan.workers else ("the scheduler", "a job")
+        deck = [(verb, target) for verb in ("killed", "froze") for target in targets]
+        while True:
+            self._dice.shuffle(deck)
+            yield from deck
+
     def _submit(self, number: int) -> str:
         """With a key: a submit whose answer was lost is repeated, and makes no second job."""
         seconds = round(self._dice.uniform(*(_LONG_SEC if self._dice.random() < 0.25 else _SHORT_SEC)), 2)
@@ -101,41 +111,56 @@ class KillLoop:
         client = self._dice.choice(self._clients)
         return client.submit("chaos", job_type, payload, cost_units=COST, idempotency_key=str(number)).job_id
 
-    def _disturb(self) -> tuple[str, str]:
-        """Something is killed or frozen; what is not there is left out."""
-        jobs = self._running_commands()
-        targets = ["the scheduler", *(["a worker"] * bool(self._workers)), *(["a job"] * bool(jobs))]
-        target = self._dice.choice(targets)
-        freeze = self._dice.random() < 0.3
+    def _disturb(self, verb: str, target: str) -> tuple[str, str]:
+        """
+        Kill or freeze the target while it works, if it does within a second. Without a job the scheduler is
+        killed.
+        """
         if target == "a job":
-            pid = self._dice.choice(jobs)
-            if freeze:
-                self._freezer.freeze(pid, self._frozen_for())
-            else:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        else:
-            victims: Sequence[Daemon | SdkWorker] = self._workers if target == "a worker" else self._daemons
-            victim = self._dice.choice(victims)
-            if not (freeze and self._freezer.freeze(victim.pid, self._frozen_for())):
-                freeze = False
-                victim.kill()
-                victim.start()
-        return "froze" if freeze else "killed", target
+            jobs = self._await_work("command")
+            if jobs:
+                pid = self._dice.choice(jobs)
+                if verb == "froze":
+                    self._freezer.freeze(pid, self._frozen_for())
+                else:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                return verb, target
+            target = "the scheduler"
+        victims: Sequence[Daemon | SdkWorker] = self._daemons
+        if target == "a worker":
+            victims = self._workers
+            self._await_work("function")
+        victim = self._dice.choice(victims)
+        if verb == "froze" and self._freezer.freeze(victim.pid, self._frozen_for()):
+            return verb, target
+        victim.kill()
+        victim.start()
+        return "killed", target
 
     def _frozen_for(self) -> float:
         return self._dice.uniform(*_FROZEN_SEC)
 
-    def _running_commands(self) -> list[int]:
+    def _await_work(self, kind: str) -> list[int]:
         """
-        Processes of commands that began and have not ended. A number may be reused by now, so its command
-        line is checked.
+        Processes of attempts of this kind that work now. A number may be reused by now, so its command line
+        is checked.
         """
-        commands = self._journal.read().commands
-        ended = [one for one, pid in commands.items() if not _is_marker(pid, self._place.folder)]
-        for dispatch_id in ended:
-            del commands[dispatch_id]
-        return sorted(commands.values())
+        until = time.monotonic() + 1.0
+        while True:
+            attempts = self._journal.read().at_work[kind]
+            if kind == "command":
+                for dispatch_id in [one for one, pid in attempts.items() if not self._is_marker(pid)]:
+                    del attempts[dispatch_id]
+            if attempts or time.monotonic() > until:
+                return sorted(attempts.values())
+            time.sleep(0.02)
+
+    def _is_marker(self, pid: int) -> bool:
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            return os.fsencode(markers.__file__) in words and os.fsencode(self._place.folder) in words
+        return False
 
     def _report_late(self, over: Collection[str]) -> None:
         """
@@ -157,7 +182,7 @@ class KillLoop:
     def _settle(self, report: Callable[[str], object]) -> bool:
         """No more kills: every job must end."""
         open_jobs, since = -1, time.monotonic()
-        while time.monotonic() < since + PATIENCE:
+        while time.monotonic() < since + self._plan.patience:
             with suppress(PenstockError):
                 jobs = self._clients[0].stats().jobs
                 still_open = sum(jobs.get(state, 0) for state in _OPEN)
@@ -168,10 +193,3 @@ class KillLoop:
                     report(f"no more kills; {open_jobs} jobs to go")
             time.sleep(0.1)
         return False
-
-
-def _is_marker(pid: int, folder: Path) -> bool:
-    with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return os.fsencode(markers.__file__) in words and os.fsencode(folder) in words
-    return False

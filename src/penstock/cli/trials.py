@@ -269,6 +269,12 @@ def _show(session: CliSession, before: Figures, after: Figures | None) -> None:
 @click.option(
     "--daemons", type=Whole(1, 20), help="How many schedulers share it; by default 2 on PostgreSQL, else 1."
 )
+@click.option(
+    "--patience",
+    type=Whole(1, 86_400),
+    default=120,
+    help="Seconds without the end of a single job after which the others count as stuck.",
+)
 @click.option("--seed", type=int, default=1, help="The same seed kills in the same order.")
 @click.option("--keep", is_flag=True, help="Keep the directory also when every promise holds.")
 @passes
@@ -280,6 +286,7 @@ def chaos(
     workers: int,
     database: str | None,
     daemons: int | None,
+    patience: int,
     seed: int,
     keep: bool,
 ) -> None:
@@ -305,7 +312,7 @@ def chaos(
     folder = Path(tempfile.mkdtemp(prefix="pst-chaos-"))
     place = Place(folder, database, folder.name.replace("-", "_"))
     with session.aside.status("starting") as status:
-        aftermath = KillLoop(place, Plan(jobs, kills, seed, daemons, workers)).run(status.update)
+        aftermath = KillLoop(place, Plan(jobs, kills, seed, daemons, workers, patience)).run(status.update)
         with opened(place.database, SharedOptions(schema=place.schema)) as store:
             promises = check_promises(aftermath, store)
     broken = any(promise.broken for promise in promises) or not aftermath.settled
