@@ -25,13 +25,14 @@ COST: Final = 10
 class Aftermath(NamedTuple):
     """
     `acknowledged`: the ids of submitted jobs. `done_to`: how often each thing was done, as ("killed", "a
-    job"). `settled`: all jobs ended.
+    job"). `settled`: all jobs ended. `trouble`: why the trial had to stop early.
     """
 
     folder: Path
     acknowledged: list[str]
     done_to: Counter[tuple[str, str]]
     settled: bool
+    trouble: str = ""
 
 
 class PromiseCheck(NamedTuple):

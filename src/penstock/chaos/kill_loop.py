@@ -8,7 +8,6 @@ Everything is in a new folder, and on PostgreSQL in a new schema: no other sched
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections import Counter
@@ -16,23 +15,25 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from penstock.chaos import markers
 from penstock.chaos.checks import COST, Aftermath
 from penstock.chaos.journal import Journal
-from penstock.chaos.processes import LEASE_SEC, PATIENCE, Daemon, Freezer, Place, SdkWorker
+from penstock.chaos.processes import LEASE_SEC, PATIENCE, Command, Daemon, Freezer, Place, SdkWorker, Target
 from penstock.chaos.sdk_worker import JOB_TYPE
 from penstock.client.client import Client
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, Unavailable
 
 _OPEN: Final = ("QUEUED", "DISPATCHING", "RUNNING")
-#: Most jobs are short. One in four takes longer than a scheduler needs to be back after a kill: its first
-#: attempt would still be at work then, if nothing had ended it.
+#: Two jobs in three are short. The third takes longer than a scheduler needs to be back after a kill: its
+#: first attempt would still be at work then, if nothing had ended it.
 _SHORT_SEC: Final = (0.05, 0.8)
 _LONG_SEC: Final = (2.5, 5.0)
-#: A freeze lasts longer than a lease.
-_FROZEN_SEC: Final = (1.2 * LEASE_SEC, 2.0 * LEASE_SEC)
+#: A freeze lasts longer than a lease and the start of the next attempt.
+_FROZEN_SEC: Final = (1.5 * LEASE_SEC, 2.5 * LEASE_SEC)
+
+T = TypeVar("T")
 
 
 class Plan(NamedTuple):
@@ -57,25 +58,38 @@ class KillLoop:
         self._clients: list[Client] = []
         self._journal, self._freezer = Journal(place.folder), Freezer()
         self._done_to: Counter[tuple[str, str]] = Counter()
+        functions = [False, True] if plan.workers else [False]
+        targets = ["the scheduler", "a job", *(["a worker"] if plan.workers else [])]
+        self._kinds = self._dealt(
+            [(f, sec) for f in functions for sec in (_SHORT_SEC, _SHORT_SEC, _LONG_SEC)]
+        )
+        self._deeds = self._dealt([(verb, target) for verb in ("killed", "froze") for target in targets])
+
+    def _dealt(self, cards: list[T]) -> Iterator[T]:
+        """Each once, in random order, then all of them again: a small trial has something of everything."""
+        while True:
+            self._dice.shuffle(cards)
+            yield from cards
 
     def run(self, report: Callable[[str], object]) -> Aftermath:
         acknowledged: list[str] = []
-        plan, deeds = self._plan, self._deeds()
-        with self._up():
-            for number in range(1, plan.kills + 1):
-                while len(acknowledged) < plan.jobs * number // plan.kills:
-                    acknowledged.append(self._submit(len(acknowledged)))
-                if self._dice.random() < 0.7:  # else at once, after the answer of the last submit
-                    time.sleep(self._dice.uniform(0.05, 0.8))
-                deed = self._disturb(*next(deeds))
-                self._done_to[deed] += 1
-                report(f"{number} of {plan.kills}: {' '.join(deed)}")
-                self._report_late(self._journal.read().superseded())
-            self._freezer.wait()
-            settled = self._settle(report)
-            for _ in range(plan.kills if settled else 0):
-                self._report_late(self._journal.read().began)
-        return Aftermath(self._place.folder, acknowledged, self._done_to, settled)
+        plan, settled, trouble = self._plan, False, ""
+        try:
+            with self._up():
+                for number in range(1, plan.kills + 1):
+                    while len(acknowledged) < plan.jobs * number // plan.kills:
+                        acknowledged.append(self._submit(len(acknowledged)))
+                    if self._dice.random() < 0.7:  # else at once, after the answer of the last submit
+                        time.sleep(self._dice.uniform(0.05, 0.8))
+                    deed = self._disturb(*next(self._deeds))
+                    self._done_to[deed] += 1
+                    report(f"{number} of {plan.kills}: {' '.join(deed)}")
+                    self._report_late(self._journal.read().superseded())
+                self._freezer.wait()
+                settled = self._settle(report) and self._stay_settled(report)
+        except Unavailable as error:  # a scheduler that does not come back: the checks say what is missing
+            trouble = str(error)
+        return Aftermath(self._place.folder, acknowledged, self._done_to, settled, trouble)
 
     @contextmanager
     def _up(self) -> Iterator[None]:
@@ -92,19 +106,10 @@ class KillLoop:
             stack.callback(self._freezer.wait)  # a frozen process does not see that it should stop
             yield
 
-    def _deeds(self) -> Iterator[tuple[str, str]]:
-        """Each pair of verb and target once, in random order, then all of them again."""
-        targets = ("the scheduler", "a worker", "a job") if self._plan.workers else ("the scheduler", "a job")
-        deck = [(verb, target) for verb in ("killed", "froze") for target in targets]
-        while True:
-            self._dice.shuffle(deck)
-            yield from deck
-
     def _submit(self, number: int) -> str:
         """With a key: a submit whose answer was lost is repeated, and makes no second job."""
-        seconds = round(self._dice.uniform(*(_LONG_SEC if self._dice.random() < 0.25 else _SHORT_SEC)), 2)
-        folder = str(self._place.folder)
-        function = bool(self._workers) and self._dice.random() < 0.5
+        function, bounds = next(self._kinds)
+        seconds, folder = round(self._dice.uniform(*bounds), 2), str(self._place.folder)
         job_type = JOB_TYPE if function else "penstock.command"
         argv = [sys.executable, markers.__file__, folder, str(seconds)]
         payload = {"folder": folder, "seconds": seconds} if function else {"argv": argv}
@@ -113,33 +118,23 @@ class KillLoop:
 
     def _disturb(self, verb: str, target: str) -> tuple[str, str]:
         """
-        Kill or freeze the target while it works, if it does within a second. Without a job the scheduler is
-        killed.
+        Kill or freeze the target while it works. One that is frozen already is left alone until it goes on:
+        what it does then is the point. Without a running command the scheduler is the target.
         """
-        if target == "a job":
-            jobs = self._await_work("command")
-            if jobs:
-                pid = self._dice.choice(jobs)
-                if verb == "froze":
-                    self._freezer.freeze(pid, self._frozen_for())
-                else:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                return verb, target
-            target = "the scheduler"
-        victims: Sequence[Daemon | SdkWorker] = self._daemons
+        victims: Sequence[Target] = self._daemons
         if target == "a worker":
-            victims = self._workers
-            self._await_work("function")
-        victim = self._dice.choice(victims)
-        if verb == "froze" and self._freezer.freeze(victim.pid, self._frozen_for()):
-            return verb, target
-        victim.kill()
-        victim.start()
-        return "killed", target
-
-    def _frozen_for(self) -> float:
-        return self._dice.uniform(*_FROZEN_SEC)
+            busy = set(self._await_work("function"))
+            victims = [worker for worker in self._workers if worker.pid in busy] or self._workers
+        elif target == "a job":
+            victims = [Command(pid) for pid in self._await_work("command")]
+        if not victims:
+            victims, target = self._daemons, "the scheduler"
+        victim = self._dice.choice(self._freezer.going(victims))
+        if verb == "froze":
+            self._freezer.freeze(victim.pid, self._dice.uniform(*_FROZEN_SEC))
+        else:
+            victim.kill()
+        return verb, target
 
     def _await_work(self, kind: str) -> list[int]:
         """
@@ -178,6 +173,14 @@ class KillLoop:
                 client.complete(job_id, dispatch_id, "late")
             else:
                 client.fail(job_id, dispatch_id, "late")
+
+    def _stay_settled(self, report: Callable[[str], object]) -> bool:
+        """What is over stays over, whatever is reported now, and after one more start."""
+        for _ in range(self._plan.kills):
+            self._report_late(self._journal.read().began)
+        for daemon in self._daemons:
+            daemon.kill()
+        return self._settle(report)
 
     def _settle(self, report: Callable[[str], object]) -> bool:
         """No more kills: every job must end."""

@@ -14,10 +14,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Timer
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from penstock.chaos.checks import UNITS
 from penstock.client.client import Client
@@ -42,6 +43,19 @@ class Place(NamedTuple):
     @property
     def database(self) -> str:
         return self.address or str(self.folder / "jobs.db")
+
+
+class Target(Protocol):
+    """A process that can be killed or frozen."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None:
+        """End it by SIGKILL, and start another in its place if it is one that the trial needs."""
+
+
+P = TypeVar("P", bound=Target)
 
 
 class Daemon:
@@ -96,6 +110,7 @@ class Daemon:
 
     def kill(self) -> None:
         end(self._process, signal.SIGKILL)
+        self.start()
 
     def stop(self) -> None:
         end(self._process, signal.SIGTERM)
@@ -121,9 +136,20 @@ class SdkWorker:
 
     def kill(self) -> None:
         end(self._process, signal.SIGKILL)
+        self.start()
 
     def stop(self) -> None:
         end(self._process, signal.SIGTERM)
+
+
+class Command(NamedTuple):
+    """The process of a command that a scheduler runs."""
+
+    pid: int
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def spawn(words: list[str], log: Path, **variables: str) -> subprocess.Popen[bytes]:
@@ -151,19 +177,22 @@ class Freezer:
     def __init__(self) -> None:
         self._frozen: dict[int, Timer] = {}
 
-    def freeze(self, pid: int, seconds: float) -> bool:
-        """False: the process has ended, or is frozen already."""
-        if pid in self._frozen and self._frozen[pid].is_alive():
-            return False
-        try:
+    def freeze(self, pid: int, seconds: float) -> None:
+        with suppress(ProcessLookupError):
             process = os.pidfd_open(pid)
             signal.pidfd_send_signal(process, signal.SIGSTOP)
-        except ProcessLookupError:
-            return False
-        timer = self._frozen[pid] = Timer(seconds, _go_on, (process,))
-        timer.daemon = True
-        timer.start()
-        return True
+            timer = self._frozen[pid] = Timer(seconds, _go_on, (process,))
+            timer.daemon = True
+            timer.start()
+
+    def going(self, processes: Sequence[P]) -> list[P]:
+        """Those that are not frozen. If all are, it waits until one goes on."""
+        while processes and all(self._is_frozen(process.pid) for process in processes):
+            time.sleep(0.02)
+        return [process for process in processes if not self._is_frozen(process.pid)]
+
+    def _is_frozen(self, pid: int) -> bool:
+        return pid in self._frozen and self._frozen[pid].is_alive()
 
     def wait(self) -> None:
         """Until every process goes on."""

@@ -323,6 +323,7 @@ def chaos(
     answer = {
         "holds": not broken,
         "folder": str(folder) if broken or keep else None,
+        "trouble": aftermath.trouble or ("" if aftermath.settled else "not all jobs ended"),
         "schema": place.schema if database is not None and (broken or keep) else None,
         "jobs": len(aftermath.acknowledged),
         "done": [
@@ -349,4 +350,4 @@ def _show_promises(session: CliSession, aftermath: Aftermath, promises: Sequence
         for line in promise.broken[:5]:
             session.console.print(f"            {line}", markup=False)
     if not aftermath.settled:
-        session.console.print("  [red]not all jobs ended[/]")
+        session.console.print(f"  {aftermath.trouble or 'not all jobs ended'}", markup=False, style="red")
