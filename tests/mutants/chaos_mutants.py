@@ -60,12 +60,12 @@ MUTANTS = [
         (f"{KILLS}[fences]",),
     ),
     Mutant(
-        "chaos: the lease of a finished job stays",
-        "penstock/stores/sqlite/changes.py",
-        "complete",
-        '        tx.write("delete_dispatch", (DispatchPhase.LEASED, listed(nos)), len(nos))\n',
+        "chaos: a finished job can be retried",
+        "penstock/core/jobs/states.py",
         "",
-        (f"{KILLS}[moved-on]",),
+        "(JobState.FAILED, Move.RETRY): JobState.QUEUED,",
+        "(JobState.FAILED, Move.RETRY): JobState.QUEUED,\n    (JobState.DONE, Move.RETRY): JobState.QUEUED,",
+        (f"{ON_POSTGRES}[moved-on]",),
     ),
     Mutant(
         "chaos: units are given without a look at those in use",

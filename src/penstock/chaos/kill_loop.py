@@ -175,9 +175,14 @@ class KillLoop:
                 client.fail(job_id, dispatch_id, "late")
 
     def _stay_settled(self, report: Callable[[str], object]) -> bool:
-        """What is over stays over, whatever is reported now, and after one more start."""
+        """What is over stays over, whatever is reported or asked for now, and after one more start."""
         for _ in range(self._plan.kills):
             self._report_late(self._journal.read().began)
+            job_id = self._dice.choice(sorted(self._journal.began)).rpartition(".")[0]
+            client = self._dice.choice(self._clients)
+            self._done_to["asked to run or stop again", "a finished job"] += 1
+            with suppress(PenstockError):
+                self._dice.choice([client.retry, client.cancel])(job_id)
         for daemon in self._daemons:
             daemon.kill()
         return self._settle(report)
