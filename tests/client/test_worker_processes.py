@@ -63,6 +63,22 @@ def test_an_attentive_function_notices_when_its_worker_was_away_too_long(daemon,
 
 
 @pytest.mark.long
+def test_a_function_in_a_process_stops_by_itself_while_its_worker_is_frozen(daemon, workers):
+    one = daemon(f"leases.ttl={LEASE}s")
+    client = one.client
+    sleeper = workers.start(one, "--concurrency=1", "--processes")
+    job_id = submit(client, "attentive", seconds=2 * LEASE)
+    until(workers.started)
+    sleeper.send_signal(signal.SIGSTOP)
+    other = workers.start(one, "--concurrency=1")
+
+    job = client.wait(job_id, LONG)
+
+    assert ("DONE", [2, other.pid]) == (job.state, fence_and_pid(job))
+    assert [] == overlaps(workers.lines())
+
+
+@pytest.mark.long
 def test_a_worker_that_gets_sigterm_lets_its_job_yield_and_another_goes_on(daemon, workers):
     one = daemon(f"leases.ttl={LEASE}s")
     client = one.client

@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "chaos: a job that is gone is not missed",
-        "penstock/chaos/kill_loop.py",
+        "penstock/chaos/checks.py",
         "_lost",
         '            yield f"{job_id} is gone"',
         "            continue",
@@ -119,7 +119,7 @@ MUTANTS = [
     ),
     Mutant(
         "chaos: a fence may stay as it is",
-        "penstock/chaos/kill_loop.py",
+        "penstock/chaos/checks.py",
         "_fences",
         "if int(fence) <= last.get(job_id, 0):",
         "if int(fence) < last.get(job_id, 0):",
@@ -127,10 +127,10 @@ MUTANTS = [
     ),
     Mutant(
         "chaos: units are counted once too few",
-        "penstock/chaos/kill_loop.py",
+        "penstock/chaos/checks.py",
         "_overfull",
-        "if len(held) * COST > UNITS:",
-        "if len(held) * COST > 2 * UNITS:",
+        "if held[host] > UNITS:",
+        "if held[host] > 2 * UNITS:",
         ("tests/chaos",),
     ),
     Mutant(

@@ -110,6 +110,16 @@ MUTANTS = [
         ("tests/library/test_running.py", "tests/work/test_leases.py"),
     ),
     Mutant(
+        "jobs: a function in a process does not know its lease",
+        "penstock/work/executors.py",
+        "LeasePage.is_over",
+        "return boot_clock() >= self._moments[slot]",
+        "return False",
+        (
+            "tests/client/test_worker_processes.py::test_a_function_in_a_process_stops_by_itself_while_its_worker_is_frozen",
+        ),
+    ),
+    Mutant(
         "jobs: an exit takes the thread along",
         "penstock/work/outcome.py",
         "run",

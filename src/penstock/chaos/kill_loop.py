@@ -123,8 +123,8 @@ class KillLoop:
         """
         victims: Sequence[Target] = self._daemons
         if target == "a worker":
-            busy = set(self._await_work("function"))
-            victims = [worker for worker in self._workers if worker.pid in busy] or self._workers
+            self._await_work("function")
+            victims = self._workers
         elif target == "a job":
             victims = [Command(pid) for pid in self._await_work("command")]
         if not victims:

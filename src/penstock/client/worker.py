@@ -40,6 +40,7 @@ from penstock.work.context import CurrentJob, JobFacts, takes_context
 from penstock.work.executors import (
     JobExecutor,
     ProcessExecutor,
+    ProcessSignals,
     RemoteCall,
     RemoteOutcome,
     ThreadExecutor,
@@ -443,15 +444,17 @@ def grace_sec(lease: FunctionLease) -> float:
     return max(0.1, lease.ttl * _GRACE)
 
 
-def remote_call(url: str, token: str, lease: FunctionLease, yield_file: str) -> RemoteCall:
-    return RemoteCall(_run, (lease.function, lease.facts, yield_file, url, token))
+def remote_call(url: str, token: str, lease: FunctionLease, signals: ProcessSignals) -> RemoteCall:
+    return RemoteCall(_run, (lease.function, lease.facts, signals, url, token))
 
 
-def _run(handler: JobHandler, facts: JobFacts, yield_file: str, url: str, token: str) -> RemoteOutcome:
+def _run(
+    handler: JobHandler, facts: JobFacts, signals: ProcessSignals, url: str, token: str
+) -> RemoteOutcome:
     """In a worker process, which reports by a client of its own."""
     with Client(url, token=token) as client:
         return run_in_process(
-            handler.invoke, facts, yield_file, lambda request: not _heartbeat(client, request).cancel
+            handler.invoke, facts, signals, lambda request: not _heartbeat(client, request).cancel
         )
 
 

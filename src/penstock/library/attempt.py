@@ -19,7 +19,7 @@ from penstock.library.function import place_of
 from penstock.scheduler.job_service import GrantedJob, JobService
 from penstock.scheduler.rules import SchedulerRules
 from penstock.work.context import JobFacts
-from penstock.work.executors import RemoteCall, RemoteOutcome, run_in_process
+from penstock.work.executors import ProcessSignals, RemoteCall, RemoteOutcome, run_in_process
 from penstock.work.leases import (
     FunctionLease,
     LeaseKeeper,
@@ -88,10 +88,10 @@ def grace_sec(_attempt: JobAttempt) -> float:
     return GRACE_SEC
 
 
-def remote_call(attempt: JobAttempt, yield_file: str) -> RemoteCall:
+def remote_call(attempt: JobAttempt, signals: ProcessSignals) -> RemoteCall:
     place, scheduler = place_of(attempt.function.fn), attempt.function.scheduler
     home = None if _is_job_at(place) else _Home(scheduler.place, scheduler.rules)
-    return RemoteCall(_run, (place, attempt.facts, yield_file, home))
+    return RemoteCall(_run, (place, attempt.facts, signals, home))
 
 
 class _Home(NamedTuple):
@@ -133,11 +133,13 @@ def _function_at(place: tuple[str, str], job_type: str, home: _Home | None) -> J
 _registered: Final[dict[tuple[str, str], JobFunction[..., Any, Any]]] = {}
 
 
-def _run(place: tuple[str, str], facts: JobFacts, yield_file: str, home: _Home | None) -> RemoteOutcome:
+def _run(
+    place: tuple[str, str], facts: JobFacts, signals: ProcessSignals, home: _Home | None
+) -> RemoteOutcome:
     function = _function_at(place, facts.job_type, home)
     job_service = function.scheduler.job_service
 
     def report(request: RenewalRequest) -> bool:
         return job_service.heartbeat(**request._asdict()).stop is None
 
-    return run_in_process(function.invoke, facts, yield_file, report)
+    return run_in_process(function.invoke, facts, signals, report)

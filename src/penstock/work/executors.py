@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import mmap
 import os
 import tempfile
 import time
@@ -17,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -35,7 +37,7 @@ from penstock.core.jobs.batching import AHEAD
 from penstock.core.jobs.types import EndReason, Money, Span
 from penstock.core.text import error_line, safe_str
 from penstock.work.context import CurrentJob, JobFacts
-from penstock.work.leases import FunctionLease, RenewalRequest
+from penstock.work.leases import FunctionLease, RenewalRequest, boot_clock
 from penstock.work.outcome import STOPPED, Invocation, Outcome, failure, run, run_async
 
 if TYPE_CHECKING:
@@ -222,12 +224,46 @@ class RemoteCall(NamedTuple):
     args: tuple[Any, ...]
 
 
+class LeasePage:
+    """
+    Until when each function in a worker process may work, in memory that the processes share: one number for each
+    function that runs at once.
+
+    The process that renews the leases may be frozen while its workers go on. They look here, and stop by
+    themselves when the lease was not renewed.
+    """
+
+    def __init__(self, path: str, slots: int) -> None:
+        """Without `slots` the file exists already."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if slots:
+                os.ftruncate(descriptor, slots * 8)
+            self._moments = memoryview(mmap.mmap(descriptor, 0)).cast("d")
+        finally:
+            os.close(descriptor)
+
+    def write(self, slot: int, stop_at: float) -> None:
+        self._moments[slot] = stop_at
+
+    def is_over(self, slot: int) -> bool:
+        return boot_clock() >= self._moments[slot]
+
+
+class ProcessSignals(NamedTuple):
+    """What tells a function in a worker process to end. `yield_file` appears when it should yield."""
+
+    yield_file: str
+    lease_page: str
+    slot: int
+
+
 class ProcessExecutor(JobExecutor[A]):
     """
     Jobs on worker processes: one that computes does not slow the others, one that crashes harms no other, and one that
     does not stop is ended. A process holds one job at a time: a crash takes only the job that it ran.
 
-    `remote`: the call that runs an attempt; it gets the path of the file that appears when the attempt should yield.
+    `remote`: the call that runs an attempt; it gets what tells the attempt to end.
     `grace_sec`: how long a process has after a stop before it is ended; asked with the first attempt.
     """
 
@@ -236,12 +272,16 @@ class ProcessExecutor(JobExecutor[A]):
         workers: int,
         began: Callable[[A], bool],
         finished: Callable[[A, Outcome], None],
-        remote: Callable[[A, str], RemoteCall],
+        remote: Callable[[A, ProcessSignals], RemoteCall],
         grace_sec: Callable[[A], float],
     ) -> None:
         self._workers, self._began, self._finished = workers, began, finished
         self._remote, self._grace_sec = remote, grace_sec
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
+        self._page_file = str(Path(self._folder.name) / "leases")
+        self._page = LeasePage(self._page_file, workers)
+        self._slots = deque(range(workers))
+        self._taken: dict[A, int] = {}
         self._pool: WorkerPool | None = None
         #: They wait here and not in the pool: what has not begun can be given back.
         self._ready: deque[A] = deque()
@@ -265,8 +305,16 @@ class ProcessExecutor(JobExecutor[A]):
                     self._free += 1
 
     def _submit(self, attempt: A) -> None:
+        slot = self._taken[attempt] = self._slots.popleft()
+
+        def publish() -> None:
+            self._page.write(slot, attempt.stop_at)
+
+        publish()
+        attempt.on_renewal = publish
         try:
-            call = self._remote(attempt, str(self._yield_file(attempt)))
+            signals = ProcessSignals(str(self._yield_file(attempt)), self._page_file, slot)
+            call = self._remote(attempt, signals)
             running = self._pool_for(attempt).submit(call.function, *call.args)
         except Exception as error:  # noqa: BLE001  # it cannot be sent: that is its outcome
             self._finish(attempt, failure(error))
@@ -328,6 +376,8 @@ class ProcessExecutor(JobExecutor[A]):
 
     def _finish(self, attempt: A, outcome: Outcome) -> None:
         self._yield_file(attempt).unlink(missing_ok=True)
+        attempt.on_renewal = None
+        self._slots.append(self._taken.pop(attempt))
         with self._lock:
             self._free += 1
         self._finished(attempt, outcome)
@@ -342,13 +392,19 @@ PROGRESS_SEC: Final = 1.0
 class ProcessChannel:
     """
     The channel of a function in a worker process. It reports by itself; the process that started it renews the lease.
-    A cancel comes through the memory that the pool shares with its workers, a request to yield by a file that appears.
+    A cancel comes through the memory that the pool shares with its workers, a request to yield by a file that appears, and
+    the end of a lease that is not renewed through the lease page.
     """
 
-    def __init__(self, facts: JobFacts, yield_file: str, report: Report) -> None:
+    def __init__(self, facts: JobFacts, signals: ProcessSignals, report: Report) -> None:
         from penstock.pools.context import current_call  # noqa: PLC0415  # as above
 
-        self._facts, self._yield_file, self._report, self._call = facts, yield_file, report, current_call()
+        self._facts, self._report, self._call = facts, report, current_call()
+        self._yield_file, self._page, self._slot = (
+            signals.yield_file,
+            _page_at(signals.lease_page),
+            signals.slot,
+        )
         self._stopped = False
         self._reported_at = 0.0
         self._spent: Money | None = None
@@ -357,7 +413,11 @@ class ProcessChannel:
 
     @property
     def canceled(self) -> bool:
-        return self._stopped or (self._call is not None and self._call.canceled)
+        return (
+            self._stopped
+            or (self._call is not None and self._call.canceled)
+            or self._page.is_over(self._slot)
+        )
 
     @property
     def yielding(self) -> bool:
@@ -396,7 +456,15 @@ class ProcessChannel:
         self.unreported = None
 
 
-def run_in_process(invocation: Invocation, facts: JobFacts, yield_file: str, report: Report) -> RemoteOutcome:
+@cache
+def _page_at(path: str) -> LeasePage:
+    """In a worker process, which runs one job after the other."""
+    return LeasePage(path, 0)
+
+
+def run_in_process(
+    invocation: Invocation, facts: JobFacts, signals: ProcessSignals, report: Report
+) -> RemoteOutcome:
     """In the worker process."""
-    channel = ProcessChannel(facts, yield_file, report)
+    channel = ProcessChannel(facts, signals, report)
     return RemoteOutcome(run(invocation, CurrentJob(facts, channel)), channel.unreported)

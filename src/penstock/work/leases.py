@@ -203,9 +203,13 @@ class LeaseKeeper(Generic[L]):
 
     def must_stop(self, lease: ActiveLease) -> bool:
         """Looks at the clock, and not only at replies: a function must stop even if no thread of ours could run."""
-        if lease.stop is None and self.clock() >= lease.sent_at + lease.ttl * self._at_risk:
+        if lease.stop is None and self.clock() >= self.stop_at(lease):
             lease.lose()
         return lease.stop is not None
+
+    def stop_at(self, lease: ActiveLease) -> float:
+        """When the attempt must end, unless the lease is renewed before."""
+        return lease.sent_at + lease.ttl * self._at_risk
 
     def is_over(self, lease: ActiveLease) -> bool:
         """Whether the scheduler may have granted the job to another."""
@@ -282,6 +286,8 @@ class FunctionLease(ActiveLease):
     #: For the executor: a task, or a call of a pool, by which it can end the function.
     ended_by: Any = None
     end_sent = False
+    #: For the executor: called after each renewal.
+    on_renewal: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -305,6 +311,15 @@ class FunctionLease(ActiveLease):
     @property
     def over(self) -> bool:
         return self._keeper.is_over(self)
+
+    @property
+    def stop_at(self) -> float:
+        return self._keeper.stop_at(self)
+
+    def renewed(self, reply: RenewalReply, sent_at: float) -> None:
+        super().renewed(reply, sent_at)
+        if self.on_renewal is not None:
+            self.on_renewal()
 
     def progress(self, fraction: float) -> None:
         self.latest_progress = fraction

@@ -1,4 +1,7 @@
-"""A proof that cannot fail proves nothing: each promise is broken once, and the proof says so. The killing itself is tested as `penstock chaos`."""
+"""
+A check that cannot fail checks nothing: each promise is broken once in marks or trail, and its check says so. `test_kills.py` has the
+killing itself; `tests/mutants/chaos_mutants.py` breaks the promises for real.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +53,13 @@ class Scene:
             self.mark("began", job_id)
             self.mark("ended", job_id)
 
-    def mark(self, what, job_id):
+    def mark(self, what, job_id, fence=1, kind="command"):
         with (self.folder / "journal").open("a") as journal:
-            journal.write(f"{what} {job_id} 1\n")
+            journal.write(f"{what} {kind} {job_id}.{fence} 1\n")
 
     def unmark(self, what, job_id):
         text = (self.folder / "journal").read_text()
-        (self.folder / "journal").write_text(text.replace(f"{what} {job_id} 1\n", ""))
+        (self.folder / "journal").write_text(text.replace(f"{what} command {job_id}.1 1\n", ""))
 
     def happened(self, kind, **fields):
         """One more event, as if it had been written."""
@@ -88,10 +91,33 @@ def test_a_job_that_never_ran_to_its_end_is_found(scene):
     assert scene.broken() == {"a DONE job ran to its end"}
 
 
-def test_two_runs_at_once_are_found(scene):
-    scene.mark("beside", scene.jobs[0])
+def test_the_end_of_another_attempt_does_not_make_a_job_done(scene):
+    scene.unmark("ended", scene.jobs[2])
+    scene.mark("ended", scene.jobs[2], fence=2)
+
+    assert scene.broken() == {"a DONE job ran to its end"}
+
+
+def test_an_attempt_that_finds_another_one_alive_is_found(scene):
+    scene.mark("beside", scene.jobs[0], fence=2)
 
     assert scene.broken() == {"never two live attempts of one job"}
+
+
+def test_a_command_that_works_after_a_later_attempt_began_is_found(scene):
+    scene.mark("began", scene.jobs[0], fence=2)
+    scene.mark("beat", scene.jobs[0])
+
+    assert scene.broken() == {"never two live attempts of one job"}
+
+
+@pytest.mark.parametrize(("late_marks", "found"), [(1, False), (2, True)])
+def test_a_function_may_write_only_the_mark_that_a_freeze_held_up(scene, late_marks, found):
+    scene.mark("began", scene.jobs[0], fence=2, kind="function")
+    for _ in range(late_marks):
+        scene.mark("beat", scene.jobs[0], kind="function")
+
+    assert scene.broken() == ({"never two live attempts of one job"} if found else set())
 
 
 def test_a_fence_that_does_not_grow_is_found(scene):
