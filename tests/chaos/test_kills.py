@@ -11,7 +11,6 @@ import subprocess
 import sys
 
 import pytest
-
 from tests.daemon import environment
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
