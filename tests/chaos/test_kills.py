@@ -55,8 +55,8 @@ def broken(answer):
 
 @pytest.fixture(scope="module")
 def on_sqlite():
-    """Each deed once: the scheduler, a worker and a job are killed and frozen."""
-    return trial(6 * SOAK, 12 * SOAK, "--seed", "2")
+    """Each deed twice: the scheduler, a worker and a job are killed and frozen."""
+    return trial(12 * SOAK, 24 * SOAK, "--workers", "3", "--seed", "2")
 
 
 @pytest.fixture(scope="module")

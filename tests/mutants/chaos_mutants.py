@@ -28,14 +28,6 @@ MUTANTS = [
         (f"{KILLS}[undone]",),
     ),
     Mutant(
-        "chaos: a heartbeat does not renew the lease",
-        "penstock/stores/sqlite/changes.py",
-        "renew",
-        'tx.execute("renew", (each.expires_at, each.progress,',
-        'tx.execute("renew", (tx.now, each.progress,',
-        (f"{KILLS}[two-live]",),
-    ),
-    Mutant(
         "chaos: a function goes on after its lease",
         "penstock/work/leases.py",
         "LeaseKeeper.must_stop",
@@ -76,11 +68,11 @@ MUTANTS = [
         (f"{KILLS}[overfull]",),
     ),
     Mutant(
-        "chaos: the ledger gets units back twice",
-        "penstock/stores/sqlite/transaction.py",
-        "Transaction.give_back",
-        "        self.totals.hold(host, admission_class, -n)\n",
-        "        self.totals.hold(host, admission_class, -2 * n)\n",
+        "chaos: a completion leaves a gap in the trail",
+        "penstock/stores/sqlite/changes.py",
+        "complete",
+        "tx.add_events((tx.now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))",
+        "tx.add_events((tx.now, _DONE, job_id, n + 2, _IS_DONE, _COMPLETED, attempt, None))",
         (f"{KILLS}[audit]",),
     ),
 ]

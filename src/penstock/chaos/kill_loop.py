@@ -20,7 +20,16 @@ from typing import Final, NamedTuple, TypeVar
 from penstock.chaos import markers
 from penstock.chaos.checks import COST, Aftermath
 from penstock.chaos.journal import Journal
-from penstock.chaos.processes import LEASE_SEC, PATIENCE, Command, Daemon, Freezer, Place, SdkWorker, Target
+from penstock.chaos.processes import (
+    LEASE_SEC,
+    PATIENCE,
+    Command,
+    Daemon,
+    Freezer,
+    SdkWorker,
+    TrialPlace,
+    TrialProcess,
+)
 from penstock.chaos.sdk_worker import JOB_TYPE
 from penstock.client.client import Client
 from penstock.core.errors import PenstockError, Unavailable
@@ -36,7 +45,7 @@ _FROZEN_SEC: Final = (1.5 * LEASE_SEC, 2.5 * LEASE_SEC)
 T = TypeVar("T")
 
 
-class Plan(NamedTuple):
+class TrialPlan(NamedTuple):
     """What to do. `kills`: how many times something is killed or frozen."""
 
     jobs: int = 60
@@ -50,7 +59,7 @@ class Plan(NamedTuple):
 
 
 class KillLoop:
-    def __init__(self, place: Place, plan: Plan) -> None:
+    def __init__(self, place: TrialPlace, plan: TrialPlan) -> None:
         self._place, self._plan = place, plan
         self._dice = Random(plan.seed)  # noqa: S311  # no secret: the same seed kills at about the same moments
         self._daemons = [Daemon(place, f"host{number}") for number in range(1, plan.daemons + 1)]
@@ -77,11 +86,14 @@ class KillLoop:
         try:
             with self._up():
                 for number in range(1, plan.kills + 1):
+                    verb, target = next(self._deeds)
                     while len(acknowledged) < plan.jobs * number // plan.kills:
-                        acknowledged.append(self._submit(len(acknowledged)))
+                        # So that the worker runs something that would still be at work afterwards.
+                        kind = (True, _LONG_SEC) if target == "a worker" else next(self._kinds)
+                        acknowledged.append(self._submit(len(acknowledged), *kind))
                     if self._dice.random() < 0.7:  # else at once, after the answer of the last submit
                         time.sleep(self._dice.uniform(0.05, 0.8))
-                    deed = self._disturb(*next(self._deeds))
+                    deed = self._disturb(verb, target)
                     self._done_to[deed] += 1
                     report(f"{number} of {plan.kills}: {' '.join(deed)}")
                     self._report_late(self._journal.read().superseded())
@@ -106,9 +118,8 @@ class KillLoop:
             stack.callback(self._freezer.wait)  # a frozen process does not see that it should stop
             yield
 
-    def _submit(self, number: int) -> str:
+    def _submit(self, number: int, function: bool, bounds: tuple[float, float]) -> str:
         """With a key: a submit whose answer was lost is repeated, and makes no second job."""
-        function, bounds = next(self._kinds)
         seconds, folder = round(self._dice.uniform(*bounds), 2), str(self._place.folder)
         job_type = JOB_TYPE if function else "penstock.command"
         argv = [sys.executable, markers.__file__, folder, str(seconds)]
@@ -118,18 +129,20 @@ class KillLoop:
 
     def _disturb(self, verb: str, target: str) -> tuple[str, str]:
         """
-        Kill or freeze the target while it works. One that is frozen already is left alone until it goes on:
+        Kill or freeze the target while it works, if it does within three seconds. One that is frozen already is left alone until it goes on:
         what it does then is the point. Without a running command the scheduler is the target.
         """
-        victims: Sequence[Target] = self._daemons
+        victims: Sequence[TrialProcess] = self._daemons
         if target == "a worker":
-            self._await_work("function")
-            victims = self._workers
+            sessions = {_session(pid) for pid in self._await_work("function")}
+            victims = [worker for worker in self._workers if worker.pid in sessions] or self._workers
         elif target == "a job":
             victims = [Command(pid) for pid in self._await_work("command")]
         if not victims:
             victims, target = self._daemons, "the scheduler"
-        victim = self._dice.choice(self._freezer.going(victims))
+        going = self._freezer.going(victims)
+        # In turn: a small trial should freeze a worker with threads and one with processes.
+        victim = going[self._done_to[verb, target] % len(going)]
         if verb == "froze":
             self._freezer.freeze(victim.pid, self._dice.uniform(*_FROZEN_SEC))
         else:
@@ -141,7 +154,7 @@ class KillLoop:
         Processes of attempts of this kind that work now. A number may be reused by now, so its command line
         is checked.
         """
-        until = time.monotonic() + 1.0
+        until = time.monotonic() + 3.0
         while True:
             attempts = self._journal.read().at_work[kind]
             if kind == "command":
@@ -201,3 +214,11 @@ class KillLoop:
                     report(f"no more kills; {open_jobs} jobs to go")
             time.sleep(0.1)
         return False
+
+
+def _session(pid: int) -> int:
+    """The process that a worker's process belongs to: each worker has a session of its own."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0

@@ -33,7 +33,7 @@ _RETRIES: Final = json.dumps(["0.2s"] * 1_000)
 PATIENCE: Final = 120.0
 
 
-class Place(NamedTuple):
+class TrialPlace(NamedTuple):
     """Where the jobs are. Without an address: in a SQLite file in the folder."""
 
     folder: Path
@@ -45,7 +45,7 @@ class Place(NamedTuple):
         return self.address or str(self.folder / "jobs.db")
 
 
-class Target(Protocol):
+class TrialProcess(Protocol):
     """A process that can be killed or frozen."""
 
     @property
@@ -55,13 +55,13 @@ class Target(Protocol):
         """End it by SIGKILL, and start another in its place if it is one that the trial needs."""
 
 
-P = TypeVar("P", bound=Target)
+P = TypeVar("P", bound=TrialProcess)
 
 
 class Daemon:
     """One scheduler. It can be killed and started again on the same data directory."""
 
-    def __init__(self, place: Place, name: str) -> None:
+    def __init__(self, place: TrialPlace, name: str) -> None:
         self.name, self._folder = name, place.folder / name
         self._folder.mkdir(mode=0o700)
         self._settings = [

@@ -298,7 +298,7 @@ def chaos(
     At the end it checks every promise against the audit trail and against marks that the jobs left outside of
     it. Your own scheduler is not touched. Exits with 1 when a promise is broken, and says where to look.
     """
-    from penstock.chaos import KillLoop, Place, Plan, check_promises
+    from penstock.chaos import KillLoop, TrialPlace, TrialPlan, check_promises
     from penstock.stores.opening import SharedOptions, drop_schema, is_address
 
     if database is not None and not is_address(database):
@@ -310,9 +310,11 @@ def chaos(
     elif daemons > 1 and database is None:
         fail("several schedulers need a database that they can share: give --database postgresql://...", 2)
     folder = Path(tempfile.mkdtemp(prefix="pst-chaos-"))
-    place = Place(folder, database, folder.name.replace("-", "_"))
+    place = TrialPlace(folder, database, folder.name.replace("-", "_"))
     with session.aside.status("starting") as status:
-        aftermath = KillLoop(place, Plan(jobs, kills, seed, daemons, workers, patience)).run(status.update)
+        aftermath = KillLoop(place, TrialPlan(jobs, kills, seed, daemons, workers, patience)).run(
+            status.update
+        )
         with opened(place.database, SharedOptions(schema=place.schema)) as store:
             promises = check_promises(aftermath, store)
     broken = any(promise.broken for promise in promises) or not aftermath.settled
