@@ -54,7 +54,7 @@ SPEC = """
     queue/jobs/{job_id}/ack queue/jobs/{job_id}/complete queue/complete/bulk queue/exchange queue/jobs/{job_id}/retry
     queue/jobs/{job_id}/edit queue/jobs/{job_id}/explain queue/jobs/{job_id}/logs queue/dispatchable queue/claim
     lease/request lease/heartbeat lease/release lease/report pause resume kick events stats leases capacity signals
-    queue/count queue/cancel/bulk queue/retry/bulk queue/jobs/{job_id}/rerun
+    alerts queue/count queue/cancel/bulk queue/retry/bulk queue/jobs/{job_id}/rerun
     health addons addons/edit tokens tokens/create tokens/{token_id}/revoke programs programs/attach pulse/history login
 """
 
@@ -79,6 +79,7 @@ def use_everything(client):
     assert first == client.job(first).job_id
     assert client.explain(first).text
     client.cancel(third)
+    assert isinstance(client.alerts(), list)
     fourth = client.rerun(third, payload=[1], priority=60).job_id
     assert sum(client.count(addon_id="photos").values()) == 4
     assert client.jobs(since=client.job(fourth).created_at, text="[1]").jobs[0].job_id == fourth

@@ -142,3 +142,18 @@ def test_an_addon_that_has_never_been_seen_is_refused_unless_it_shall_be_created
     assert "did you mean visuals?" in refused.json["detail"]
     assert taken.status == 200
     assert client.post(path, body).status == 200  # it is known now
+
+
+def test_alerts_are_listed_newest_first_and_only_to_their_owner(client):
+    for addon in ("shop", "visuals"):
+        job_id = client.submit(addon_id=addon, cost_limit=1.0)
+        [claimed] = client.claim(addon_id=addon)
+        client.post("/lease/heartbeat", {"lease_id": claimed["lease_id"], "spent": 5.0})
+
+    everything = client.get("/alerts").json["alerts"]
+    bound = client.mint(addon_id="shop").get("/alerts").json["alerts"]
+
+    assert everything[0]["job_id"] == job_id
+    assert {alert["addon_id"] for alert in everything} == {"shop", "visuals"}
+    assert {alert["addon_id"] for alert in bound} == {"shop"}
+    assert all(alert["text"] for alert in everything)

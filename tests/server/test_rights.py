@@ -205,7 +205,7 @@ def test_a_token_of_another_addon_meets_nothing_of_ours(kit):
     assert untouched == {
         "queue/jobs/submit", "queue/jobs/submit/bulk", "queue/find", "stats", "capacity", "addons", "health", "kick",
         "tokens", "tokens/create", "tokens/{token_id}/revoke", "login", "run/say", "pulse", "pulse/history", "programs", "programs/attach",
-        "hosts", "hosts/drain", "hosts/undrain", "types",
+        "hosts", "hosts/drain", "hosts/undrain", "alerts", "types",
     }  # fmt: skip
 
 

@@ -18,6 +18,8 @@ PAGES = {
     "machine": ("machine", "Units by job"),
     "addons": ("addons", "photos"),
     "pools": ("pools", "encode"),
+    "workers": ("workers", "thumbnail"),
+    "alerts": ("alerts", "What happened"),
 }
 SHOTS = ROOT / "build" / "screenshots"
 

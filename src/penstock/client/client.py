@@ -302,6 +302,10 @@ class Client:
         """The figures of the charts, a list per figure: the last quarter of an hour, or up to seven days."""
         return self._get("pulse/history", wire.History, {"range_sec": range_sec})
 
+    def alerts(self) -> list[wire.AlertInfo]:
+        """The newest alerts to owners, newest first."""
+        return self._get("alerts", wire.AlertList).alerts
+
     def programs(self) -> list[wire.Program]:
         """Pools and graphs of the programs that attached them."""
         return self._get("programs", wire.ProgramList).programs

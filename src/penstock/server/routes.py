@@ -116,6 +116,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("hosts", _READ, admin.hosts, "List hosts: alive or lost, capacity, units, labels"),
     _get("pulse", _READ, live.pulse, "Follow the live stats, second by second", streams=wire.StatsFrame),
     _get("pulse/history", _READ, live.history, "Get the live stats of the last quarter of an hour"),
+    _get("alerts", _READ, live.alerts, "List the newest alerts to owners"),
     _get("programs", _READ, live.programs, "List the pools and graphs of attached programs"),
     _get("health", _READ, admin.health, "Show the health of this host, and what is wrong"),
     # running it

@@ -318,6 +318,23 @@ class History(WireAnswer):
     run_p95: list[float | None]
 
 
+class AlertInfo(WireAnswer):
+    """An alert to the owner of a job or addon."""
+
+    seq: int
+    at: datetime
+    kind: str
+    addon_id: str | None
+    job_id: str | None
+    text: str
+
+
+class AlertList(WireAnswer):
+    """Newest first."""
+
+    alerts: list[AlertInfo]
+
+
 class Login(WireAnswer):
     """A link that opens the page, good once until `expires_at`."""
 

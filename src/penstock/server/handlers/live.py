@@ -20,7 +20,7 @@ from penstock import wire
 from penstock.core.errors import NotFound
 from penstock.core.jobs.job import Event, EventKind, Job, dispatch_id_of, shown
 from penstock.core.jobs.states import SETTLED, DispatchPhase
-from penstock.core.jobs.types import AddonId, JobId
+from penstock.core.jobs.types import AddonId, JobId, when
 from penstock.runner.output import Piece
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.server.event_hub import event_view, second_view
@@ -167,6 +167,34 @@ async def _frames(call: Request[Any, Any]) -> AsyncIterator[bytes]:
         await call.sooner(stats.next())
         if not (gone.done() or stats.closed):
             yield stats.line
+
+
+#: So many of the newest events are searched for alerts, and so many alerts are listed.
+_ALERTS_AMONG: Final = 500_000
+_MOST_ALERTS: Final = 200
+
+
+def alerts(call: Request[None, None]) -> wire.AlertList:
+    """The newest alerts. A bound token sees those of its addon."""
+    store, bound = call.store, call.principal.addon_id
+    events: list[Event] = []
+    after = max(0, store.newest() - _ALERTS_AMONG)
+    while page := store.events_of([EventKind.ALERT], after, _PAGE):
+        events = [*events, *page][-_MOST_ALERTS:] if bound is None else [*events, *page]
+        after = page[-1].seq
+    found = [
+        wire.AlertInfo(
+            seq=event.seq,
+            at=when(event.at),
+            kind=event.reason,
+            addon_id=event.data.get("addon_id"),
+            job_id=event.job_id,
+            text=str(event.data.get("text", "")),
+        )
+        for event in reversed(events)
+        if bound is None or event.data.get("addon_id") == bound
+    ]
+    return wire.AlertList(found[:_MOST_ALERTS])
 
 
 #: Up to so many seconds the charts show single seconds.

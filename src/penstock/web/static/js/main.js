@@ -11,13 +11,17 @@ import { Job } from "./pages/job.js";
 import { Machine } from "./pages/machine.js";
 import { Addons } from "./pages/addons.js";
 import { Pools } from "./pages/pools.js";
+import { Workers } from "./pages/workers.js";
+import { Alerts } from "./pages/alerts.js";
 
 const PAGES = [
   { path: "", name: "Overview", key: "o", view: Overview },
   { path: "jobs", name: "Jobs", key: "j", view: Jobs },
   { path: "machine", name: "Machine", key: "m", view: Machine },
   { path: "addons", name: "Addons", key: "a", view: Addons },
+  { path: "workers", name: "Workers", key: "w", view: Workers },
   { path: "pools", name: "Pools", key: "p", view: Pools },
+  { path: "alerts", name: "Alerts", key: "l", view: Alerts },
 ];
 
 const place = signal(read());
