@@ -37,7 +37,7 @@ def test_the_examples_of_the_readme_run_as_they_stand(tmp_path):
     lines = run_as_script(ROOT / "README.md", tmp_path)
 
     assert lines[:2] == ["99.small.jpg", "Hello, user 7!"]
-    assert "no process runs the jobs of jobs.db now" in lines[2]
+    assert "No process runs the jobs of jobs.db now" in lines[2]
     assert lines[3] == "5"
 
 

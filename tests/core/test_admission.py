@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given, settings
@@ -21,9 +22,10 @@ from penstock.core.jobs.admission import (
     Ledger,
 )
 from penstock.core.jobs.load import QuietState
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.reason_base import SHORT, Hides
 from penstock.core.jobs.reasons import (
     REASONS,
-    AwaitsWorker,
     BudgetSpent,
     CapReached,
     Draining,
@@ -39,7 +41,18 @@ from penstock.core.jobs.reasons import (
     retry_after_sec,
     words,
 )
+from penstock.core.jobs.refusals import all_refusals
+from penstock.core.jobs.round import Placement, RoundInputs
 from penstock.core.jobs.types import SECOND, AddonId, Constraint, JobId, RunWhen
+from penstock.core.jobs.worker_reasons import (
+    AwaitsWorker,
+    NoFunction,
+    NotDispatched,
+    NoWorkerSeen,
+    RunnerDisabled,
+    WorkerGone,
+    WorkersFull,
+)
 
 NOW = 1_900_000_000 * SECOND
 JOB = AdmissionClass(AddonId("a"), "index", 10)
@@ -265,6 +278,16 @@ EXAMPLES = [
     UnitsKept(JobId("job-00000017"), 90, NOW - SECOND),
     QueuedAhead(JobId("job-00000017"), 50),
     AwaitsWorker(NOW - 12 * SECOND),
+    WorkersFull("w1", 4),
+    WorkersFull("runner", 64),
+    NoWorkerSeen("thumnail", ("resize", "thumbnail"), NOW - 5 * SECOND),
+    NoWorkerSeen("t" * 128),
+    WorkerGone(NOW - 300 * SECOND, 2),
+    RunnerDisabled("local"),
+    NotDispatched("jobs.db"),
+    NoFunction("thumnail", ("thumbnail",)),
+    CapReached("type", "a" * 128 + "/" + "t" * 128, 1),
+    LabelMissing(("l" * 64,) * 16),
 ]
 
 
@@ -279,6 +302,46 @@ def test_every_reason_has_words_a_hint_and_survives_being_recorded(reason):
     assert from_json(reason.code, recorded | {"added_later": 1}) == reason
     assert retry_after_sec(reason, NOW) >= 1
     assert words(reason, NOW) == words(from_json(reason.code, recorded), NOW)
+    assert reason.waited
+    assert reason.next_step()
+    assert reason.way_out("00000017")
+    assert 0 < len(reason.short(NOW)) <= SHORT
+    assert not reason.short(NOW).endswith(".") or reason.short(NOW).endswith("...")
+
+
+def test_a_short_clause_names_no_other_job_and_no_signal_of_another_addon():
+    for reason in EXAMPLES:
+        assert "00000017" not in reason.short(NOW)
+    assert "shop" not in NotQuiet(Q.BUSY, Q.NORMAL, 6.2, "p95_ms of shop").short(NOW)
+
+
+def test_a_reason_with_a_name_of_others_takes_it_out():
+    """A field that names a job, a worker or a source needs `hidden`."""
+    hides = Hides(AddonId("a"), lambda job_id: None, lambda by: "another")
+    named = {"job_id", "kept_for", "worker", "by"}
+    for reason in EXAMPLES:
+        for name in named & set(reason.__struct_fields__):
+            if getattr(reason, name) != "runner":
+                assert getattr(reason.hidden(hides), name) != getattr(reason, name), (reason, name)
+
+
+@settings(deadline=None)
+@given(DEMANDS, st.lists(DEMANDS, max_size=10), CAPS, st.integers(0, 100), st.sampled_from(Q), st.booleans())
+def test_the_first_of_all_refusals_is_the_one_that_a_round_records(
+    admission_class, before, caps, capacity, quiet, draining
+):
+    view = SimpleNamespace(now=NOW, ledger=held(*before))
+    conditions = Conditions(capacity, quiet, streak=2 * SECOND, draining=draining)
+    inputs = RoundInputs(view, conditions, AdmissionLimits(caps), Ordering(), lambda _: Placement.LEAVE)
+    ledger = replace(view.ledger, counts=dict(view.ledger.counts))
+    refusals = all_refusals(inputs, admission_class, ready_at=NOW + SECOND * draining)
+    first = inputs.gates(admission_class, ready_at=NOW + SECOND * draining).refusal()
+
+    assert first == next(iter(refusals), None)
+    assert len(set(map(repr, refusals))) == len(refusals)
+    assert view.ledger == ledger
+    if draining:
+        assert {"draining", "not_ready"} <= {reason.code for reason in refusals}
 
 
 def test_the_words_name_the_numbers():

@@ -27,7 +27,7 @@ def job(state=JobState.QUEUED, ready_at=NOW - 41 * SECOND, retry_delays_sec=(), 
     ("end", "error", "words"),
     [
         (EndReason.JOB_ERROR, "Traceback:\nexit code 7", "Attempt 2 of 4 failed (exit code 7). "),
-        (EndReason.HOST_LOST, None, "Attempt 1 failed (host lost). "),
+        (EndReason.HOST_LOST, None, "Attempt 1 of 6 failed (host lost). "),
     ],
 )
 def test_a_job_that_is_retried_says_what_failed_and_when_the_next_attempt_is(end, error, words):
@@ -53,7 +53,8 @@ def test_a_waiting_job_says_what_it_waits_for_how_much_who_is_ahead_and_until_wh
 
     assert told.text == (
         "Waiting for 41 s. It needs 8 units; 5 of 90 are free. 3 jobs of the same kind are before it. "
-        "Job 00000017 of b goes first (its addon is further below its fair share); then 1 more. Likely start in 14 s."
+        "Job 00000017 of b goes first (its addon is further below its fair share); then 1 more. Likely start in 14 s. "
+        "`penstock edit 00000001 --priority urgent` changes that."
     )
 
 
@@ -103,17 +104,17 @@ def run(phase, **more):
 def test_a_settled_job_says_when_that_was_and_what_may_be_done():
     told = explain(job(JobState.BLOCKED, ended_at=NOW - 3 * SECOND), NOW)
 
-    assert told.text == "BLOCKED 3 s ago"
+    assert told.text == "BLOCKED 3 s ago. `penstock retry 00000001` queues it again."
     assert told.allowed == ("cancel", "retry")
 
 
 @pytest.mark.parametrize(
     ("state", "end", "error", "words", "reason"),
     [
-        (JobState.DONE, EndReason.COMPLETED, None, "DONE 3 s ago", "completed"),
-        (JobState.CANCELED, EndReason.CANCELED, "ended by SIGTERM", "CANCELED 3 s ago: ended by SIGTERM", "canceled"),
-        (JobState.FAILED, EndReason.JOB_ERROR, "Traceback\n...\nKeyError: 7\n", "FAILED 3 s ago (job error): KeyError: 7", "job_error"),
-        (JobState.BLOCKED, EndReason.COST_LIMIT_REACHED, None, "BLOCKED 3 s ago (cost limit reached)", "cost_limit_reached"),
+        (JobState.DONE, EndReason.COMPLETED, None, "DONE 3 s ago.", "completed"),
+        (JobState.CANCELED, EndReason.CANCELED, "ended by SIGTERM", "CANCELED 3 s ago: ended by SIGTERM.", "canceled"),
+        (JobState.FAILED, EndReason.JOB_ERROR, "Traceback\n...\nKeyError: 7\n", "FAILED 3 s ago (job error): KeyError: 7. That was attempt 1 of 1.", "job_error"),
+        (JobState.BLOCKED, EndReason.COST_LIMIT_REACHED, None, "BLOCKED 3 s ago (cost limit reached). A budget of its addon is spent.", "cost_limit_reached"),
     ],
 )  # fmt: skip
 def test_a_settled_job_says_how_its_last_run_ended(state, end, error, words, reason):
@@ -124,14 +125,15 @@ def test_a_settled_job_says_how_its_last_run_ended(state, end, error, words, rea
         run(DispatchPhase.ENDED, end=end, error=error, ended_at=ended),
     )
 
-    assert (told.text, told.reason) == (words, reason)
+    retry = " `penstock retry 00000001` queues it again." * (state in ("FAILED", "BLOCKED"))
+    assert (told.text, told.reason) == (words + retry, reason)
 
 
 def test_a_job_that_its_deadline_failed_does_not_blame_the_run_before():
     before = run(DispatchPhase.ENDED, end=EndReason.WORKER_CRASHED, ended_at=NOW - 9 * SECOND)
     told = explain(job(JobState.FAILED, ended_at=NOW - 3 * SECOND), NOW, before)
 
-    assert told.text == "FAILED 3 s ago (deadline passed)"
+    assert told.text.startswith("FAILED 3 s ago (deadline passed).")
 
 
 def test_one_job_is_and_several_are():

@@ -49,7 +49,7 @@ def run(tmp_path, *args):
 def test_the_example_packs_in_one_process_what_another_adds(tmp_path, logs):
     assert "3 new jobs\n" == run(tmp_path, "add", str(logs)).communicate(timeout=30)[0]
     assert "0 new jobs\n" == run(tmp_path, "add", str(logs)).communicate(timeout=30)[0]
-    assert "no process runs the jobs of pack.db now" in run(tmp_path, "status").communicate(timeout=30)[0]
+    assert "No process runs the jobs of pack.db now" in run(tmp_path, "status").communicate(timeout=30)[0]
 
     worker = run(tmp_path, "run")
     until(lambda: not list(logs.glob("*.log")))

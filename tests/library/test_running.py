@@ -89,7 +89,7 @@ def test_a_job_that_nobody_runs_says_so_until_somebody_does(make):
     here, there = make(), make()
     job = here.job(name="f")(lambda: 1).options(not_before=3600).enqueue()
 
-    assert "no process runs the jobs of jobs.db now" in str(job.explain())
+    assert "No process runs the jobs of jobs.db now" in str(job.explain())
     with there:
         assert "at the earliest" in str(job.explain())
     assert "nobody_runs" == job.explain().reason
@@ -290,7 +290,7 @@ def test_a_job_whose_function_is_not_known_waits_and_says_why(make):
     with scheduler:
         assert 2 == known.enqueue().result(LONG)
         told = scheduler.get(job.id).explain()
-        assert "no function is registered here for 'elsewhere'" in str(told)
+        assert "No function is registered here for 'elsewhere'" in str(told)
         assert "no_function" == told.reason
         assert "QUEUED" == job.state
 

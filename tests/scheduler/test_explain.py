@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from penstock.core.jobs.admission import AdmissionLimits, Budget, Caps
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.load import Capacity, Host, Reading
-from penstock.core.jobs.reasons import REASONS
+from penstock.core.jobs.load import Host
 from penstock.core.jobs.types import SECOND
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.stores.api import RegisterHost, committed
@@ -27,10 +25,10 @@ def test_a_head_explains_itself_from_the_record(kit):
     kit.later(41)
     told = kit.job_service.explain(job_id)
 
-    assert told.text == (
+    assert told.text.startswith(
         "Waiting for 41 s. It needs 8 units; 5 of 90 are free, and enough are expected in 19 s. "
-        f"Likely start in 19 s, when job {large[-8:]} ends."
     )
+    assert f"Likely start in 19 s, when job {large[-8:]} ends." in told.text
     assert told.recorded
     assert json.loads(json.dumps(told.as_json()))["reason"] == "no_room"
 
@@ -88,10 +86,11 @@ def test_a_job_whose_time_has_not_come_says_when(kit):
     [job_id] = kit.submit(earliest_start_at=kit.now + 90 * SECOND)
     told = kit.job_service.explain(job_id)
 
-    assert told.text == "It starts in 90 s at the earliest."
+    assert told.text.startswith("It starts in 90 s at the earliest.")
 
 
 def test_a_job_that_nothing_holds_starts_with_the_next_tick(kit):
+    kit.job_service.poll(WorkerKinds("a"))
     [job_id] = kit.submit()
     assert "Nothing is in its way" in kit.job_service.explain(job_id).text
 
@@ -109,129 +108,7 @@ def test_explaining_changes_nothing(kit):
     assert kit.store.ledger("local").units == 0
 
 
-# every reason there is
-
-
-def draining(kit):
-    kit.machine.draining = True
-    return kit, kit.submit()[0]
-
-
-def everything_paused(kit):
-    kit.job_service.pause()
-    return kit, kit.submit()[0]
-
-
-def not_ready(kit):
-    return kit, kit.submit(earliest_start_at=kit.now + 90 * SECOND)[0]
-
-
-def measured(kit, cpu):
-    kit = kit.under(capacity=Capacity())
-    for name, value in (("cpu", cpu), ("memory", 0.1)):
-        kit.machine.report(Reading(name, value, kit.now))
-    return kit
-
-
-def not_quiet(kit):
-    kit = measured(kit, cpu=0.45)
-    return kit, kit.submit(run_when="quiet")[0]
-
-
-def not_quiet_long_enough(kit):
-    kit = measured(kit, cpu=0.05)
-    return kit, kit.submit(run_when="quiet", quiet_for_sec=600)[0]
-
-
-def cap_reached(kit):
-    kit = kit.under(limits=AdmissionLimits(Caps(per_addon=1)))
-    kit.submit()
-    kit.step()
-    return kit, kit.submit()[0]
-
-
-def budget_spent(kit):
-    kit = kit.under(limits=AdmissionLimits(budgets={"a": Budget(day=1_000_000)}))
-    [first] = kit.submit()
-    kit.step()
-    kit.job_service.heartbeat(kit.job_service.lease(first).dispatch_id, spent=1_000_000)
-    return kit, kit.submit()[0]
-
-
-def no_room(kit):
-    kit.submit(cost_units=90)
-    kit.step()
-    return kit, kit.submit()[0]
-
-
-def room_kept(kit):
-    kit.submit(n=4, addon_id="b", cost_units=20)
-    kit.step()
-    [large] = kit.submit(addon_id="large", cost_units=90, priority=60)
-    kit.submit(addon_id="c", cost_units=5)
-    kit.step()
-    lease_all(kit)
-    kit.later(20)
-    for dispatch in kit.store.live():
-        kit.job_service.heartbeat(dispatch.dispatch_id)
-    kit.later(11)
-    [small] = kit.submit(addon_id="d", cost_units=5)
-    kit.step()
-    assert kit.state(large) == "QUEUED"
-    return kit, small
-
-
-def queued_ahead(kit):
-    kit.submit(n=9, priority=90)
-    return kit, kit.submit()[0]
-
-
-def awaits_worker(kit):
-    kit.job_service.claim(WorkerKinds("a"), 1)
-    kit.later(12)
-    return kit, kit.submit()[0]
-
-
-def label_missing(kit):
-    return kit.under(labels=("arm",)), kit.submit(labels=("gpu",))[0]
-
-
-CASES = {
-    "label_missing": (label_missing, "No running host has the label gpu"),
-    "draining": (draining, "starts no more jobs"),
-    "paused": (everything_paused, "Everything is paused"),
-    "not_ready": (not_ready, "It starts in 90 s at the earliest"),
-    "not_quiet": (
-        not_quiet,
-        "The machine is in normal use (busy score 4.5 of 10, from cpu). This job starts when the load drops to QUIET",
-    ),
-    "not_quiet_long_enough": (not_quiet_long_enough, "waits for 600 s of quiet"),
-    "cap_reached": (cap_reached, "Addon a has 1 in flight, its limit"),
-    "budget_spent": (budget_spent, "The budget of this day is spent (1.00 of 1.00)"),
-    "no_room": (no_room, "needs 10 units; 0 of 90 are free"),
-    "room_kept": (room_kept, "90 units are kept for job"),
-    "queued_ahead": (queued_ahead, "of priority 90 goes first and needs the same units"),
-    "awaits_worker": (
-        awaits_worker,
-        "waits for a worker to claim it. A worker that may claim it last asked 12 s ago",
-    ),
-}
-
-
-def test_every_reason_has_its_case():
-    assert set(CASES) == set(REASONS)
-
-
-@pytest.mark.parametrize("code", CASES)
-def test_every_reason_is_told_in_words_and_as_json(kit, code):
-    arrange, words = CASES[code]
-    kit, job_id = arrange(kit)
-    told = kit.job_service.explain(job_id)
-    data = json.loads(json.dumps(told.as_json()))
-
-    assert words in told.text
-    assert data["reason"] == code
-    assert data["retry_after_sec"] >= 1
+# all of it is in test_situations
 
 
 def test_one_paused_addon_is_named(kit):
@@ -245,8 +122,9 @@ def test_the_names_of_the_fields_are_a_promise(kit):
     [job_id] = kit.submit()
 
     assert set(kit.job_service.explain(job_id).as_json()) == {
-        "job_id", "state", "text", "waiting_sec", "reason", "reason_data", "retry_after_sec", "recorded", "ahead", "line_ahead",
-        "likely_start_at", "likely_start_low_at", "likely_start_high_at", "next_when_ends", "allowed",
+        "job_id", "state", "text", "short", "waiting_sec", "reason", "reason_data", "gates", "retry_after_sec", "recorded", "ahead",
+        "line_ahead", "likely_start_at", "likely_start_low_at", "likely_start_high_at", "next_when_ends", "next_step", "next_at", "way_out", "held_by", "last_failure", "preemption",
+        "deadline_at", "deadline_reachable", "hosts", "waited", "allowed",
     }  # fmt: skip
 
 

@@ -18,7 +18,6 @@ from test_waiting import Stream
 from penstock.core.jobs.load import Capacity, Senses
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.preemption import begin
-from penstock.scheduler.preemption import Preempter
 from penstock.server.routes import ROUTES
 from penstock.wire import PREFIX
 
@@ -122,14 +121,11 @@ class History:
         other = OURS if addon == THEIRS else THEIRS
         running = [d for d in service.store.live() if d.addon_id == addon and d.job_id is not None]
         if running and self.jobs[other]:
-            preempter = Preempter(
-                service.store, service.rules, service.dispatcher, service.job_service, service.yields
-            )
             now = service.store.now()
-            cycle = begin(
+            service.preempter.cycle = begin(
                 running[0].dispatch_id, self.dice.choice(self.jobs[other]), now, service.rules.preemption
             )
-            preempter.request(cycle, now)
+            service.preempter.request(service.preempter.cycle, now)
 
     def step(self):
         self.kit.service.dispatcher.step(self.kit.store.now())
@@ -259,7 +255,8 @@ def test_the_histories_have_something_to_hide(tmp_path):
             met |= set(ways(history))
 
     assert met == {
-        "queued_ahead", "room_kept", "not_quiet", "when", "ahead", "DENIED room_kept", "DENIED not_quiet", "PREEMPT_REQUESTED"
+        "queued_ahead", "room_kept", "not_quiet", "no_worker", "when", "ahead", "held_by", "gates", "preemption",
+        "DENIED room_kept", "DENIED not_quiet", "PREEMPT_REQUESTED",
     }  # fmt: skip
 
 
@@ -274,8 +271,9 @@ def ways(history):
         received = client.get(f"/queue/jobs/{job_id}/explain").json
         if names(received["reason_data"]):
             yield received["reason"]
-        if names(received["ahead"]):
-            yield "ahead"
+        for field in ("ahead", "held_by", "preemption", "gates"):
+            if names(received[field]):
+                yield field
         if names(received["text"].partition(", when ")[2]):
             yield "when"
         for event in client.get(f"/events?limit=500&job_id={job_id}").json["events"]:

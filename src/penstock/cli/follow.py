@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _OPEN = frozenset({"QUEUED", "DISPATCHING", "RUNNING"})
 _TIMEOUT = 124
+#: A command that starts at once has ended by then, and needs no explanation.
+_EXPLAIN_EVERY = 1.0
+#: Reasons of a job that starts by itself within a moment.
+_STARTS_SOON = ("", "awaits_worker")
 
 
 @click.command(context_settings=COMMAND_LINE)
@@ -102,7 +106,7 @@ def _pages(session: CliSession, job_id: str, attempt: int | None) -> Iterator[wi
 def _follow(session: CliSession, job_id: str, show: Callable[[wire.Logs], None]) -> wire.JobInfo:
     """Until it is settled, through all its attempts."""
     offset, attempt = 0, 0
-    with _status(session, job_id) as seen:
+    with _status(session, job_id, aloud=True) as seen:
         while True:
             page = session.client.logs(job_id, attempt=attempt or None, offset=offset, wait_sec=10)
             if page.attempt != attempt:
@@ -142,37 +146,56 @@ def _lines(page: wire.Logs) -> None:
 
 
 @contextmanager
-def _status(session: CliSession, job_id: str) -> Iterator[Any]:
-    """Show why there is no output yet."""
-    if not session.aside.is_terminal:
+def _status(session: CliSession, job_id: str, *, aloud: bool = False) -> Iterator[Any]:
+    """
+    Show why there is no output yet, in a terminal as a line that stays. `aloud`: also print it to standard
+    error, once for each reason, with the command that would change it.
+    """
+    if not (aloud or session.aside.is_terminal):
         yield lambda: None
         return
     import threading
 
-    status = session.aside.status(f"{short(job_id)} submitted")
+    status = session.aside.status(f"{short(job_id)} submitted") if session.aside.is_terminal else None
     over = threading.Event()
 
     def watch() -> None:
-        from penstock.client.client import Client
-        from penstock.core.errors import PenstockError
+        printed = ""
+        while not over.wait(_EXPLAIN_EVERY):
+            explanation = _explained(session, job_id)
+            if explanation is None or over.is_set():
+                continue  # the explanation only fills the time
+            if aloud and explanation.state == "QUEUED" and explanation.reason not in (*_STARTS_SOON, printed):
+                printed = explanation.reason
+                session.aside.print(f"{short(job_id)}: {printable(explanation.text)}", markup=False)
+            if status is not None:
+                line = f"{short(job_id)} {explanation.state}: {printable(explanation.short)}"
+                status.update(line[: session.aside.width - 4])
 
-        with Client(session.client.url, token=session.client.token) as client:
-            while not over.wait(1.0):
-                try:
-                    explanation = client.explain(job_id)
-                except PenstockError:
-                    continue  # the explanation only fills the time
-                line, room = printable(explanation.text.splitlines()[0]), session.aside.width - 4
-                status.update(line if len(line) <= room else f"{line[: room - 3]}...")
+    def stop() -> None:
+        if status is not None:
+            status.stop()
 
-    status.start()
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    if status is not None:
+        status.start()
+    threading.Thread(target=watch, daemon=True).start()
     try:
-        yield status.stop
+        yield stop
     finally:
         over.set()
-        status.stop()
+        stop()
+
+
+def _explained(session: CliSession, job_id: str) -> wire.Explained | None:
+    """By a connection of its own: the session's waits for output."""
+    from penstock.client.client import Client
+    from penstock.core.errors import PenstockError
+
+    try:
+        with Client(session.client.url, token=session.client.token) as client:
+            return client.explain(job_id)
+    except PenstockError:
+        return None
 
 
 @click.command()

@@ -109,7 +109,7 @@ def _print_jobs(session: CliSession, page: wire.Jobs, limit: int) -> None:
 JOB_COLUMNS: Final = (
     Column("job"), Column("state"), Column("what"), Column("addon", keep=100),
     Column("units", True, 120), Column("prio", True, 120), Column("tries", True, 130),
-    Column("age", True, 70), Column("reason or progress"),
+    Column("age", True, 70), Column("why"),
 )  # fmt: skip
 
 
@@ -117,18 +117,8 @@ def job_row(job: wire.JobSummary, now: datetime) -> tuple[object, ...]:
     """The cells of `JOB_COLUMNS`."""
     return (
         short(job.job_id), state_text(job.state), job.title, job.addon_id, job.cost_units, job.priority,
-        job.attempts, age(job.created_at, now), _standing(job, now),
+        job.attempts, age(job.created_at, now), job.why,
     )  # fmt: skip
-
-
-def _standing(job: wire.JobSummary, now: datetime) -> str:
-    """Why a job waits, or its progress, in a word or two."""
-    if job.state == "QUEUED":
-        start = job.next_earliest_start_at
-        if start is not None and start > now:
-            return f"starts in {span((start - now).total_seconds())}"
-        return job.denied.replace("_", " ")
-    return _progress(job.progress) if job.state == "RUNNING" else ""
 
 
 def _progress(progress: float | None) -> str:
@@ -143,6 +133,7 @@ def show(session: CliSession, job: str) -> None:
     info = session.client.job(session.job_id(job))
     if session.print_json(info):
         return
+    explained = session.client.explain(info.job_id)
     console = session.console
     console.print(state_text(info.state), f"{info.job_type} of {info.addon_id}", info.job_id)
     facts = {
@@ -155,6 +146,7 @@ def show(session: CliSession, job: str) -> None:
         "not before": _moment(info.next_earliest_start_at),
         "deadline": _moment(info.deadline_at),
         "ended": _moment(info.ended_at),
+        "why": explained.text,
         "tries": info.attempts,
         "progress": _progress(info.progress),
         "spent": f"{info.spent:g} {info.unit}" if info.spent else "",
@@ -188,7 +180,12 @@ def _json(raw: Raw | None) -> str:
 @click.argument("job", type=JOB)
 @passes
 def explain(session: CliSession, job: str) -> None:
-    """Say why a job is in its state, and when it will likely start."""
+    """
+    Say why a job is in its state, what must happen next, and which command would change that.
+
+    With --json: all reasons that hold, the last failure, the jobs that hold what it waits for, and how long
+    it waited for each reason.
+    """
     from penstock.core.jobs.explain import GOES_FIRST
 
     answer = session.client.explain(session.job_id(job))

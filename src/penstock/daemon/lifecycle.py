@@ -155,6 +155,7 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
             committed(store, SetAddon(AddonId(name), weight=addon.weight, by="settings"))
     server = serve(service, _config(settings))
     down.callback(server.stop)
+    service.job_service.explainer.runner_disabled = not settings.runner.enabled
     if settings.runner.enabled:
         runner.append(Runner(service, runs, _runner_settings(settings, server)).start())
         server.set_runner(runner[0])

@@ -31,13 +31,15 @@ from typing import (
 
 from msgspec.structs import replace
 
-from penstock.core.jobs.explain import Explanation
+from penstock.core.jobs.explain import Explanation, held_by_program
 from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.learning import TypeStats
+from penstock.core.jobs.reasons import Reason
 from penstock.core.jobs.schedules import Schedule
 from penstock.core.jobs.schedules import check as check_schedule
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId
+from penstock.core.jobs.worker_reasons import NoFunction, NotDispatched
 from penstock.library.function import Arguments, JobFunction, place_of
 from penstock.library.handle import JobHandle, ResultWaiter
 from penstock.library.job_runner import BackgroundWork, RunningWork
@@ -268,23 +270,12 @@ class Scheduler:
             return explanation
         job_type = JobHandle(self, job_id).job.intent.job_type
         if not self._dispatched():
-            name = self.where if is_address(self.place) else Path(self.where).name
-            text = f"waiting: no process runs the jobs of {name} now; `with scheduler:` does"
-            reason = "nobody_runs"
+            reason: Reason = NotDispatched(self.where if is_address(self.place) else Path(self.where).name)
         elif self.work is not None and job_type not in self.functions:
-            text = f"waiting: no function is registered here for {job_type!r}; it starts when one is"
-            reason = "no_function"
+            reason = NoFunction(job_type, tuple(sorted(self.functions)))
         else:
             return explanation
-        return replace(
-            explanation,
-            text=text,
-            reason=reason,
-            reason_data=None,
-            likely_start_at=None,
-            likely_start_low_at=None,
-            likely_start_high_at=None,
-        )
+        return held_by_program(explanation, reason, self.store.now())
 
     @property
     def principal(self) -> str:

@@ -210,11 +210,14 @@ class Dispatcher:
             return True
         return any(map(kinds.fits, self._ready))
 
-    def last_fetched_at(self, admission_class: AdmissionClass, now: Moment) -> Moment | None:
-        """When a worker last claimed such jobs, if pulling workers start them."""
-        if not self._fetchers.at(now).claims(admission_class):
-            return None
-        return self._fetchers.last_came_at(admission_class, self._rules.fetch_for)
+    @property
+    def drained_by_operator(self) -> bool:
+        """False: the host drains because its process is about to stop, or not at all."""
+        return self._machine.drained
+
+    @property
+    def workers(self) -> PullingWorkers:
+        return self._fetchers
 
     def _counted(self, round_result: RoundResult) -> RoundResult:
         before = self.refusals
@@ -239,6 +242,8 @@ def _grants(admitted: Future[list[Grant]]) -> list[Grant]:
 
 
 FOR_EVER: Final[Moment] = 1 << 62
+#: How many workers that have gone are remembered, for explain.
+MOST_REMEMBERED: Final = 1_000
 
 
 class WorkerKinds(NamedTuple):
@@ -349,6 +354,10 @@ class PullingWorkers:
         self._free: dict[_WorkerKey, tuple[WorkerKinds, int, Moment]] = {}
         #: How many claims of each worker wait.
         self._waiting: Counter[_WorkerKey] = Counter()
+        #: What workers asked for that are no longer present, and until when they were.
+        self._gone: dict[WorkerKinds, Moment] = {}
+        #: What each worker with a name asked for last.
+        self._named: dict[str, WorkerKinds] = {}
         self._lock = Lock()
 
     def came(self, kinds: WorkerKinds, until: Moment) -> None:
@@ -364,6 +373,8 @@ class PullingWorkers:
         key = _key(name, kinds)
         with self._lock:
             _, _, before = self._free.pop(key, (None, 0, until))
+            if name and name not in self._named:
+                self._remember_name(name, kinds)
             if room > 0:
                 self._free[key] = (kinds, room, max(before, until))
 
@@ -391,8 +402,8 @@ class PullingWorkers:
 
     def at(self, now: Moment) -> PresentWorkers:
         with self._lock:
-            self._claiming = {kinds: until for kinds, until in self._claiming.items() if until > now}
-            self._polling = {kinds: until for kinds, until in self._polling.items() if until > now}
+            self._claiming = self._still_present(self._claiming, now)
+            self._polling = self._still_present(self._polling, now)
             self._free = {
                 key: worker for key, worker in self._free.items() if worker[2] > now or key in self._waiting
             }
@@ -400,7 +411,40 @@ class PullingWorkers:
             claiming = {*self._claiming, *(kinds for kinds, _ in free.values())}
             return PresentWorkers(list(claiming), list(self._polling), free)
 
-    def last_came_at(self, admission_class: AdmissionClass, fetch_for: Span) -> Moment | None:
+    def _still_present(self, workers: dict[WorkerKinds, Moment], now: Moment) -> dict[WorkerKinds, Moment]:
+        present = {kinds: until for kinds, until in workers.items() if until > now}
+        if len(present) < len(workers):
+            self._gone |= {kinds: until for kinds, until in workers.items() if kinds not in present}
+            while len(self._gone) > MOST_REMEMBERED:
+                del self._gone[min(self._gone, key=self._gone.__getitem__)]
+        return present
+
+    def _remember_name(self, name: str, kinds: WorkerKinds) -> None:
+        if len(self._named) >= MOST_REMEMBERED:
+            del self._named[next(iter(self._named))]
+        self._named[name] = kinds
+
+    # for explain
+
+    def last_came_at(self, admission_class: AdmissionClass, now: Moment, fetch_for: Span) -> Moment | None:
+        """When a worker last asked for such jobs, present or not. None: none has."""
         with self._lock:
-            fitting = [until for kinds, until in self._claiming.items() if kinds.fits(admission_class)]
-        return max(fitting) - fetch_for if fitting else None
+            asked = [*self._claiming.items(), *self._polling.items(), *self._gone.items()]
+        fitting = [until - fetch_for for kinds, until in asked if kinds.fits(admission_class)]
+        return min(max(fitting), now) if fitting else None
+
+    def types_asked_for(self, addon_id: AddonId | None) -> set[str]:
+        """Job types that workers named; of workers of this addon only, if it is given."""
+        with self._lock:
+            asked = {*self._claiming, *self._polling, *self._gone}
+        return {
+            name
+            for kinds in asked
+            if addon_id is None or kinds.addon_id == addon_id
+            for name in kinds.job_types
+        }
+
+    def names_for(self, admission_class: AdmissionClass) -> dict[str, WorkerKinds]:
+        """Workers with a name that claimed such jobs before."""
+        with self._lock:
+            return {name: kinds for name, kinds in self._named.items() if kinds.fits(admission_class)}

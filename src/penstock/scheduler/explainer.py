@@ -1,31 +1,68 @@
-"""The explainer: why a job waits, when it will likely start, and whether its deadline can be kept."""
+"""
+The explainer: gathers what explain goes by, and whether a deadline can be kept.
+
+The decisions are those of the core, on the same view of the store as a round has. Besides, explain needs what
+no gate asks for: which jobs hold a cap or the units, which workers are there, full or gone, how the other
+hosts stand, and what the trail tells about the wait. All of it is read when a person asks, and never by a
+round.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from penstock.core.errors import NotFound
-from penstock.core.jobs.admission import AdmissionClass, admission_class_of
-from penstock.core.jobs.explain import Explanation, Viewer, explain
+from penstock.core.jobs.admission import AdmissionClass, admission_class_of, keys_of
+from penstock.core.jobs.explain import Explanation, Findings, HostInfo, PreemptionInfo, explain
 from penstock.core.jobs.forecast import Outlook, likely_starts, outlook, reachable
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import dispatch_id_of
+from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of
+from penstock.core.jobs.preemption import Cycle
 from penstock.core.jobs.reasons import (
-    AwaitsWorker,
     CapReached,
+    Draining,
     LabelMissing,
     NotEnoughUnits,
+    NotQuiet,
     QueuedAhead,
+    Reason,
     UnitsKept,
 )
-from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import JobId, Moment
-from penstock.scheduler.dispatcher import Dispatcher
+from penstock.core.jobs.refusals import all_refusals, refusal_on
+from penstock.core.jobs.round import AdmissionView, Placement
+from penstock.core.jobs.states import DispatchPhase, JobState
+from penstock.core.jobs.types import MINUTE, OWN_TYPES, JobId, Moment, Priority
+from penstock.core.jobs.viewer import Viewer
+from penstock.core.jobs.waits import waits_of
+from penstock.core.jobs.worker_reasons import (
+    AwaitsWorker,
+    NoWorkerSeen,
+    RunnerDisabled,
+    WorkerGone,
+    WorkersFull,
+)
+from penstock.scheduler.dispatcher import Dispatcher, RoundWorkers
 from penstock.scheduler.forecaster import Forecaster
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Receipt, Store
+
+#: How many events of a job are read for the account of its wait.
+_MOST_EVENTS: Final = 5_000
+_MOST_HOLDERS: Final = 20
+#: After a start the workers that are away may only not have come back yet.
+_STARTED_LATELY: Final = 10 * MINUTE
+
+
+class _View(NamedTuple):
+    """What the store shows of a queued job in one look."""
+
+    outlook: Outlook
+    refusals: tuple[Reason, ...]
+    hosts: tuple[HostInfo, ...]
 
 
 class Explainer:
@@ -34,41 +71,99 @@ class Explainer:
     ) -> None:
         self._store, self._rules, self._dispatcher = store, rules, dispatcher
         self._forecaster = forecaster
+        self._since = store.now()
+        #: The cycle of preemption that is under way on this host.
+        self.preemption: Callable[[], Cycle | None] = lambda: None
+        #: Whether commands and functions of the daemon find no runner here.
+        self.runner_disabled = False
+        #: Whether this scheduler asks runs to yield.
+        self.preempts = False
 
     def explain(self, job_id: JobId, viewer: Viewer | None = None) -> Explanation:
         """From the recorded decision where a round has made one; else the same decision, made now."""
         job = self._store.job(job_id)
         if job is None:
             raise NotFound(f"there is no job {job_id}", job_id=job_id)
-        now, rules = self._store.now(), self._rules
+        now = self._store.now()
         last = self._store.dispatch(dispatch_id_of(job.job_id, job.fence)) if job.fence else None
-        if job.state is not JobState.QUEUED:
-            return explain(job, now, last)
-
-        admission_class = admission_class_of(job.intent)
-        seen = self._store.look(
-            rules.host,
-            lambda view: outlook(self._dispatcher.inputs(view), job_id, admission_class, job.ready_at),
+        findings = Findings(
+            preemption=self._preemption_of(job, now),
+            waits=waits_of(job, self._store.events(0, _MOST_EVENTS, job_id), now),
+            schedules=self._rules.schedules,
         )
-        match seen.reason:
-            case LabelMissing() as missing:
-                missing = replace(missing, hosts=self._hosts_with(admission_class, now))
-                seen = replace(seen, reason=missing)
-            case NotEnoughUnits():
-                seen = replace(seen, next_when_ends=self._run_that_ends_at(seen.likely_start_at))
-            case None if (came := self._dispatcher.last_fetched_at(admission_class, now)) is not None:
-                seen = replace(seen, reason=AwaitsWorker(came), likely_start_at=None)
-            case _:
-                pass
-        return explain(job, now, last, self._with_range(job_id, seen), viewer)
+        if job.state is not JobState.QUEUED:
+            return explain(
+                job, now, last, viewer=viewer, findings=self._in_flight(job, last, findings, viewer)
+            )
+        admission_class = admission_class_of(job.intent)
+        seen = self._store.look(self._rules.host, lambda view: self._look(view, job, admission_class))
+        worker = self._worker_reason(job, last, admission_class, viewer)
+        current, holders = self._outlook(seen, admission_class, worker, now)
+        current = self._with_range(job_id, current)
+        gates = [self._named(gate, admission_class, now) for gate in seen.refusals]
+        if worker is not None and not isinstance(worker, AwaitsWorker):
+            gates.append(worker)
+        findings = replace(
+            findings,
+            gates=tuple(gates),
+            holders=holders,
+            hosts=seen.hosts if current.reason is not None and current.reason.of_host else (),
+            deadline_reachable=reachable(job.intent, current.likely_start_at),
+        )
+        findings = self._with_priorities(job, current, findings)
+        return explain(job, now, last, current, viewer=viewer, findings=findings)
 
-    def _with_range(self, job_id: JobId, seen: Outlook) -> Outlook:
+    def _look(self, view: AdmissionView, job: Job, admission_class: AdmissionClass) -> _View:
+        inputs = self._dispatcher.inputs(view)
+        seen = outlook(inputs, job.job_id, admission_class, job.ready_at)
+        others: tuple[HostInfo, ...] = ()
+        if self._store.shared:
+            others = tuple(
+                HostInfo(host.host, "", "")
+                if (reason := refusal_on(host, inputs, admission_class)) is None
+                else HostInfo(host.host, reason.code, reason.short(view.now))
+                for host in self._store.hosts()
+                if host.host != self._rules.host and host.alive(view.now)
+            )
+        return _View(seen, all_refusals(inputs, admission_class, ready_at=job.ready_at), others)
+
+    def _outlook(
+        self, seen: _View, admission_class: AdmissionClass, worker: Reason | None, now: Moment
+    ) -> tuple[Outlook, tuple[JobId | None, ...]]:
+        """The outlook with what only the scheduler knows, and the jobs that hold what the job waits for."""
+        current = seen.outlook
+        match current.reason:
+            case None:
+                if worker is None:
+                    return current, ()
+                current = replace(current, reason=worker, likely_start_at=None)
+                return current, self._holders(worker, admission_class)
+            case NotEnoughUnits() as reason:
+                current = replace(current, next_when_ends=self._run_that_ends_at(current.likely_start_at))
+                return current, self._holders(reason, admission_class)
+            case reason:
+                current = replace(current, reason=self._named(reason, admission_class, now))
+                return current, self._holders(reason, admission_class)
+
+    def _named(self, reason: Reason, admission_class: AdmissionClass, now: Moment) -> Reason:
+        """The reason with the names of hosts, which gates do not know."""
+        match reason:
+            case LabelMissing():
+                return replace(reason, hosts=self._hosts_with(admission_class, now))
+            case Draining():
+                return Draining(self._rules.host, self._dispatcher.drained_by_operator)
+            case _:
+                return reason
+
+    def _with_range(self, job_id: JobId, current: Outlook) -> Outlook:
         """With a range for its start, if the order and ends of runs decide it."""
-        playable = isinstance(seen.reason, NotEnoughUnits | UnitsKept | QueuedAhead | CapReached)
-        if not playable and not (seen.reason is None and seen.line_ahead):
-            return seen
+        playable = isinstance(current.reason, NotEnoughUnits | UnitsKept | QueuedAhead | CapReached)
+        if not playable and not (current.reason is None and current.line_ahead):
+            return current
         start = self._forecaster.ranges([job_id]).get(job_id)
-        return seen if start is None else replace(seen, likely_start_at=start.middle_at, start_range=start)
+        return (
+            current if start is None else replace(current, likely_start_at=start.middle_at, start_range=start)
+        )
 
     def _hosts_with(self, admission_class: AdmissionClass, now: Moment) -> tuple[str, ...]:
         return tuple(
@@ -81,6 +176,139 @@ class Explainer:
         if moment is None:
             return None
         return next((d.job_id for d in self._store.live() if d.ends_at == moment), None)
+
+    def _holders(self, reason: Reason, admission_class: AdmissionClass) -> tuple[JobId | None, ...]:
+        """The jobs that hold what the job waits for, those with the most units first."""
+        host = self._rules.host
+        holds: Callable[[Dispatch], bool]
+        match reason:
+            case CapReached("concurrent"):
+                holds = lambda d: d.host == host  # noqa: E731 - one of four conditions
+            case CapReached(scope, name):
+                holds = lambda d: (scope, name) in keys_of(d.admission_class)  # noqa: E731
+            case NotEnoughUnits(needs, _, capacity) if needs <= capacity:
+                holds = lambda d: d.host == host  # noqa: E731
+            case WorkersFull():
+                names = self._dispatcher.workers.names_for(admission_class)
+                holds = lambda d: d.worker in names  # noqa: E731
+            case _:
+                return ()
+        held = [d for d in self._store.live() if holds(d)]
+        held.sort(key=lambda d: -d.admission_class.cost_units)
+        return tuple(d.job_id for d in held[:_MOST_HOLDERS])
+
+    def _with_priorities(self, job: Job, current: Outlook, findings: Findings) -> Findings:
+        """Whether a higher priority would help: it goes before others, or a running job yields to it."""
+        threshold, priority = self._rules.preemption.threshold, job.intent.priority
+        jobs = self._store.jobs([job_id for job_id in findings.holders if job_id is not None])
+        below = [
+            holder
+            for holder in jobs
+            if threshold is not None and holder.intent.priority <= Priority.URGENT - threshold
+        ]
+        yields = self.preempts and any(holder.intent.preemptible for holder in below)
+        ahead = bool(current.ahead or current.line_ahead) or isinstance(
+            current.reason, QueuedAhead | UnitsKept
+        )
+        spared = next(
+            (
+                holder.job_id
+                for holder in jobs
+                if self.preempts
+                and isinstance(current.reason, NotEnoughUnits)
+                and threshold is not None
+                and not holder.intent.preemptible
+                and holder.intent.priority <= priority - threshold
+            ),
+            None,
+        )
+        helps = (priority < Priority.URGENT and (ahead or yields)) or isinstance(current.reason, NotQuiet)
+        return replace(findings, priority_helps=helps, unyielding=spared)
+
+    # workers
+
+    def _worker_reason(
+        self, job: Job, last: Dispatch | None, admission_class: AdmissionClass, viewer: Viewer | None
+    ) -> Reason | None:
+        """Why no worker takes the job, or that one will; None: a round starts it, and its worker is told."""
+        now, workers = self._store.now(), self._dispatcher.workers
+        placement = RoundWorkers(workers, now).offer(admission_class)
+        came = workers.last_came_at(admission_class, now, self._rules.fetch_for)
+        if placement is not Placement.RESERVE:
+            full = self._full_workers(admission_class) if placement is Placement.LEAVE else None
+            return full or AwaitsWorker(now if came is None else came)
+        if any(kinds.fits(admission_class) for kinds in workers.at(now).polling):
+            return None
+        if self.runner_disabled and admission_class.job_type.startswith(OWN_TYPES):
+            return RunnerDisabled(self._rules.host)
+        if came is None and last is not None and last.started_at is not None:
+            came = last.ended_at or last.started_at
+        if came is not None and now - came <= self._rules.fetch_for:
+            return None
+        if came is not None:
+            return WorkerGone(came, job.counters.start)
+        since = self._since if now - self._since < _STARTED_LATELY else None
+        return NoWorkerSeen(admission_class.job_type, self._known_types(viewer), since)
+
+    def _full_workers(self, admission_class: AdmissionClass) -> WorkersFull | None:
+        names = self._dispatcher.workers.names_for(admission_class)
+        running = Counter(
+            dispatch.worker
+            for dispatch in self._store.live(phases=[DispatchPhase.LEASED, DispatchPhase.ENDING])
+            if dispatch.worker in names
+        )
+        if not running:
+            return None
+        [(name, most)] = running.most_common(1)
+        return WorkersFull(name, most, len(running), names[name].addon_id or "")
+
+    def _known_types(self, viewer: Viewer | None) -> tuple[str, ...]:
+        """Types that a worker asked for, or that run now; for a viewer, those of its own addon."""
+        addon_id = None if viewer is None else viewer.addon_id
+        asked = self._dispatcher.workers.types_asked_for(addon_id)
+        leased = self._store.live(addon_id=addon_id, phases=[DispatchPhase.LEASED])
+        names = asked | {dispatch.admission_class.job_type for dispatch in leased}
+        return tuple(sorted(name for name in names if not name.startswith(OWN_TYPES)))
+
+    # in flight
+
+    def _in_flight(
+        self, job: Job, last: Dispatch | None, findings: Findings, viewer: Viewer | None
+    ) -> Findings:
+        if last is None or last.phase is DispatchPhase.ENDED:
+            return findings
+        if job.fence > 1:
+            findings = replace(
+                findings, before=self._store.dispatch(dispatch_id_of(job.job_id, job.fence - 1))
+            )
+        if last.phase is not DispatchPhase.RESERVED or last.host != self._rules.host:
+            return findings
+        worker = self._worker_reason(job, findings.before, last.admission_class, viewer)
+        return findings if isinstance(worker, AwaitsWorker) else replace(findings, worker=worker)
+
+    def _preemption_of(self, job: Job, now: Moment) -> PreemptionInfo | None:
+        """On either side: a run that is asked to yield, or the job that it should yield to."""
+        cycle = self.preemption()
+        if cycle is not None and (cycle.wanted_by == job.job_id or cycle.victim == job.dispatch_id):
+            return self._preemption(cycle.victim, cycle.wanted_by, cycle.asked, cycle.due)
+        if job.state is not JobState.RUNNING or not self._store.shared:
+            return None
+        for event in reversed(self._store.events(0, _MOST_EVENTS, job.job_id)):
+            if event.kind is EventKind.PREEMPT_REQUESTED and event.dispatch_id == job.dispatch_id:
+                data = event.data
+                victim, until = job.dispatch_id, data["until"]
+                if victim is None or until < now:  # its host has given up asking
+                    return None
+                return self._preemption(victim, data["for"], data["asked"], until)
+        return None
+
+    def _preemption(self, victim: str, wanted_by: JobId, asked: int, until: Moment) -> PreemptionInfo:
+        job_id = JobId(victim.rpartition(".")[0])
+        forced_at = until if asked > 1 else until + self._rules.preemption.patience
+        saved = self._store.checkpoint(job_id) is not None
+        return PreemptionInfo(job_id, wanted_by, asked, until, forced_at, saved)
+
+    # deadlines
 
     def with_forecasts(self, intents: Sequence[Intent], receipts: list[Receipt]) -> list[Receipt]:
         """The receipts with a forecast for each deadline (SPEC OR-4). Jobs without one cost nothing here."""

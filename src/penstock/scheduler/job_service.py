@@ -22,7 +22,7 @@ from penstock.core.errors import NotFound, NotWritten, Refused, StaleDispatch, U
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import EVERYTHING, AdmissionClass
 from penstock.core.jobs.changes import Change, Renewal
-from penstock.core.jobs.explain import Explanation, Viewer
+from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.intent import MAX_PAYLOAD, Intent, all_but_payload, check
 from penstock.core.jobs.job import Dispatch, Event, Job
 from penstock.core.jobs.learning import TypeStats
@@ -30,6 +30,7 @@ from penstock.core.jobs.reasons import Reason
 from penstock.core.jobs.round import AdmissionView, RoundResult, decide_standalone_lease
 from penstock.core.jobs.states import MOVES, DispatchPhase, JobState, Move
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Money
+from penstock.core.jobs.viewer import Viewer
 from penstock.core.text import error_text, storable, storable_json, type_name
 from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds
 from penstock.scheduler.explainer import Explainer
@@ -164,7 +165,7 @@ class JobService:
             waitlist or SubmitWaitlist(store, dispatcher.commit_submits, rules.depth),
             BudgetEnforcer(store, rules),
         )
-        self._yields, self._explainer = (
+        self._yields, self.explainer = (
             yields or YieldRequests(),
             Explainer(store, rules, dispatcher, self.forecaster),
         )
@@ -212,7 +213,7 @@ class JobService:
         """For jobs with a deadline the receipts say whether it looks reachable."""
         if all(intent.deadline_at is None for intent in intents):
             return receipts
-        return self._explainer.with_forecasts(intents, receipts)
+        return self.explainer.with_forecasts(intents, receipts)
 
     def _check(self, intents: Sequence[Intent]) -> None:
         """
@@ -305,7 +306,7 @@ class JobService:
 
     def explain(self, job_id: JobId, viewer: Viewer | None = None) -> Explanation:
         """`viewer`: an addon that must not learn the names of others' jobs."""
-        return self._explainer.explain(job_id, viewer)
+        return self.explainer.explain(job_id, viewer)
 
     def pause(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
         """Start no job of this addon any more, also after a restart. Runs go on, and submits are taken."""

@@ -86,6 +86,7 @@ class SchedulerService:
         self.schedules = ScheduleService(store, rules)
         self.schedule_firer = ScheduleFirer(store, rules, self.job_service.cancel)
         self.preempter = Preempter(store, rules, self.dispatcher, self.job_service, self.yields)
+        self.job_service.explainer.preemption = lambda: self.preempter.cycle
         parts: list[Part] = [*more, self.waitlist]
         if reserves:
             parts.append(self.dispatcher)
@@ -99,6 +100,7 @@ class SchedulerService:
         ]
         if rules.capacity.fixed is None:
             upkeep.append(TimedPart(LoadSampler(self.machine, LoadProbe(pids), rules.sense_every)))
+        self.job_service.explainer.preempts = preempts
         if preempts:
             upkeep.append(TimedPart(self.preempter))
         self.driver = Driver(store.now, parts, upkeep)

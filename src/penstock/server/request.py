@@ -20,9 +20,9 @@ import msgspec
 from msgspec import Raw, UnsetType
 
 from penstock.core.errors import NotFound
-from penstock.core.jobs.explain import Viewer
 from penstock.core.jobs.job import Dispatch, Event, Job
 from penstock.core.jobs.types import AddonId, DispatchId, JobId, when
+from penstock.core.jobs.viewer import Viewer
 from penstock.server.app_state import AppState
 from penstock.server.connections import HttpConnection
 from penstock.server.problems import (

@@ -510,6 +510,10 @@ class Reads(Protocol):
 
     def dispatch(self, dispatch_id: DispatchId) -> Dispatch | None: ...
 
+    def dispatches(self, dispatch_ids: Sequence[DispatchId]) -> dict[DispatchId, Dispatch]:
+        """In one read; those that do not exist are left out."""
+        ...
+
     def attempts(self, job_id: JobId) -> list[Dispatch]: ...
 
     def live(

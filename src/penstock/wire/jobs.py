@@ -145,6 +145,8 @@ class JobSummary(WireAnswer):
     ended_at: datetime | None
     #: Why the last round that weighed it did not start it: a code, as in explain.
     denied: str
+    #: Why it waits, how far it is or why it failed, in one clause of at most 60 characters.
+    why: str
     #: What may be done with it now: cancel, retry, ...
     allowed: tuple[str, ...]
     #: What it is, in one line: its command line, its function call, or its type with the payload.
@@ -255,15 +257,66 @@ class AheadInfo(WireAnswer):
     why: str
 
 
+class ReasonInfo(WireAnswer):
+    """One reason that holds the job back. `way_out`: a command that would change it."""
+
+    reason: str
+    data: dict[str, Any]
+    text: str
+    way_out: str
+
+
+class FailureInfo(WireAnswer):
+    """The last failure of a job: attempt n of m. `of`: null where attempts have no limit."""
+
+    attempt: int
+    of: int | None
+    end: str
+    error: str
+    at: datetime | None
+
+
+class YieldInfo(WireAnswer):
+    """A run was asked to yield to a waiting job. null in place of a job: one that the reader may not know."""
+
+    victim: str | None
+    wanted_by: str | None
+    asked: int
+    until: datetime
+    #: When the run is stopped if it does not yield.
+    forced_at: datetime
+    #: false: the run starts again from the beginning.
+    checkpoint: bool
+
+
+class OtherHost(WireAnswer):
+    """Another host of the database. `reason`: why it does not start the job; empty: it could."""
+
+    host: str
+    reason: str
+    text: str
+
+
+class WaitInfo(WireAnswer):
+    """How long a job waited for one reason."""
+
+    reason: str
+    sec: float
+
+
 class Explained(WireAnswer):
     """Why the job is where it is. `recorded`: by the last round; else the same decision, made now."""
 
     job_id: str
     state: JobState
     text: str
+    #: The same in one clause.
+    short: str
     waiting_sec: float | None
     reason: str
     reason_data: dict[str, Any] | None
+    #: Every reason that holds, the main one first.
+    gates: list[ReasonInfo]
     retry_after_sec: float | None
     recorded: bool
     ahead: list[AheadInfo]
@@ -272,6 +325,22 @@ class Explained(WireAnswer):
     #: In 8 cases of 10 it starts between these two; null while too little was learned to tell.
     likely_start_low_at: datetime | None
     likely_start_high_at: datetime | None
+    #: The running job whose end is expected to free the units.
+    next_when_ends: str | None
+    #: What must happen next, and when that is expected.
+    next_step: str
+    next_at: datetime | None
+    #: One command that would change it; empty: there is none.
+    way_out: str
+    #: Jobs that hold what it waits for; null: a job that the reader may not know.
+    held_by: list[str | None]
+    last_failure: FailureInfo | None
+    preemption: YieldInfo | None
+    deadline_at: datetime | None
+    deadline_reachable: bool | None
+    hosts: list[OtherHost]
+    #: How long it waited, by reason.
+    waited: list[WaitInfo]
     allowed: tuple[str, ...]
 
 

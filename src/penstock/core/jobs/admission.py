@@ -311,7 +311,7 @@ def _budget(
     spent = ledger.spent.get(admission_class.addon_id, {})
     for window, limit in budget.limits(now):
         if (amount := spent.get(window.kind, 0)) >= limit:
-            return BudgetSpent(window.kind, amount, limit, window.ends_at)
+            return BudgetSpent(window.kind, amount, limit, window.ends_at, admission_class.addon_id)
     return None
 
 

@@ -1,59 +1,115 @@
 """
-Explain: why a job has not started, which jobs go first and when it will likely start, in words and as JSON;
-and what one addon may learn about the others.
+Explain: why a job is where it is, what must happen next, and one command that would change it; in words and as
+JSON (SPEC EX-1 to EX-3).
 
-For the head of a ready queue the reason is the one that the last round recorded; for a job behind it `decide`
-runs anew, and `recorded` says which. The words are made last, from the same fields as the JSON, so both say
-the same.
-
-An addon may learn that other addons use the machine, and no name of their jobs, addons or workers. `Viewer`
-removes names before words are made, so no text can contain them. An event shows the fields that are listed
-here and no others. `core/jobs/reasons.py` is closed, and the type checker proves the match below complete.
+For the head of a ready queue the reason is the one that the last round recorded; for a job behind it the same
+decision is made anew, and `recorded` says which. `gates` has every reason that holds, the main one first. The
+words are made last, from the same fields as the JSON, so both say the same. `core/jobs/viewer.py` takes out
+what a reader must not learn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final, assert_never
+from collections.abc import Iterator
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from penstock.core.jobs.forecast import NOTHING_HOLDS, Ahead, Outlook
-from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, Event, EventKind, Job, outcome_of
-from penstock.core.jobs.reasons import (
-    REASONS,
-    AwaitsWorker,
-    BudgetSpent,
-    CapReached,
-    Draining,
-    LabelMissing,
-    NotEnoughUnits,
-    NotQuiet,
-    NotQuietLongEnough,
-    NotReady,
-    Paused,
-    QueuedAhead,
-    Reason,
-    UnitsKept,
-    due_in,
-    from_json,
-    named,
-    retry_after_sec,
-    words,
-)
+from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, Job, outcome_of
+from penstock.core.jobs.reason_base import due_in, named
+from penstock.core.jobs.reasons import NotReady, QueuedAhead, Reason, UnitsKept, retry_after_sec
+from penstock.core.jobs.standing import LastFailure, last_failure, last_line, standing
 from penstock.core.jobs.start_ranges import StartRange
-from penstock.core.jobs.states import SETTLED, DispatchPhase, JobState, allowed
-from penstock.core.jobs.types import SECOND, AddonId, EndReason, JobId, Moment, seconds, spelled
+from penstock.core.jobs.states import DEFAULT, SETTLED, DispatchPhase, JobState, Schedules, allowed
+from penstock.core.jobs.types import SECOND, EndReason, JobId, Moment, seconds, spelled
+from penstock.core.jobs.viewer import Viewer
+from penstock.core.jobs.waits import Waited, wait_words
+
+
+class GateInfo(Struct, frozen=True):
+    """One reason that holds. `way_out`: a command that would change it."""
+
+    reason: str
+    data: dict[str, Any]
+    text: str
+    way_out: str
+
+
+class PreemptionInfo(Struct, frozen=True):
+    """A run was asked to yield to a waiting job. `until`: when it is asked again, or stopped."""
+
+    victim: JobId | None  # None: a job that the reader may not know
+    wanted_by: JobId | None
+    asked: int  # 1 or 2 requests
+    until: Moment
+    #: When the victim is stopped if it does not yield.
+    forced_at: Moment
+    #: Whether the victim has a checkpoint; without one its attempt starts again from the beginning.
+    checkpoint: bool
+
+
+class HostInfo(Struct, frozen=True):
+    """Another host. `reason`: why it does not start the job; empty: it could."""
+
+    host: str
+    reason: str
+    text: str
+
+
+class Findings(Struct, frozen=True):
+    """What explain goes by besides the job, its last attempts and its outlook."""
+
+    #: Every reason that holds, the main one included.
+    gates: tuple[Reason, ...] = ()
+    #: Jobs that hold the cap, the units or the workers that the job waits for.
+    holders: tuple[JobId | None, ...] = ()
+    preemption: PreemptionInfo | None = None
+    hosts: tuple[HostInfo, ...] = ()
+    waits: tuple[Waited, ...] = ()
+    deadline_reachable: bool | None = None
+    #: Whether the job would start earlier with the highest priority.
+    priority_helps: bool = True
+    #: Whether a job of `holders` would yield to this one, but must not be preempted.
+    unyielding: JobId | None = None
+    #: Why no worker takes up a reserved job.
+    worker: Reason | None = None
+    #: The attempt before the last one.
+    before: Dispatch | None = None
+    schedules: Schedules = DEFAULT
+
+    def seen_by(self, viewer: Viewer) -> Findings:
+        preemption = self.preemption
+        if preemption is not None:
+            preemption = replace(
+                preemption,
+                victim=viewer.job(preemption.victim),
+                wanted_by=viewer.job(preemption.wanted_by),
+            )
+        return replace(
+            self,
+            gates=tuple(map(viewer.reason, self.gates)),
+            holders=tuple(map(viewer.job, self.holders)),
+            preemption=preemption,
+            unyielding=viewer.job(self.unyielding),
+            worker=None if self.worker is None else viewer.reason(self.worker),
+        )
+
+
+NOTHING_FOUND: Final = Findings()
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
     job_id: JobId
     state: JobState
     text: str
+    #: The same in one clause of at most 60 characters, as lists show it.
+    short: str = ""
     waiting_sec: float | None = None
     reason: str = ""
     reason_data: dict[str, Any] | None = None
+    gates: tuple[GateInfo, ...] = ()
     retry_after_sec: float | None = None
     recorded: bool = True
     ahead: tuple[Ahead, ...] = ()
@@ -63,13 +119,32 @@ class Explanation(Struct, frozen=True, kw_only=True):
     likely_start_low_at: Moment | None = None
     likely_start_high_at: Moment | None = None
     next_when_ends: JobId | None = None  # the running job whose end is expected to make the room
+    #: What must happen next, and when that is expected.
+    next_step: str = ""
+    next_at: Moment | None = None
+    #: One command that would change it.
+    way_out: str = ""
+    held_by: tuple[JobId | None, ...] = ()
+    last_failure: LastFailure | None = None
+    preemption: PreemptionInfo | None = None
+    deadline_at: Moment | None = None
+    deadline_reachable: bool | None = None
+    hosts: tuple[HostInfo, ...] = ()
+    #: How long it waited, by reason.
+    waited: tuple[Waited, ...] = ()
     allowed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"job {self.job_id[-8:]}: {self.text}"
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"ahead": [asdict(head) for head in self.ahead]}
+        lists = ("ahead", "gates", "hosts", "waited")
+        parts = ("last_failure", "preemption")
+        return (
+            asdict(self)
+            | {name: [asdict(one) for one in getattr(self, name)] for name in lists}
+            | {name: None if (part := getattr(self, name)) is None else asdict(part) for name in parts}
+        )
 
 
 def explain(
@@ -77,49 +152,123 @@ def explain(
     now: Moment,
     last: Dispatch | None = None,
     outlook: Outlook = NOTHING_HOLDS,
+    *,
     viewer: Viewer | None = None,
+    findings: Findings = NOTHING_FOUND,
 ) -> Explanation:
     """
     `last`: its last dispatch. `outlook`: how a queued job stands. `viewer`: an addon that must not learn the
     names of other addons' jobs; they are removed before any words are made.
     """
-    ways = tuple(str(move) for move in allowed(job.state))
-    if job.state in SETTLED:
-        return _settled(job, last, now, ways)
-    if job.state is not JobState.QUEUED:
-        text = _beyond_the_queue(job, last, now)
-        return Explanation(job_id=job.job_id, state=job.state, text=text, allowed=ways)
-    shown = outlook if viewer is None else viewer.outlook(outlook)
-    when = "" if outlook.next_when_ends is None else f", when {named(shown.next_when_ends)} ends"
-    reason = shown.reason
-    sentences = list(_waiting_words(job, last, shown, when, now))
-    lead = [f"Waiting for {spelled(now - job.ready_at)}."] if job.ready_at <= now else []
-    return Explanation(
-        job_id=job.job_id,
-        state=job.state,
-        text=" ".join([*lead, *(sentences or ["Nothing is in its way: it starts with the next round."])]),
-        waiting_sec=seconds(max(0, now - job.ready_at)),
-        reason="" if reason is None else reason.code,
-        reason_data=None if reason is None else asdict(reason),
-        retry_after_sec=None if reason is None else retry_after_sec(reason, now),
-        recorded=shown.head and reason is not None and reason.code == job.denied,
-        ahead=shown.ahead,
-        line_ahead=shown.line_ahead,
-        likely_start_at=shown.likely_start_at,
-        likely_start_low_at=None if shown.start_range is None else shown.start_range.low_at,
-        likely_start_high_at=None if shown.start_range is None else shown.start_range.high_at,
-        next_when_ends=shown.next_when_ends,
-        allowed=ways,
+    if viewer is not None:
+        outlook, findings = viewer.outlook(outlook), findings.seen_by(viewer)
+    if job.state is JobState.QUEUED:
+        explanation = _queued(job, last, outlook, findings, now)
+    elif job.state in SETTLED:
+        explanation = _settled(job, last, findings, now)
+    else:
+        explanation = _in_flight(job, last, findings, now)
+    return replace(
+        explanation,
+        deadline_at=job.intent.deadline_at,
+        waited=findings.waits,
+        allowed=tuple(str(move) for move in allowed(job.state)),
     )
 
 
-def _retry_words(job: Job, last: Dispatch, until: Moment, now: Moment) -> str:
-    """An own error of the job has a known number of attempts; other failures have schedules of their own."""
-    number, of = last.fence, ""
-    if last.end is EndReason.JOB_ERROR:
-        number, of = job.counters.error, f" of {len(job.intent.retry_delays_sec) + 1}"
-    why = _last_line(last.error) or str(last.end).replace("_", " ")
-    return f"Attempt {number}{of} failed ({why}). Next attempt {due_in(until, now)}."
+# queued
+
+
+def _queued(
+    job: Job, last: Dispatch | None, outlook: Outlook, findings: Findings, now: Moment
+) -> Explanation:
+    reason = outlook.reason
+    failure = last_failure(job, last, findings.schedules)
+    held = [] if reason is None else [reason, *_other_gates(reason, findings)]
+    lead = [f"Waiting for {spelled(now - job.ready_at)}."] if job.ready_at <= now else []
+    sentences = list(_waiting_words(job, last, outlook, findings, now))
+    way_out = _way_out(job, reason, findings, retried=failure is not None)
+    text = " ".join([*lead, *sentences])
+    if not way_out.startswith("penstock cancel") and f"`{way_out}`" not in text:
+        text += f" `{way_out}` changes that."
+    next_at = outlook.likely_start_at if reason is None else reason.next_at() or outlook.likely_start_at
+    return Explanation(
+        job_id=job.job_id,
+        state=job.state,
+        text=text,
+        short=standing(job, now, reason, schedules=findings.schedules) or "starts with the next round",
+        waiting_sec=seconds(max(0, now - job.ready_at)),
+        reason="" if reason is None else reason.code,
+        reason_data=None if reason is None else asdict(reason),
+        gates=tuple(
+            GateInfo(
+                gate.code, asdict(gate), gate.words(now), _way_out(job, gate, findings, failure is not None)
+            )
+            for gate in held
+        ),
+        retry_after_sec=None if reason is None else retry_after_sec(reason, now),
+        recorded=outlook.head and reason is not None and reason.code == job.denied,
+        ahead=outlook.ahead,
+        line_ahead=outlook.line_ahead,
+        likely_start_at=outlook.likely_start_at,
+        likely_start_low_at=None if outlook.start_range is None else outlook.start_range.low_at,
+        likely_start_high_at=None if outlook.start_range is None else outlook.start_range.high_at,
+        next_when_ends=outlook.next_when_ends,
+        next_step="the next round starts it" if reason is None else reason.next_step(),
+        next_at=next_at,
+        way_out=way_out,
+        held_by=findings.holders,
+        last_failure=failure,
+        preemption=findings.preemption,
+        deadline_reachable=findings.deadline_reachable,
+        hosts=findings.hosts,
+    )
+
+
+#: What workers and rounds do tells nothing where no program runs, or none has the function.
+_OF_A_RUNNING_PROGRAM: Final = frozenset(
+    {"awaits_worker", "workers_full", "no_worker", "worker_gone", "queued_ahead"}
+)
+
+
+def held_by_program(explanation: Explanation, reason: Reason, now: Moment) -> Explanation:
+    """The same with a main reason that only the program knows in which the scheduler is embedded."""
+    gate = GateInfo(reason.code, asdict(reason), reason.words(now), reason.way_out(explanation.job_id[-8:]))
+    others = [one for one in explanation.gates if one.reason not in _OF_A_RUNNING_PROGRAM]
+    return replace(
+        explanation,
+        text=" ".join([gate.text, *(f"Besides: {one.text}" for one in others)]),
+        short=reason.short(now),
+        reason=reason.code,
+        reason_data=gate.data,
+        gates=(gate, *others),
+        likely_start_at=None,
+        likely_start_low_at=None,
+        likely_start_high_at=None,
+        next_step=reason.next_step(),
+        next_at=None,
+        way_out=gate.way_out,
+    )
+
+
+def _other_gates(reason: Reason, findings: Findings) -> list[Reason]:
+    """All but the main reason, which may have more details than the gate of the same kind."""
+    gates = list(findings.gates)
+    main = next((place for place, gate in enumerate(gates) if gate.code == reason.code), None)
+    if main is not None:
+        del gates[main]
+    return gates
+
+
+def _way_out(job: Job, reason: Reason | None, findings: Findings, retried: bool) -> str:
+    name = job.job_id[-8:]
+    if reason is None or (retried and isinstance(reason, NotReady)):  # no edit ends the delay of a retry
+        return f"penstock cancel {name}"
+    way_out = reason.way_out(name)
+    if "--priority" in way_out and (findings.preemption is not None or not findings.priority_helps):
+        holder = next((one for one in findings.holders if one is not None), job.job_id)
+        return f"penstock cancel {holder[-8:]}"
+    return way_out
 
 
 #: Why another job goes first, by the code in `Ahead.why`.
@@ -129,29 +278,69 @@ GOES_FIRST: Final = {
     "share": "its addon is further below its fair share",
     "turn": "queued before",
 }
+#: What jobs do that hold what this one waits for: one of them, several.
+_HOLD: Final = {
+    "no_room": ("uses the rest", "use the rest"),
+    "cap_reached": ("counts for it", "count for it"),
+    "workers_full": ("runs there", "run there"),
+}
+#: Ends of a run that are no failure of the job, as clauses.
+_INTERRUPTED: Final = {
+    EndReason.COOPERATIVE_PREEMPTION: "yielded to another job",
+    EndReason.PREEMPTION_TIMEOUT: "was stopped for another job",
+    EndReason.GRACEFUL_SHUTDOWN: "was interrupted by a shutdown",
+    EndReason.RELEASED: "was given back by its worker",
+}
 
 
 def _waiting_words(
-    job: Job, last: Dispatch | None, outlook: Outlook, when: str, now: Moment
+    job: Job, last: Dispatch | None, outlook: Outlook, findings: Findings, now: Moment
 ) -> Iterator[str]:
-    reason, likely = outlook.reason, outlook.likely_start_at
-    if isinstance(reason, NotReady) and last is not None and last.end is not None:
-        yield _retry_words(job, last, reason.until, now)
-    elif reason is not None:
-        yield words(reason, now)
+    reason, failure = outlook.reason, last_failure(job, last, findings.schedules)
+    if failure is not None:
+        yield failure.words
+    elif last is not None and last.end in _INTERRUPTED:
+        yield f"Its last attempt {_INTERRUPTED[last.end]}."
+    if reason is None:
+        yield "Nothing is in its way: it starts with the next round."
+    else:
+        if failure is not None and isinstance(reason, NotReady):
+            what = "Next reservation" if failure.end == EndReason.START_TIMEOUT else "Next attempt"
+            yield f"{what} {due_in(reason.until, now)}."
+        else:
+            yield reason.words(now)
+        if findings.holders:
+            one, many = _HOLD.get(reason.code, ("holds it", "hold it"))
+            yield f"{_listed(findings.holders)} {one if len(findings.holders) == 1 else many}."
+        if findings.unyielding is not None:
+            yield f"{named(findings.unyielding).capitalize()} is not preemptible, so it is not asked to yield."
+        for gate in _other_gates(reason, findings):
+            yield f"Besides: {gate.words(now)}"
     if outlook.line_ahead == 1:
         yield "1 job of the same kind is before it."
     elif outlook.line_ahead:
         yield f"{outlook.line_ahead} jobs of the same kind are before it."
-    if outlook.ahead:
+    if outlook.ahead and not isinstance(reason, QueuedAhead | UnitsKept):  # those name it already
         first, *others = outlook.ahead
         more = f"; then {len(others)} more" if others else ""
         addon = "" if first.addon_id is None else f" of {first.addon_id}"
         yield f"{named(first.job_id).capitalize()}{addon} goes first ({GOES_FIRST[first.why]}){more}."
+    if findings.preemption is not None:
+        yield _wanted_words(findings.preemption, now)
+    yield from _host_words(findings.hosts)
+    yield from _moment_words(job, outlook, findings, now)
+
+
+def _moment_words(job: Job, outlook: Outlook, findings: Findings, now: Moment) -> Iterator[str]:
+    likely = outlook.likely_start_at
     if outlook.start_range is not None:
         yield f"Likely start {due_between(outlook.start_range, now)}."
-    elif likely is not None and likely > now and not isinstance(reason, NotReady):
+    elif likely is not None and likely > now and not isinstance(outlook.reason, NotReady):
+        when = "" if outlook.next_when_ends is None else f", when {named(outlook.next_when_ends)} ends"
         yield f"Likely start {due_in(likely, now)}{when}."
+    deadline = job.intent.deadline_at
+    if deadline is not None and findings.deadline_reachable is False:
+        yield f"It is not expected to meet its deadline, which is {due_in(deadline, now)}."
 
 
 def due_between(start: StartRange, now: Moment) -> str:
@@ -164,7 +353,125 @@ def due_between(start: StartRange, now: Moment) -> str:
     return f"in {low.split()[0] if low.split()[1] == high.split()[1] else low} to {high}"
 
 
-def _settled(job: Job, last: Dispatch | None, now: Moment, ways: tuple[str, ...]) -> Explanation:
+def _listed(jobs: tuple[JobId | None, ...]) -> str:
+    """Two names at most; jobs that the reader may not know are counted."""
+    names = [f"job {job_id[-8:]}" for job_id in jobs if job_id is not None]
+    shown = names[:2]
+    if rest := len(jobs) - len(shown):
+        shown.append(f"{rest} {'more' if shown else 'other'} job{'s' * (rest > 1)}")
+    text = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return text[0].upper() + text[1:]
+
+
+def _host_words(hosts: tuple[HostInfo, ...]) -> Iterator[str]:
+    able = [host.host for host in hosts if not host.reason]
+    if able:
+        yield f"Host {' or '.join(able[:2])} could run it."
+        return
+    for host in hosts[:2]:
+        yield f"Host {host.host}: {host.text}."
+    if rest := len(hosts[2:]):
+        yield f"{rest} more host{'s' * (rest > 1)} cannot run it now."
+
+
+def _wanted_words(preemption: PreemptionInfo, now: Moment) -> str:
+    """For the job that waits."""
+    cost = "goes on from its checkpoint" if preemption.checkpoint else "starts over: it has no checkpoint"
+    return (
+        f"{named(preemption.victim).capitalize()} was asked to yield ({_request(preemption)}), and is stopped "
+        f"{due_in(preemption.forced_at, now)} at the latest; it then {cost}."
+    )
+
+
+def _yield_words(preemption: PreemptionInfo, now: Moment) -> str:
+    """For the victim."""
+    cost = (
+        "It will go on from its last checkpoint."
+        if preemption.checkpoint
+        else "It has no checkpoint: what this attempt has done is lost, and it will start over."
+    )
+    return (
+        f"It was asked to yield to {named(preemption.wanted_by)} ({_request(preemption)}), and is stopped "
+        f"{due_in(preemption.forced_at, now)} at the latest. {cost} `--no-preempt` at submit prevents that."
+    )
+
+
+def _request(preemption: PreemptionInfo) -> str:
+    return f"request {preemption.asked} of 2"
+
+
+# in flight
+
+
+def _in_flight(job: Job, dispatch: Dispatch | None, findings: Findings, now: Moment) -> Explanation:
+    failure = last_failure(job, findings.before, findings.schedules)
+    sentences: list[str] = []
+    step, moment, reason, way_out = "its attempt ends", None, "", f"penstock cancel {job.job_id[-8:]}"
+    if dispatch is None:
+        sentences.append(f"{job.state}.")
+    elif dispatch.phase is DispatchPhase.RESERVED:
+        rest = spelled(dispatch.expires_at - now)
+        units = dispatch.admission_class.cost_units
+        sentences.append(f"{units} units are reserved; its worker has {rest} to ask for the lease.")
+        step, moment, reason = "its worker asks for the lease", dispatch.expires_at, "reserved"
+        if findings.worker is not None:
+            sentences.append(findings.worker.words(now))
+            reason, way_out = findings.worker.code, findings.worker.way_out(job.job_id[-8:])
+    else:
+        sentences += _running_words(dispatch, now)
+        moment = dispatch.ends_at or dispatch.stop_at
+        if dispatch.phase is DispatchPhase.ENDING:
+            step, moment, reason = "its worker stops", dispatch.expires_at, str(dispatch.reason)
+            way_out = f"penstock cancel --now {job.job_id[-8:]}"
+    if findings.preemption is not None:
+        sentences.append(_yield_words(findings.preemption, now))
+        step, moment, reason = "it yields", findings.preemption.forced_at, "asked_to_yield"
+        if findings.preemption.wanted_by is not None:
+            way_out = f"penstock cancel {findings.preemption.wanted_by[-8:]}"
+    if failure is not None:
+        sentences.append(f"Before that: {failure.words[0].lower()}{failure.words[1:]}")
+    before = tuple(
+        wait for wait in findings.waits if job.state is JobState.RUNNING or wait.reason != "reserved"
+    )
+    if waited := wait_words(before):
+        sentences.append(waited)
+    short = standing(job, now, None, last=dispatch, schedules=findings.schedules)
+    return Explanation(
+        job_id=job.job_id,
+        state=job.state,
+        text=" ".join(sentences),
+        short="asked to yield to another job" if findings.preemption is not None else short,
+        reason=reason,
+        reason_data=None if findings.worker is None else asdict(findings.worker),
+        next_step=step,
+        next_at=moment,
+        way_out=way_out,
+        last_failure=failure,
+        preemption=findings.preemption,
+    )
+
+
+def _running_words(dispatch: Dispatch, now: Moment) -> Iterator[str]:
+    since = spelled(now - (dispatch.started_at or dispatch.admitted_at))
+    if dispatch.phase is DispatchPhase.ENDING:
+        rest = spelled(dispatch.expires_at - now)
+        why = str(dispatch.reason).replace("_", " ")
+        yield f"Running for {since} and told to stop ({why}); given up in {rest} at the latest."
+        return
+    worker = f" on worker {dispatch.worker}" if dispatch.worker else ""
+    expected = ""
+    if dispatch.ends_at is not None:
+        expected = f", expected to end in {spelled(dispatch.ends_at - now)}"
+    yield f"Running for {since}{worker}{expected}."
+    if dispatch.stop_at is not None:
+        why = str(dispatch.stop_for).replace("_", " ")
+        yield f"It is stopped {due_in(dispatch.stop_at, now)} at the latest ({why})."
+
+
+# settled
+
+
+def _settled(job: Job, last: Dispatch | None, findings: Findings, now: Moment) -> Explanation:
     """
     How the last run ended, or how the job was settled without one: by a deadline in the queue, or a cancel.
     """
@@ -172,106 +479,35 @@ def _settled(job: Job, last: Dispatch | None, now: Moment, ways: tuple[str, ...]
     end, raised = outcome_of(job, last)
     code, error = end or "", ""
     if raised and code != DEADLINE_PASSED:  # its text says no more than the code
-        error = _last_line(raised)
+        error = last_line(raised)
+    failed = job.state in (JobState.FAILED, JobState.BLOCKED)
+    failure = last_failure(job, last, findings.schedules) if failed else None
     text = f"{job.state}{ended}"
     if code not in ("", EndReason.COMPLETED, EndReason.CANCELED):  # those say no more than the state
         text += f" ({code.replace('_', ' ')})"
+    sentences = [f"{text}: {error}" if error else text]
+    if failure is not None and failure.of is not None:
+        sentences.append(f"That was attempt {failure.attempt} of {failure.of}")
+    limit, spent = job.intent.cost_limit, job.spent - job.spent_before
+    if code == EndReason.COST_LIMIT_REACHED:
+        unit = job.intent.unit
+        sentences.append(
+            f"It has spent {spent / 1e6:.2f} of {limit / 1e6:.2f} {unit}"
+            if limit is not None and spent >= limit
+            else "A budget of its addon is spent"
+        )
+    text = " ".join(f"{sentence.rstrip('.')}." for sentence in sentences)
+    waited = wait_words(findings.waits)
+    way_out = f"penstock retry {job.job_id[-8:]}" if failed else ""
+    retry = f"`{way_out}` queues it again." if way_out else ""
     return Explanation(
         job_id=job.job_id,
         state=job.state,
-        text=f"{text}: {error}" if error else text,
+        text=" ".join(filter(None, [text, waited, retry])),
+        short=standing(job, now, None, last=last, schedules=findings.schedules),
         reason=code,
         reason_data={"error": error} if error else None,
-        allowed=ways,
+        next_step="a person retries it" if failed else "",
+        way_out=way_out,
+        last_failure=failure,
     )
-
-
-def _last_line(text: str | None) -> str:
-    return ((text or "").strip().splitlines() or [""])[-1]
-
-
-def _beyond_the_queue(job: Job, dispatch: Dispatch | None, now: Moment) -> str:
-    if dispatch is None:
-        return str(job.state)
-    if dispatch.phase is DispatchPhase.RESERVED:
-        rest = spelled(dispatch.expires_at - now)
-        units = dispatch.admission_class.cost_units
-        return f"{units} units are reserved; its worker has {rest} to ask for the lease."
-    since = spelled(now - (dispatch.started_at or dispatch.admitted_at))
-    if dispatch.phase is DispatchPhase.ENDING:
-        rest = spelled(dispatch.expires_at - now)
-        why = str(dispatch.reason).replace("_", " ")
-        return f"Running for {since} and told to stop ({why}); given up in {rest} at the latest."
-    expected = ""
-    if dispatch.ends_at is not None:
-        expected = f", expected to end in {spelled(dispatch.ends_at - now)}"
-    return f"Running for {since}{expected}."
-
-
-#: Fields of an event's data that tell of the event's own job or addon, whatever its kind.
-_OWN: Final = frozenset(
-    {
-        "addon_id", "after", "asked", "budget", "by", "deadline_at", "dispatch_id", "earliest_start_at", "error",
-        "fence", "held_by", "instead_of", "key", "kind", "limit", "not_before", "overshoot", "paused", "pid",
-        "priority", "spent", "text", "too_late_for", "until", "waited", "weight", "worker",
-    }
-)  # fmt: skip
-
-
-class Viewer(Struct, frozen=True):
-    """The addon that reads. `owns`: whether a job belongs to it."""
-
-    addon_id: AddonId
-    owns: Callable[[JobId], bool]
-
-    def job(self, job_id: JobId | None) -> JobId | None:
-        return job_id if job_id is not None and self.owns(job_id) else None
-
-    def signal(self, by: str) -> str:
-        """The name of a signal, `p95_ms of shop`, as `core/jobs/load.py` makes it."""
-        name, of, source = by.partition(" of ")
-        return f"{name} of another addon" if of and source != self.addon_id else by
-
-    def outlook(self, outlook: Outlook) -> Outlook:
-        heads = (head if self.job(head.job_id) else Ahead(None, None, head.why) for head in outlook.ahead)
-        return replace(
-            outlook,
-            reason=None if outlook.reason is None else self.reason(outlook.reason),
-            ahead=tuple(heads),
-            next_when_ends=self.job(outlook.next_when_ends),
-        )
-
-    def reason(self, reason: Reason) -> Reason:
-        match reason:
-            case UnitsKept(kept_for):
-                return replace(reason, kept_for=self.job(kept_for))
-            case QueuedAhead(job_id):
-                return replace(reason, job_id=self.job(job_id))
-            case NotQuiet(by=by):
-                return replace(reason, by=self.signal(by))
-            case (
-                Draining() | LabelMissing() | Paused() | NotReady() | NotQuietLongEnough() | CapReached()
-                | BudgetSpent() | NotEnoughUnits() | AwaitsWorker()
-            ):  # fmt: skip
-                return reason
-            case _:
-                assert_never(reason)
-
-    def event(self, event: Event) -> Event:
-        """An event of this addon with the data that it may see."""
-        return replace(event, data=self._data(event))
-
-    def _data(self, event: Event) -> dict[str, Any]:
-        match event.kind:
-            case EventKind.DENIED if event.reason in REASONS:
-                reason = asdict(self.reason(from_json(event.reason, event.data)))
-                return reason | {name: event.data[name] for name in ("after",) if name in event.data}
-            case EventKind.PREEMPT_REQUESTED:
-                shown = {"for": self.job(event.data.get("for"))}
-            case EventKind.SIGNALED:
-                shown = {"for": event.data.get("for")}
-            case _:
-                shown = {}
-        if "job_id" in event.data:
-            shown["job_id"] = self.job(event.data["job_id"])
-        return {name: value for name, value in event.data.items() if name in _OWN} | shown

@@ -1,186 +1,175 @@
 """
-Reasons: why a job may not start now. A closed set of types, each with a retry hint and words.
+Reasons: why a job does not start now. A closed set of types; each says everything about itself.
 
-The trail records the code and the fields of a reason, so explain can make its words long after, in a better
+To add a reason, write its class and name it in `Reason`. Its words, its short clause for lists, its way out
+and what must happen next are then in explain, in `penstock ls`, on the page and in `docs/reasons.md`. The
+trail records the code and the fields of a reason, so explain can make its words long after, in a better
 wording.
+
+A name of a job, a worker or a host may belong to another addon than the reader's. A reason that has such a
+field removes it in `hidden`, before any words are made. The short clause names none of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, TypeAlias, assert_never, get_args
+from typing import Any, ClassVar, Final, Self, TypeAlias, get_args
 
-from msgspec import Struct, convert
+from msgspec import convert
+from msgspec.structs import replace
 
 from penstock.core.jobs.load import QuietState
-from penstock.core.jobs.types import MINUTE, JobId, Moment, seconds, spelled
+from penstock.core.jobs.reason_base import BaseReason, Hides, cut, due_in, named
+from penstock.core.jobs.types import JobId, Moment, seconds
+from penstock.core.jobs.worker_reasons import (
+    AwaitsWorker,
+    NoFunction,
+    NotDispatched,
+    NoWorkerSeen,
+    RunnerDisabled,
+    WorkerGone,
+    WorkersFull,
+)
 
 
-class Draining(Struct, frozen=True):
+class Draining(BaseReason, frozen=True):
     """The host is stopping, or an operator drained it."""
 
+    host: str = ""
+    #: False: the process is about to stop.
+    by_operator: bool = True
+
     code: ClassVar = "draining"
+    waited: ClassVar = "for a host that takes jobs"
+    pause_sec: ClassVar = 30.0
+    of_host: ClassVar = True
+
+    def words(self, now: Moment) -> str:
+        if not self.host:
+            return "This host starts no more jobs: it is stopping or drained."
+        if self.by_operator:
+            return f"Host {self.host} starts no more jobs: an operator drained it."
+        return f"Host {self.host} starts no more jobs: its scheduler is stopping."
+
+    def short(self, now: Moment) -> str:
+        return "the host is drained" if self.by_operator else "the scheduler is stopping"
+
+    def next_step(self) -> str:
+        return "the drain ends" if self.by_operator else "a scheduler starts again"
+
+    def way_out(self, job: str) -> str:
+        return f"penstock undrain {self.host or 'HOST'}" if self.by_operator else "penstock up"
 
 
-class LabelMissing(Struct, frozen=True):
+class LabelMissing(BaseReason, frozen=True):
     labels: tuple[str, ...]
     hosts: tuple[str, ...] = ()  # that live and have all that the job asks for
 
     code: ClassVar = "label_missing"
+    waited: ClassVar = "for a host with its labels"
+    pause_sec: ClassVar = 30.0
+    of_host: ClassVar = True
+
+    @property
+    def _labels(self) -> str:
+        return f"the label{'s' * (len(self.labels) > 1)} {' and '.join(self.labels)}"
+
+    def words(self, now: Moment) -> str:
+        if not self.hosts:
+            return f"No running host has {self._labels}."
+        return f"This host lacks {self._labels}; {', '.join(self.hosts)} can run it."
+
+    def short(self, now: Moment) -> str:
+        return cut(f"waits for a host with {self._labels}")
+
+    def next_step(self) -> str:
+        return f"a host with {self._labels} takes it"
+
+    def way_out(self, job: str) -> str:
+        return f"penstock up --set host.labels={','.join(self.labels)}"
 
 
-class Paused(Struct, frozen=True):
+class Paused(BaseReason, frozen=True):
     scope: str  # an addon, or "*" for everything
 
     code: ClassVar = "paused"
+    waited: ClassVar = "while paused"
+    pause_sec: ClassVar = 30.0
+
+    def words(self, now: Moment) -> str:
+        if self.scope == "*":
+            return "Everything is paused; `penstock resume` ends that."
+        return f"Addon {self.scope} is paused; `penstock resume {self.scope}` ends that."
+
+    def short(self, now: Moment) -> str:
+        return "everything is paused" if self.scope == "*" else cut(f"addon {self.scope} is paused")
+
+    def next_step(self) -> str:
+        return "the pause ends"
+
+    def way_out(self, job: str) -> str:
+        return "penstock resume" if self.scope == "*" else f"penstock resume {self.scope}"
 
 
-class NotReady(Struct, frozen=True):
+class NotReady(BaseReason, frozen=True):
     until: Moment
 
     code: ClassVar = "not_ready"
+    waited: ClassVar = "for its earliest start"
+
+    def words(self, now: Moment) -> str:
+        return f"It starts {due_in(self.until, now)} at the earliest."
+
+    def short(self, now: Moment) -> str:
+        return f"starts {due_in(self.until, now)} at the earliest"
+
+    def next_step(self) -> str:
+        return "its time comes"
+
+    def way_out(self, job: str) -> str:
+        return f"penstock edit {job} --not-before-none"
+
+    def next_at(self) -> Moment | None:
+        return self.until
 
 
-class NotQuiet(Struct, frozen=True):
+class NotQuiet(BaseReason, frozen=True):
     state: QuietState
     wants: QuietState
     busy: float
     by: str
 
     code: ClassVar = "not_quiet"
+    waited: ClassVar = "for a quieter machine"
+    pause_sec: ClassVar = 15.0
+    of_host: ClassVar = True
 
-
-class NotQuietLongEnough(Struct, frozen=True):
-    streak_sec: float
-    wants_sec: int
-
-    code: ClassVar = "not_quiet_long_enough"
-
-
-class CapReached(Struct, frozen=True):
-    scope: str  # concurrent, addon, type, constraint
-    name: str
-    limit: int
-
-    code: ClassVar = "cap_reached"
-
-
-class BudgetSpent(Struct, frozen=True):
-    window: str  # day or month
-    spent: int
-    limit: int
-    until: Moment
-
-    code: ClassVar = "budget_spent"
-
-
-class NotEnoughUnits(Struct, frozen=True):
-    needs: int
-    free: int
-    capacity: int
-    until: Moment | None = None  # when enough of what runs is expected to have ended
-
-    code: ClassVar = "no_room"
-
-
-class UnitsKept(Struct, frozen=True):
-    kept_for: JobId | None  # None: a job that the reader may not know
-    needs: int
-    until: Moment | None = None
-
-    code: ClassVar = "room_kept"
-
-
-class QueuedAhead(Struct, frozen=True):
-    """A queued job waits for the same units and goes first."""
-
-    job_id: JobId | None  # None: a job that the reader may not know
-    priority: int
-
-    code: ClassVar = "queued_ahead"
-
-
-class AwaitsWorker(Struct, frozen=True):
-    """The job could start; pulling workers claim jobs of its kind."""
-
-    last_came_at: Moment
-
-    code: ClassVar = "awaits_worker"
-
-
-Reason: TypeAlias = (
-    Draining
-    | LabelMissing
-    | Paused
-    | NotReady
-    | NotQuiet
-    | NotQuietLongEnough
-    | CapReached
-    | BudgetSpent
-    | NotEnoughUnits
-    | UnitsKept
-    | QueuedAhead
-    | AwaitsWorker
-)
-
-REASONS: Final[dict[str, type[Reason]]] = {kind.code: kind for kind in get_args(Reason)}
-
-
-def retry_after_sec(reason: Reason, now: Moment) -> float:
-    """After how long another request may help. Never 0: a denial is no invitation to spin."""
-    match reason:
-        case NotReady(until) | BudgetSpent(until=until):
-            wait = seconds(until - now)
-        case NotEnoughUnits(until=until) | UnitsKept(until=until):
-            wait = min(seconds(until - now), 60.0) if until is not None else 5.0
-        case NotQuietLongEnough(streak, wants):
-            wait = wants - streak
-        case NotQuiet():
-            wait = 15.0
-        case Paused() | Draining() | LabelMissing():
-            wait = 30.0
-        case CapReached() | QueuedAhead() | AwaitsWorker():
-            wait = 5.0
-        case _:
-            assert_never(reason)
-    return max(1.0, round(wait, 3))
-
-
-def words(reason: Reason, now: Moment) -> str:
-    """One or two sentences."""
-    match reason:
-        case NotReady(until):
-            text = f"It starts {due_in(until, now)} at the earliest."
-        case NotQuiet(state, wants, score, by):
-            text = (
-                f"The machine is {_LOAD[state]} (busy score {score:.1f} of 10, from {by}). "
-                f"This job starts when the load drops to {wants}{_EARLIER[wants]}."
+    def words(self, now: Moment) -> str:
+        if self.by.startswith("no fresh"):
+            return (
+                f"The load of the machine is unknown ({self.by} reading), which counts as "
+                f"{_LOAD[self.state]}. This job starts when the load is known to be {self.wants} at most."
             )
-        case NotQuietLongEnough(streak, wants_sec):
-            text = (
-                f"The machine has been quiet for {streak:.0f} s; this job waits for {wants_sec} s of quiet."
-            )
-        case BudgetSpent(window, spent, limit, until):
-            text = (
-                f"The budget of this {window} is spent ({spent / 1e6:.2f} of {limit / 1e6:.2f}). "
-                f"The next {window} begins {due_in(until, now)}."
-            )
-        case NotEnoughUnits(needs, free, capacity, until):
-            when = "" if until is None else f", and enough are expected {due_in(until, now)}"
-            text = f"It needs {needs} units; {free} of {capacity} are free{when}."
-        case UnitsKept(kept_for, needs, until):
-            when = "" if until is None else f", which is to start {due_in(until, now)}"
-            text = f"{needs} units are kept for {named(kept_for)}{when}."
-        case QueuedAhead(job_id, priority):
-            text = f"{named(job_id).capitalize()} of priority {priority} goes first and needs the same units."
-        case AwaitsWorker(last_came_at):
-            text = (
-                "It waits for a worker to claim it. "
-                f"A worker that may claim it last asked {spelled(now - last_came_at)} ago."
-            )
-        case _:
-            text = _closed(reason)
-    return text
+        return (
+            f"The machine is {_LOAD[self.state]} (busy score {self.busy:.1f} of 10, from {self.by}). "
+            f"This job starts when the load drops to {self.wants}{_EARLIER[self.wants]}."
+        )
+
+    def short(self, now: Moment) -> str:
+        if self.by.startswith("no fresh"):
+            return f"the load of the machine is unknown ({self.by} reading)"
+        return f"the machine is {_LOAD[self.state]}; waits for {self.wants}"
+
+    def next_step(self) -> str:
+        return f"the load of the machine drops to {self.wants}"
+
+    def way_out(self, job: str) -> str:
+        if self.state is QuietState.BUSY and self.wants is QuietState.NORMAL:
+            return f"penstock edit {job} --priority high"
+        return "penstock up --set capacity.units=50"
+
+    def hidden(self, hides: Hides) -> Self:
+        return replace(self, by=hides.signal(self.by))
 
 
 _LOAD: Final = {
@@ -198,39 +187,228 @@ _EARLIER: Final = {
 }
 
 
-def _closed(reason: Draining | LabelMissing | Paused | CapReached) -> str:
-    match reason:
-        case LabelMissing(labels, ()):
-            return f"No running host has the label{'s' * (len(labels) > 1)} {' and '.join(labels)}."
-        case LabelMissing(labels, hosts):
-            return (
-                f"This host lacks the label{'s' * (len(labels) > 1)} {' and '.join(labels)}; "
-                f"{', '.join(hosts)} can run it."
-            )
-        case Draining():
-            return "This host starts no more jobs: it is stopping or drained."
-        case Paused("*"):
-            return "Everything is paused; `penstock resume` ends that."
-        case Paused(scope):
-            return f"Addon {scope} is paused; `penstock resume {scope}` ends that."
-        case CapReached("concurrent", _, limit):
-            return f"All {limit} slots are taken."
-        case CapReached(scope, name, limit):
-            return f"{scope.capitalize()} {name} has {limit} in flight, its limit."
-        case _:
-            assert_never(reason)
+class NotQuietLongEnough(BaseReason, frozen=True):
+    streak_sec: float
+    wants_sec: int
+
+    code: ClassVar = "not_quiet_long_enough"
+    waited: ClassVar = "for a longer quiet time"
+    of_host: ClassVar = True
+
+    def words(self, now: Moment) -> str:
+        return (
+            f"The machine has been quiet for {self.streak_sec:.0f} s; "
+            f"this job waits for {self.wants_sec} s of quiet."
+        )
+
+    def short(self, now: Moment) -> str:
+        return f"waits for {self.wants_sec} s of quiet, {self.streak_sec:.0f} s so far"
+
+    def next_step(self) -> str:
+        return f"the machine has been quiet for {self.wants_sec} s"
+
+    def way_out(self, job: str) -> str:
+        return "penstock up --set capacity.units=50"
+
+    def retry_sec(self, now: Moment) -> float:
+        return self.wants_sec - self.streak_sec
 
 
-def named(job_id: JobId | None) -> str:
-    return "another job" if job_id is None else f"job {job_id[-8:]}"
+class CapReached(BaseReason, frozen=True):
+    scope: str  # concurrent, addon, type, constraint
+    name: str
+    limit: int
+
+    code: ClassVar = "cap_reached"
+    waited: ClassVar = "for a cap"
+
+    def words(self, now: Moment) -> str:
+        if self.scope == "concurrent":
+            return "The only slot is taken." if self.limit == 1 else f"All {self.limit} slots are taken."
+        if not self.limit:
+            return f"{self.scope.capitalize()} {self.name} may have no job in flight: its limit is 0."
+        return f"{self.scope.capitalize()} {self.name} has {self.limit} in flight, its limit."
+
+    def short(self, now: Moment) -> str:
+        if self.scope == "concurrent":
+            return "the only slot is taken" if self.limit == 1 else f"all {self.limit} slots are taken"
+        return cut(f"{self.scope} {self.name}", f" is at its limit of {self.limit}")
+
+    def next_step(self) -> str:
+        return "a job that counts for this cap ends" if self.limit else "the limit is raised"
+
+    def way_out(self, job: str) -> str:
+        more = self.limit + 1
+        match self.scope:
+            case "concurrent":
+                setting = f"caps.concurrent={more}"
+            case "addon":
+                setting = f"addons.{self.name}.concurrent={more}"
+            case scope:
+                setting = f"'caps.{scope}s={{\"{self.name}\"={more}}}'"
+        return f"penstock up --set {setting}"
+
+
+class BudgetSpent(BaseReason, frozen=True):
+    window: str  # day or month
+    spent: int
+    limit: int
+    until: Moment
+    addon_id: str = ""  # empty in events of older versions
+
+    code: ClassVar = "budget_spent"
+    waited: ClassVar = "for a budget"
+
+    def words(self, now: Moment) -> str:
+        of = f" of addon {self.addon_id}" if self.addon_id else ""
+        return (
+            f"The budget{of} of this {self.window} is spent "
+            f"({self.spent / 1e6:.2f} of {self.limit / 1e6:.2f}). "
+            f"The next {self.window} begins {due_in(self.until, now)}."
+        )
+
+    def short(self, now: Moment) -> str:
+        return f"this {self.window}'s budget is spent ({self.spent / 1e6:.2f} of {self.limit / 1e6:.2f})"
+
+    def next_step(self) -> str:
+        return f"the next {self.window} begins"
+
+    def way_out(self, job: str) -> str:
+        key = f"addons.{self.addon_id or 'ADDON'}.budget_{self.window}"
+        return f"penstock up --set {key}={2 * self.limit / 1e6:g}"
+
+    def next_at(self) -> Moment | None:
+        return self.until
+
+
+class NotEnoughUnits(BaseReason, frozen=True):
+    needs: int
+    free: int
+    capacity: int
+    until: Moment | None = None  # when enough of what runs is expected to have ended
+
+    code: ClassVar = "no_room"
+    waited: ClassVar = "for units"
+    of_host: ClassVar = True
+
+    def words(self, now: Moment) -> str:
+        when = "" if self.until is None else f", and enough are expected {due_in(self.until, now)}"
+        above = "" if self.needs <= self.capacity else ", because the machine is busy"
+        return f"It needs {self.needs} units; {self.free} of {self.capacity} are free{above}{when}."
+
+    def short(self, now: Moment) -> str:
+        return f"needs {self.needs} units; {self.free} of {self.capacity} are free"
+
+    def next_step(self) -> str:
+        if self.needs > self.capacity:
+            return "the load of the machine falls, so that jobs get more units"
+        return "running jobs end and free their units"
+
+    def way_out(self, job: str) -> str:
+        if self.needs > self.capacity:
+            return f"penstock up --set capacity.units={self.needs}"
+        return f"penstock edit {job} --priority urgent"
+
+    def next_at(self) -> Moment | None:
+        return self.until
+
+    def retry_sec(self, now: Moment) -> float:
+        return self.pause_sec if self.until is None else min(seconds(self.until - now), 60.0)
+
+
+class UnitsKept(BaseReason, frozen=True):
+    kept_for: JobId | None  # None: a job that the reader may not know
+    needs: int
+    until: Moment | None = None
+
+    code: ClassVar = "room_kept"
+    waited: ClassVar = "while units were kept for another job"
+    of_host: ClassVar = True
+
+    def words(self, now: Moment) -> str:
+        when = "" if self.until is None else f", which is to start {due_in(self.until, now)}"
+        return f"{self.needs} units are kept for {named(self.kept_for)}{when}."
+
+    def short(self, now: Moment) -> str:
+        return f"{self.needs} units are kept for another job"
+
+    def next_step(self) -> str:
+        return "the job that units are kept for starts"
+
+    def way_out(self, job: str) -> str:
+        return f"penstock edit {job} --priority urgent"
+
+    def next_at(self) -> Moment | None:
+        return self.until
+
+    def retry_sec(self, now: Moment) -> float:
+        return self.pause_sec if self.until is None else min(seconds(self.until - now), 60.0)
+
+    def hidden(self, hides: Hides) -> Self:
+        return replace(self, kept_for=hides.job(self.kept_for))
+
+
+class QueuedAhead(BaseReason, frozen=True):
+    """A queued job waits for the same units and goes first."""
+
+    job_id: JobId | None  # None: a job that the reader may not know
+    priority: int
+
+    code: ClassVar = "queued_ahead"
+    waited: ClassVar = "behind other jobs"
+    of_host: ClassVar = True
+
+    def words(self, now: Moment) -> str:
+        name = named(self.job_id).capitalize()
+        return f"{name} of priority {self.priority} goes first and needs the same units."
+
+    def short(self, now: Moment) -> str:
+        return f"a job of priority {self.priority} goes first"
+
+    def next_step(self) -> str:
+        return "the jobs that go first have started"
+
+    def way_out(self, job: str) -> str:
+        return f"penstock edit {job} --priority urgent"
+
+    def hidden(self, hides: Hides) -> Self:
+        return replace(self, job_id=hides.job(self.job_id))
+
+
+Reason: TypeAlias = (
+    Draining
+    | LabelMissing
+    | Paused
+    | NotReady
+    | NotQuiet
+    | NotQuietLongEnough
+    | CapReached
+    | BudgetSpent
+    | NotEnoughUnits
+    | UnitsKept
+    | QueuedAhead
+    | AwaitsWorker
+    | WorkersFull
+    | NoWorkerSeen
+    | WorkerGone
+    | RunnerDisabled
+    | NotDispatched
+    | NoFunction
+)
+
+REASONS: Final[dict[str, type[Reason]]] = {kind.code: kind for kind in get_args(Reason)}
+
+
+def retry_after_sec(reason: Reason, now: Moment) -> float:
+    """After how long another request may help. Never 0: a denial is no invitation to spin."""
+    return max(1.0, round(reason.retry_sec(now), 3))
+
+
+def words(reason: Reason, now: Moment) -> str:
+    """One or two sentences."""
+    return reason.words(now)
 
 
 def from_json(code: str, data: Mapping[str, Any]) -> Reason:
     """Unknown fields are dropped: an older program must be able to read a newer one's trail."""
     return convert(data, REASONS[code])
-
-
-def due_in(moment: Moment, now: Moment) -> str:
-    """A duration and not a clock time: the reader's time zone is unknown."""
-    about = "about " if moment - now >= 2 * MINUTE else ""
-    return f"in {about}{spelled(moment - now)}"

@@ -25,7 +25,6 @@ from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Condit
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.ordering import Ordering, QueuedJob, effective, head_key
 from penstock.core.jobs.reasons import (
-    AwaitsWorker,
     BudgetSpent,
     CapReached,
     Draining,
@@ -36,6 +35,7 @@ from penstock.core.jobs.reasons import (
     Reason,
 )
 from penstock.core.jobs.types import SECOND, EndReason, Moment, Span
+from penstock.core.jobs.worker_reasons import AwaitsWorker
 
 #: The most jobs that one transaction starts.
 MOST_PICKS: Final = 1_000

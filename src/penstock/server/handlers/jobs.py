@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from penstock import wire
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.intent import Intent, check, title_of
-from penstock.core.jobs.job import Job, dispatch_id_of, outcome_of
+from penstock.core.jobs.job import Dispatch, Job, dispatch_id_of, outcome_of
+from penstock.core.jobs.standing import recorded_reason, standing
 from penstock.core.jobs.states import SETTLED, JobState, Move, allowed
 from penstock.core.jobs.types import AddonId, Constraint, Moment, Money, moment_of, money_of, priority_of
 from penstock.runner.payload import COMMAND, FUNCTION, JOB_TYPES, SHELL, read
@@ -106,6 +107,7 @@ def _check_runner(call: Request[Any, Any], intent: Intent, at: str = "") -> None
         raise BadIntent(f"{at}{bad}", problems=problems) from None
 
 
+_FAILED: Final = (JobState.FAILED, JobState.BLOCKED)
 _ALLOWED: Final = {state: tuple(str(move) for move in allowed(state)) for state in JobState}
 #: Looked up both ways: to combine flags costs more than to decode the rest of a submit.
 _FLAGS: Final = {
@@ -172,7 +174,7 @@ def _job(call: Request[Any, Any], job: Job) -> wire.JobInfo:
         wire.JobInfo,
         job,
         job.intent,
-        **_derived(job),
+        **_derived(job, _why(call, job, last)),
         payload=as_json(job.intent.payload),
         checkpoint=as_json(call.store.checkpoint(job.job_id) if job.fence else None),
         result=as_json(None if last is None else last.result),
@@ -182,7 +184,14 @@ def _job(call: Request[Any, Any], job: Job) -> wire.JobInfo:
     )
 
 
-def _derived(job: Job) -> dict[str, object]:
+def _why(call: Request[Any, Any], job: Job, last: Dispatch | None) -> str:
+    """From what was read already: a list must not try out a round for each of its rows."""
+    rules = call.app_state.service.rules
+    now = call.store.now()
+    return standing(job, now, recorded_reason(job, now), last=last, schedules=rules.schedules)
+
+
+def _derived(job: Job, why: str) -> dict[str, object]:
     """The fields that neither the job nor its intent has as they are shown."""
     limit = job.intent.cost_limit
     return {
@@ -192,6 +201,7 @@ def _derived(job: Job) -> dict[str, object]:
         "lease_id": job.dispatch_id if job.state is JobState.RUNNING else None,
         "spent": amount(job.spent),
         "denied": job.denied if job.state is JobState.QUEUED else "",
+        "why": why,
         "allowed": _ALLOWED[job.state],
         "title": title_of(job.intent),
     }
@@ -203,7 +213,18 @@ def listing(call: Request[wire.JobsQuery, None]) -> wire.Jobs:
         _search(call, query), newest_first=query.newest_first, limit=query.limit, after=query.after
     )
     jobs = call.store.find(search)
-    summaries = [as_answer(wire.JobSummary, job, job.intent, **_derived(job)) for job in jobs]
+    # Only these show what their last attempt reported.
+    failed = [dispatch_id_of(job.job_id, job.fence) for job in jobs if job.state in _FAILED and job.fence]
+    ended = call.store.dispatches(failed)
+    summaries = [
+        as_answer(
+            wire.JobSummary,
+            job,
+            job.intent,
+            **_derived(job, _why(call, job, ended.get(dispatch_id_of(job.job_id, job.fence)))),
+        )
+        for job in jobs
+    ]
     return wire.Jobs(summaries, jobs[-1].no if len(jobs) == query.limit else None)
 
 
@@ -310,5 +331,15 @@ def edit(call: Request[None, wire.Edit]) -> wire.JobInfo:
 def explain(call: Request[None, None]) -> wire.Explained:
     call.own_job(call.job_id)
     explanation = call.app_state.job_service.explain(call.job_id, call.viewer)
-    ahead = [as_answer(wire.AheadInfo, one) for one in explanation.ahead]
-    return as_answer(wire.Explained, explanation, ahead=ahead)
+    failure, preemption = explanation.last_failure, explanation.preemption
+    return as_answer(
+        wire.Explained,
+        explanation,
+        gates=[as_answer(wire.ReasonInfo, one) for one in explanation.gates],
+        ahead=[as_answer(wire.AheadInfo, one) for one in explanation.ahead],
+        held_by=list(explanation.held_by),
+        last_failure=None if failure is None else as_answer(wire.FailureInfo, failure),
+        preemption=None if preemption is None else as_answer(wire.YieldInfo, preemption),
+        hosts=[as_answer(wire.OtherHost, one) for one in explanation.hosts],
+        waited=[as_answer(wire.WaitInfo, one) for one in explanation.waited],
+    )

@@ -163,6 +163,11 @@ class SqlReads(ABC, Generic[S]):
     def dispatch(self, dispatch_id: DispatchId) -> Dispatch | None:
         return self._snapshot(lambda session: self._dispatches(session, [dispatch_id])).get(dispatch_id)
 
+    def dispatches(self, dispatch_ids: Sequence[DispatchId]) -> dict[DispatchId, Dispatch]:
+        if not dispatch_ids:
+            return {}
+        return self._snapshot(lambda session: self._dispatches(session, dispatch_ids))
+
     def _dispatches(self, session: S, dispatch_ids: Sequence[DispatchId]) -> dict[DispatchId, Dispatch]:
         rows = self._dispatch_rows(session, dispatch_ids)
         return {each.dispatch_id: each for each in self.classes.dispatches(session, rows)}

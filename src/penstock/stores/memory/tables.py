@@ -155,6 +155,10 @@ class MemoryTables:
         with self._lock:
             return self._dispatches.get(dispatch_id)
 
+    def dispatches(self, dispatch_ids: Sequence[DispatchId]) -> dict[DispatchId, Dispatch]:
+        with self._lock:
+            return {each: self._dispatches[each] for each in dispatch_ids if each in self._dispatches}
+
     def attempts(self, job_id: JobId) -> list[Dispatch]:
         with self._lock:
             found = [d for d in self._dispatches.values() if d.job_id == job_id]

@@ -3,7 +3,7 @@ import { get, inTurns, post } from "../api.js";
 import { watching } from "../live.js";
 import { Submit } from "../submit.js";
 import { Card, Empty, Failed, Field, JobLink, STATES, Since, State, confirm, toast } from "../parts.js";
-import { count, moment, percent } from "../format.js";
+import { count } from "../format.js";
 
 const PAGE = 100;
 const QUESTIONS = {
@@ -132,7 +132,7 @@ export function Jobs({ query }) {
       rows?.length > 0 &&
       html`<div class="scroll"><table class="cards jobs">
       <thead><tr><th><input type="checkbox" aria-label="Select all shown" checked=${picked.length === rows.length} onChange=${(e) => setChosen(new Set(e.target.checked ? rows.map((job) => job.job_id) : []))} /></th>
-        <th>Job</th><th>State</th><th>What</th><th>Addon</th><th class="n spare">Units</th><th class="n spare">Priority</th><th class="n spare">Attempts</th><th>Age</th><th>Reason or progress</th></tr></thead>
+        <th>Job</th><th>State</th><th>What</th><th>Addon</th><th class="n spare">Units</th><th class="n spare">Priority</th><th class="n spare">Attempts</th><th>Age</th><th>Why</th></tr></thead>
       <tbody>${rows.map((job) => html`<${Row} key=${job.job_id} job=${job} chosen=${chosen.has(job.job_id)} onChoose=${flipRow} />`)}</tbody>
     </table></div>
     ${next != null && rows.length < 500 && html`<div class="row"><button onClick=${more}>More</button></div>`}`
@@ -147,15 +147,7 @@ function Row({ job, chosen, onChoose }) {
     <td class="what whole"><a class="plain" href=${`#/jobs/${job.job_id}`} title=${job.title}>${job.title}</a></td>
     <td data-label="Addon"><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a></td>
     <td class="n spare">${job.cost_units}</td><td class="n spare">${job.priority}</td><td class="n spare">${job.attempts}</td>
-    <td data-label="Age"><${Since} iso=${job.created_at} /></td><td class="muted whole">${standing(job)}</td></tr>`;
-}
-
-// Why it waits, or how far it has come, in a word or two.
-function standing(job) {
-  if (job.state === "RUNNING") return percent(job.progress);
-  if (job.state !== "QUEUED") return "";
-  const start = job.next_earliest_start_at;
-  return start && new Date(start) > new Date() ? `not before ${moment(start)}` : job.denied.replaceAll("_", " ");
+    <td data-label="Age"><${Since} iso=${job.created_at} /></td><td class="muted whole">${job.why}</td></tr>`;
 }
 
 function Search({ value, onSearch }) {

@@ -1,0 +1,124 @@
+"""
+Where a job stands, in one clause: the line of every list (`penstock ls`, `top`, the page's jobs table).
+
+A list has many rows, so the clause comes from what the row has already: the recorded denial, the counters,
+and for a failed job its last attempt. No round is tried out for it. It names no other job, so every reader
+may see it.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, ValidationError
+from msgspec.json import decode
+
+from penstock.core.jobs.job import Dispatch, Job, outcome_of
+from penstock.core.jobs.reason_base import cut, due_in
+from penstock.core.jobs.reasons import REASONS, NotReady, Reason, from_json
+from penstock.core.jobs.states import DEFAULT, END_RULES, Category, DispatchPhase, JobState, Schedules
+from penstock.core.jobs.types import EndReason, Moment, spelled
+
+
+class LastFailure(Struct, frozen=True):
+    """`attempt` of `of` in its category of failures; `of` is None where attempts have no limit."""
+
+    attempt: int
+    of: int | None
+    end: str
+    error: str
+    at: Moment | None
+
+    @property
+    def words(self) -> str:
+        if self.end == EndReason.START_TIMEOUT:
+            times = "once" if self.attempt == 1 else f"{self.attempt} times"
+            return f"No worker took it up, {times}."
+        of = "" if self.of is None else f" of {self.of}"
+        return f"Attempt {self.attempt}{of} failed ({self.error or self.end.replace('_', ' ')})."
+
+
+def last_failure(job: Job, last: Dispatch | None, schedules: Schedules) -> LastFailure | None:
+    """How the last attempt failed, and how many there may be; None: it did not fail, or there was none."""
+    if last is None or last.end is None:
+        return None
+    category = END_RULES[last.end][1].retry
+    if category is None:
+        return None
+    attempt = getattr(job.counters, category) or 1
+    return LastFailure(
+        attempt, _most(job, category, schedules), str(last.end), last_line(last.error), last.ended_at
+    )
+
+
+def _most(job: Job, category: Category, schedules: Schedules) -> int | None:
+    if category is Category.START:
+        return None
+    delays = job.intent.retry_delays_sec if category is Category.ERROR else getattr(schedules, category)
+    return len(delays) + 1
+
+
+def last_line(text: str | None) -> str:
+    return ((text or "").strip().splitlines() or [""])[-1]
+
+
+def standing(
+    job: Job,
+    now: Moment,
+    reason: Reason | None,
+    *,
+    last: Dispatch | None = None,
+    schedules: Schedules = DEFAULT,
+) -> str:
+    """`reason`: what holds a queued job, as `recorded_reason` reads it, or decided anew."""
+    match job.state:
+        case JobState.QUEUED:
+            return _queued(job, now, reason, schedules)
+        case JobState.DISPATCHING:
+            return "reserved; waits for its worker"
+        case JobState.RUNNING:
+            return _running(job, now, last)
+        case JobState.FAILED | JobState.BLOCKED:
+            end, error = outcome_of(job, last)
+            return cut(last_line(error) or (end or "").replace("_", " "))
+        case _:
+            return ""
+
+
+def _queued(job: Job, now: Moment, reason: Reason | None, schedules: Schedules) -> str:
+    if reason is not None and not isinstance(reason, NotReady):
+        return cut(reason.short(now))
+    if job.ready_at > now and (failures := _failures(job, schedules)):
+        return f"{failures}; next {due_in(job.ready_at, now)}"
+    if job.ready_at > now:
+        return NotReady(job.ready_at).short(now)
+    return ""
+
+
+def _failures(job: Job, schedules: Schedules) -> str:
+    """Of the category with the most failures: the row does not say which one was last."""
+    counters = job.counters
+    failed = [
+        (getattr(counters, category), _most(job, category, schedules))
+        for category in (Category.ERROR, Category.CRASH, Category.UNAVAILABLE)
+    ]
+    attempt, of = max(failed, key=lambda pair: pair[0])
+    if attempt:
+        return f"attempt {attempt} of {of} failed"
+    return "no worker took it up" if counters.start else ""
+
+
+def _running(job: Job, now: Moment, last: Dispatch | None) -> str:
+    if last is not None and last.phase is DispatchPhase.ENDING:
+        return f"told to stop ({str(last.reason).replace('_', ' ')})"
+    if job.progress is not None:
+        return f"{job.progress:.0%}"
+    return "" if last is None or last.started_at is None else f"running for {spelled(now - last.started_at)}"
+
+
+def recorded_reason(job: Job, now: Moment) -> Reason | None:
+    """The reason of the last denial. None: no round has refused the job since it became ready."""
+    if job.denied not in REASONS or job.ready_at > now:
+        return None
+    try:
+        return from_json(job.denied, decode(job.denied_data))
+    except ValidationError:  # written by another version
+        return None
