@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import NotFound
 from penstock.core.jobs.admission import AdmissionClass, admission_class_of, keys_of
-from penstock.core.jobs.explain import Explanation, Findings, HostInfo, PreemptionInfo, explain
+from penstock.core.jobs.explain import Explanation, Findings, HostStanding, PreemptionInfo, explain
 from penstock.core.jobs.forecast import Outlook, likely_starts, outlook, reachable
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of
@@ -62,7 +62,7 @@ class _View(NamedTuple):
 
     outlook: Outlook
     refusals: tuple[Reason, ...]
-    hosts: tuple[HostInfo, ...]
+    hosts: tuple[HostStanding, ...]
 
 
 class Explainer:
@@ -116,12 +116,12 @@ class Explainer:
     def _look(self, view: AdmissionView, job: Job, admission_class: AdmissionClass) -> _View:
         inputs = self._dispatcher.inputs(view)
         seen = outlook(inputs, job.job_id, admission_class, job.ready_at)
-        others: tuple[HostInfo, ...] = ()
+        others: tuple[HostStanding, ...] = ()
         if self._store.shared:
             others = tuple(
-                HostInfo(host.host, "", "")
+                HostStanding(host.host, "", "")
                 if (reason := refusal_on(host, inputs, admission_class)) is None
-                else HostInfo(host.host, reason.code, reason.short(view.now))
+                else HostStanding(host.host, reason.code, reason.short(view.now))
                 for host in self._store.hosts()
                 if host.host != self._rules.host and host.alive(view.now)
             )

@@ -50,7 +50,7 @@ class PreemptionInfo(Struct, frozen=True):
     checkpoint: bool
 
 
-class HostInfo(Struct, frozen=True):
+class HostStanding(Struct, frozen=True):
     """Another host. `reason`: why it does not start the job; empty: it could."""
 
     host: str
@@ -66,7 +66,7 @@ class Findings(Struct, frozen=True):
     #: Jobs that hold the cap, the units or the workers that the job waits for.
     holders: tuple[JobId | None, ...] = ()
     preemption: PreemptionInfo | None = None
-    hosts: tuple[HostInfo, ...] = ()
+    hosts: tuple[HostStanding, ...] = ()
     waits: tuple[Waited, ...] = ()
     deadline_reachable: bool | None = None
     #: Whether the job would start earlier with the highest priority.
@@ -129,7 +129,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     preemption: PreemptionInfo | None = None
     deadline_at: Moment | None = None
     deadline_reachable: bool | None = None
-    hosts: tuple[HostInfo, ...] = ()
+    hosts: tuple[HostStanding, ...] = ()
     #: How long it waited, by reason.
     waited: tuple[Waited, ...] = ()
     allowed: tuple[str, ...] = ()
@@ -363,7 +363,7 @@ def _listed(jobs: tuple[JobId | None, ...]) -> str:
     return text[0].upper() + text[1:]
 
 
-def _host_words(hosts: tuple[HostInfo, ...]) -> Iterator[str]:
+def _host_words(hosts: tuple[HostStanding, ...]) -> Iterator[str]:
     able = [host.host for host in hosts if not host.reason]
     if able:
         yield f"Host {' or '.join(able[:2])} could run it."
