@@ -14,7 +14,7 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.schedules import Schedule
 from penstock.core.jobs.types import HOUR, SECOND, Constraint
-from penstock.stores.api import ChangeSchedule, Depth, Query, committed
+from penstock.stores.api import ChangeSchedule, Depth, Query, RecordLoad, committed
 
 NIGHTLY = Schedule(
     "nightly",
@@ -175,3 +175,12 @@ def test_a_pruned_job_leaves_its_schedule_alone(kit):
     assert [record] == kit.store.schedules()
     kit.later(3_600)
     assert None is not write(kit, schedules.look(record, kit.now, record.state.active))
+
+
+def test_the_load_of_an_hour_is_blended_with_the_weeks_before(kit):
+    for busy in (4.0, 8.0):
+        committed(kit.store, RecordLoad("here", 5, busy))
+    committed(kit.store, RecordLoad("there", 5, 2.0))
+    committed(kit.store, RecordLoad("there", 167, 1.0))
+
+    assert {5: pytest.approx((5.2 + 2) / 2), 167: 1.0} == kit.store.load_hours()

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import BadIntent
 from penstock.core.jobs import schedules
+from penstock.core.jobs.dependencies import Dependency
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.schedules import Missed, Overlap, Schedule
@@ -250,6 +251,7 @@ def test_every_version_is_above_all_that_came_before():
         ({"intent": Intent("a", "t", deadline_at=T0 + HOUR)}, "deadline_at", "schedule"),
         ({"intent": Intent("a", "t", earliest_start_at=T0 + HOUR)}, "earliest_start_at", "schedule"),
         ({"intent": Intent("a", "t", idempotency_key="k")}, "idempotency_key", "schedule"),
+        ({"intent": Intent("a", "t", after=(Dependency("j"),))}, "after", "schedule"),
         ({"intent": Intent("a", "t", tags=tuple(map(str, range(31))))}, "tags", "30"),
         ({"intent": Intent("a", "t", cost_units=0)}, "cost_units", "1..100"),
         ({"intent": Intent("", "t")}, "addon_id", "1..128"),

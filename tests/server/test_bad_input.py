@@ -202,7 +202,7 @@ def test_a_wrong_query_is_named(client, unchanged, path, field):
 def test_an_unknown_field_is_refused_by_name_on_every_route(client, unchanged):
     for route in ROUTES:
         if route.verb == "POST":
-            path = route.path.removeprefix(PREFIX).replace("{job_id}", "x").replace("{token_id}", "x")
+            path = route.path.removeprefix(PREFIX).format(job_id="x", token_id="x", name="x")
             answer = client.post(path, {"colour": "red"})
             assert (answer.status, "colour" in answer.fields) == (422, True), route.path
 

@@ -39,6 +39,7 @@ class History:
         self.leases = {THEIRS: [], OURS: []}
         self.clients = {addon: self.mint(addon) for addon in (THEIRS, OURS)}
         self.ours = self.clients[OURS]
+        self.schedules = []
 
     def mint(self, addon):
         client = self.kit.client.mint(addon_id=addon, name=f"of {addon}")
@@ -71,6 +72,17 @@ class History:
         job_id = self.clients[addon].submit(addon_id=addon, **fields | more)
         self.jobs[addon].append(job_id)
         self.hide(addon, job_id)
+
+    def schedule(self, addon):
+        """With a job that ran by hand, and edits in the trail."""
+        name, client = self.name(addon, "nightly"), self.clients[addon]
+        job = {"addon_id": addon, "job_type": self.name(addon, "type"), "payload": self.name(addon, "value")}
+        client.post("/schedules/add", {"name": name, "cron": "0 6 * * *", "job": job})
+        job_id = client.post(f"/schedules/{name}/run", {}).json["job_id"]
+        self.jobs[addon].append(job_id)
+        self.hide(addon, job_id)
+        client.post(f"/schedules/{name}/pause")
+        return name
 
     def claim(self, addon):
         taken = self.clients[addon].claim(worker=self.name(addon, "worker"), limit=2)
@@ -132,6 +144,7 @@ class History:
 
     def random(self):
         self.go_on(40)
+        self.schedules = [self.schedule(addon) for addon in (THEIRS, OURS)]
 
     def full(self):
         """What runs is theirs, and ours waits for its end."""
@@ -182,7 +195,7 @@ class History:
             if route.streams or path in ("/pause", "/resume", "/login"):
                 continue
             if route.parameter is not None:
-                for one in ids if route.parameter == "job_id" else ["0123456789"]:
+                for one in ids if route.parameter == "job_id" else ["0123456789", *self.schedules]:
                     body = {"lease_id": leases[0]} if path.endswith(("ack", "complete")) else None
                     if not path.endswith(("cancel", "retry", "edit", "complete", "ack")) or one == ids[-1]:
                         yield route.verb, path.replace(f"{{{route.parameter}}}", one), body

@@ -42,6 +42,10 @@ VERBS: Final = {
     "rerun": ("job_commands", "submit a new job with the request of an old one"),
     "edit": ("job_commands", "change the priority and the times of a queued job"),
     "job": ("job_commands", "report from inside a command: checkpoint, progress, spend, log, should-yield"),
+    "schedule": (
+        "schedules",
+        "submit jobs by the clock: add, ls, show, edit, pause, resume, run, rm, import",
+    ),
     "events": ("follow", "print the audit trail; -f follows it"),
     "top": ("top", "watch everything live, full screen"),
     "stats": ("admin", "show what was learned about job types, and how good predictions were"),
@@ -133,7 +137,10 @@ def _json_anywhere(words: list[str]) -> list[str]:
     `penstock ls --json` reads better than `penstock --json ls`. `run` and `submit` have the option themselves: behind
     theirs the words belong to the command that is submitted.
     """
-    end = next((at for at, word in enumerate(words) if word in ("run", "submit", "--")), len(words))
+    own = (
+        ("--",) if "schedule" in words[:3] else ("run", "submit", "--")
+    )  # `schedule run NAME` runs no command
+    end = next((at for at, word in enumerate(words) if word in own), len(words))
     if "--json" in words[:end]:
         words = ["--json", *(word for word in words[:end] if word != "--json"), *words[end:]]
     return words

@@ -157,6 +157,12 @@ def _hosts(client: Client) -> Iterator[CompletionItem]:
         yield CompletionItem(host.host, help=host.state)
 
 
+def _schedules(client: Client) -> Iterator[CompletionItem]:
+    for info in client.schedules():
+        yield CompletionItem(info.name, help=info.title)
+
+
+SCHEDULE: Final = _Name("SCHEDULE", _schedules)
 JOB: Final = _Name("JOB", _jobs)
 ADDON: Final = _Name("ADDON", _addons)
 HOST: Final = _Name("HOST", _hosts)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.client.client import Client
-    from penstock.core.errors import BadIntent, PenstockError
+    from penstock.core.errors import PenstockError, Refused
 
 
 FAILED: Final = 1
@@ -174,7 +174,7 @@ _SET_BY: Final = {"addon_id": "addon", "payload.cwd": "cwd", "payload.env": "env
                   "payload.script": "command", "job_type": "job_type"}  # fmt: skip
 
 
-def wrong_options(error: BadIntent) -> CliFailure:
+def wrong_options(error: Refused) -> CliFailure:
     """The problems of a request, by the options of the command that made it."""
     context, options = click.get_current_context(), dict[str, str]()
     set_by = _SET_BY | ({"payload": "command"} if context.params.get("command") else {})

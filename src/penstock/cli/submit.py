@@ -119,12 +119,20 @@ def submit_command(
     **options: Any,
 ) -> wire.Submitted:
     """The command starts in the directory of --cwd or in the current one, with the variables of --env."""
+    job_type, payload = command_payload(command, env=env, shell=shell, cwd=cwd)
+    return _submit(session, job_type, payload, **options)
+
+
+def command_payload(
+    command: tuple[str, ...], *, env: tuple[str, ...], shell: bool, cwd: str | None
+) -> tuple[str, dict[str, Any]]:
+    """The job type and the payload of a command."""
     place: dict[str, Any] = {"cwd": cwd or os.getcwd()}  # noqa: PTH109 - a text is sent
     if env:
         place["env"] = dict(_variable(word) for word in env)
     if shell:
-        return _submit(session, "penstock.shell", {"script": " ".join(command), **place}, **options)
-    return _submit(session, "penstock.command", {"argv": list(command), **place}, **options)
+        return "penstock.shell", {"script": " ".join(command), **place}
+    return "penstock.command", {"argv": list(command), **place}
 
 
 def _submit(session: CliSession, job_type: str, payload: Any, *, addon: str, **fields: Any) -> wire.Submitted:

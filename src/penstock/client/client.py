@@ -170,6 +170,39 @@ class Client:
         query = {"attempt": attempt, "offset": offset, "wait_sec": wait_sec or None}
         return self._get(f"queue/jobs/{_part(job_id)}/logs", wire.Logs, query, wait_sec=wait_sec)
 
+    # schedules
+
+    def schedules(self, *, addon_id: str | None = None) -> list[wire.ScheduleInfo]:
+        return self._get("schedules", wire.ScheduleList, {"addon_id": addon_id}).schedules
+
+    def schedule(self, name: str) -> wire.ScheduleInfo:
+        return self._get(f"schedules/{_part(name)}", wire.ScheduleInfo)
+
+    def add_schedule(self, name: str, job: wire.SubmitBody, **fields: Any) -> wire.ScheduleInfo:
+        """`job`: what `job_of` makes. `fields`: `cron`, `every_sec` or `at`, and the others of `wire.ScheduleBody`."""
+        body = wire.ScheduleBody(name=name, job=job, **fields)
+        return self._post("schedules/add", body, wire.ScheduleInfo)
+
+    def edit_schedule(self, name: str, **fields: Any) -> wire.ScheduleInfo:
+        """Any of `wire.ScheduleEdit`."""
+        path = f"schedules/{_part(name)}/edit"
+        return self._post(path, wire.ScheduleEdit(**fields), wire.ScheduleInfo, again=True)
+
+    def pause_schedule(self, name: str) -> wire.ScheduleInfo:
+        return self._post(f"schedules/{_part(name)}/pause", None, wire.ScheduleInfo, again=True)
+
+    def resume_schedule(self, name: str) -> wire.ScheduleInfo:
+        return self._post(f"schedules/{_part(name)}/resume", None, wire.ScheduleInfo, again=True)
+
+    def run_schedule(self, name: str, *, idempotency_key: str | None = None) -> wire.Submitted:
+        """A job of the schedule at once, whatever its overlap says and also while it is paused."""
+        body = wire.ScheduleRun(idempotency_key=idempotency_key)
+        again = idempotency_key is not None
+        return self._post(f"schedules/{_part(name)}/run", body, wire.Submitted, again=again)
+
+    def remove_schedule(self, name: str) -> None:
+        self._post(f"schedules/{_part(name)}/remove", None, wire.Ok)
+
     # workers
 
     def dispatchable(

@@ -17,11 +17,12 @@ from msgspec.structs import replace
 
 from penstock.core.errors import KeyConflict, NotFound, QueueFull, Unavailable
 from penstock.core.jobs import schedules
+from penstock.core.jobs.load_hours import HourAverage, quietest_line
 from penstock.core.jobs.schedules import Schedule, ScheduleChange, ScheduleRecord
 from penstock.core.jobs.states import SETTLED
-from penstock.core.jobs.types import HOUR, SECOND, JobId, Moment, Span
+from penstock.core.jobs.types import HOUR, MINUTE, SECOND, HostId, JobId, Moment, Span
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import ChangeSchedule, Receipt, ScheduleWritten, Store, committed
+from penstock.stores.api import ChangeSchedule, Receipt, RecordLoad, ScheduleWritten, Store, committed
 
 log = logging.getLogger("penstock.schedules")
 
@@ -114,6 +115,10 @@ class ScheduleService:
                 return written.receipt
         raise _busy(name)
 
+    def quietest_line(self, before: str, zone: str) -> str:
+        """A daily cron line in the quietest of the twelve hours before "06:00", by the recorded load."""
+        return quietest_line(self._store.load_hours(), before, zone, self._store.now())
+
     def check(self, schedule: Schedule, before: ScheduleRecord | Schedule | None = None) -> None:
         known = before.schedule if isinstance(before, ScheduleRecord) else before
         most_units = self._rules.capacity.most
@@ -195,3 +200,16 @@ class ScheduleFirer:
     def _cancel_job(self, record: ScheduleRecord, job_id: JobId) -> None:
         with suppress(NotFound):  # it was pruned meanwhile
             self._cancel(job_id, f"schedule {record.name}")
+
+
+class LoadRecorder:
+    """Upkeep, once a minute: keeps how busy this host is by the hour of the week, for `quietest_line`."""
+
+    def __init__(self, store: Store, host: HostId, busy: Callable[[Moment], float]) -> None:
+        self._store, self._host, self._busy, self._average = store, host, busy, HourAverage()
+
+    def step(self, now: Moment) -> Moment:
+        over = self._average.add(now, self._busy(now))
+        if over is not None:
+            committed(self._store, RecordLoad(self._host, *over))
+        return now + MINUTE

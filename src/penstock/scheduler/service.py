@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Final, Self
 
 from penstock.core.errors import Unavailable
-from penstock.core.jobs.types import MILLISECOND, SECOND, Span
+from penstock.core.jobs.types import MILLISECOND, SECOND, Moment, Span
 from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.driver import Driver, Part, SteadyClock, TimedPart
 from penstock.scheduler.hosts import HostLoad, HostRegistration, Introduction
@@ -26,7 +26,7 @@ from penstock.scheduler.load_sampler import LoadProbe, LoadSampler, Pids
 from penstock.scheduler.maintenance import BudgetEnforcer, Maintenance, Survivors, put_in_order, recover
 from penstock.scheduler.preemption import Preempter
 from penstock.scheduler.rules import SchedulerRules
-from penstock.scheduler.schedules import ScheduleFirer, ScheduleService
+from penstock.scheduler.schedules import LoadRecorder, ScheduleFirer, ScheduleService
 from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.stores.api import Store
 
@@ -100,6 +100,7 @@ class SchedulerService:
         ]
         if rules.capacity.fixed is None:
             upkeep.append(TimedPart(LoadSampler(self.machine, LoadProbe(pids), rules.sense_every)))
+            upkeep.append(TimedPart(LoadRecorder(store, rules.host, self._busy)))
         self.job_service.explainer.preempts = preempts
         if preempts:
             upkeep.append(TimedPart(self.preempter))
@@ -110,6 +111,9 @@ class SchedulerService:
         self._on_commit = on_commit or self.wake
         self._waitlist_driver: Driver | None = None
         self._started, self._lock = False, Lock()
+
+    def _busy(self, now: Moment) -> float:
+        return self.machine.conditions(now).busy.score
 
     def start(self, holder: str = "") -> Self:
         holder = holder or f"process {os.getpid()}"

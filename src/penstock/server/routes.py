@@ -23,7 +23,7 @@ from msgspec.structs import fields
 
 from penstock import wire
 from penstock.scheduler.hosts import VERSION
-from penstock.server.handlers import admin, jobs, live, workers
+from penstock.server.handlers import admin, jobs, live, schedules, workers
 from penstock.server.metrics import CONTENT_TYPE, metrics
 from penstock.server.request import Decoder, Request
 from penstock.wire import PREFIX, ProblemDetails, Scope
@@ -93,6 +93,35 @@ ROUTES: Final[tuple[Route, ...]] = (
         "queue/cancel/bulk", _CANCEL, jobs.cancel_bulk, "Cancel the jobs that a filter finds, 500 at a time"
     ),
     _post("queue/retry/bulk", _SUBMIT, jobs.retry_bulk, "Retry the jobs that a filter finds, 500 at a time"),
+    # schedules
+    _get("schedules", _READ, schedules.schedule_list, "List schedules with their next moments and last jobs"),
+    _get("schedules/{name}", _READ, schedules.schedule_get, "Get a schedule"),
+    _post(
+        "schedules/add",
+        _SUBMIT,
+        schedules.schedule_add,
+        "Add a schedule: a job at the moments of a cron line",
+    ),
+    _post(
+        "schedules/{name}/edit",
+        _SUBMIT,
+        schedules.schedule_edit,
+        "Change a schedule; its next moments follow",
+    ),
+    _post(
+        "schedules/{name}/pause",
+        _CANCEL,
+        schedules.schedule_pause,
+        "Pause a schedule: no moment becomes a job",
+    ),
+    _post(
+        "schedules/{name}/resume",
+        _SUBMIT,
+        schedules.schedule_resume,
+        "Resume a schedule from its next moment on",
+    ),
+    _post("schedules/{name}/run", _SUBMIT, schedules.schedule_run, "Submit a job of the schedule now"),
+    _post("schedules/{name}/remove", _CANCEL, schedules.schedule_remove, "Remove a schedule; its jobs stay"),
     # workers
     _get("queue/dispatchable", _LEASE, workers.dispatchable, "List jobs that wait for their worker"),
     _post("queue/claim", _LEASE, workers.claim, "Dispatch and lease in one step"),

@@ -345,6 +345,14 @@ class ChangeSchedule(Operation[ScheduleWritten | None], frozen=True):
     depth: Depth = NO_LIMIT
 
 
+class RecordLoad(Operation[None], frozen=True):
+    """An hour of the week is over, and the host was so busy in it: blended with what was recorded before."""
+
+    host: HostId
+    hour: int
+    busy: float
+
+
 class Prune(Operation[int], frozen=True):
     """Forget at most `limit` settled jobs that ended before then; answered with how many. BLOCKED jobs stay."""
 
@@ -545,6 +553,10 @@ class Reads(Protocol):
         ...
 
     def schedule(self, name: str) -> ScheduleRecord | None: ...
+
+    def load_hours(self) -> dict[int, float]:
+        """How busy the hosts are on average, by the hours of the week that were recorded."""
+        ...
 
     def schedule_alarm(self) -> Moment | None:
         """When the first schedule must be looked at: 0 if moments of one wait for the end of a job. None: there is none."""

@@ -38,6 +38,7 @@ TABLES: Final = {
     "budget": "budget",
     "checkpoint": "checkpoint",
     "schedule": "schedule",
+    "load_hour": "load_hour",
     "learned": "learned",
     "dependency": "dependency",
     "pending_end": "pending_end",

@@ -215,6 +215,8 @@ def _problems(schedule: Schedule, now: Moment) -> Iterator[tuple[str, str]]:
     for field in ("earliest_start_at", "deadline_at", "idempotency_key"):
         if getattr(schedule.intent, field) is not None:
             yield field, "cannot be part of a schedule: each of its jobs has a moment of its own"
+    if schedule.intent.after:
+        yield "after", "cannot be part of a schedule: all of its jobs would wait for the same job"
     if len(schedule.intent.tags) > _MOST_TAGS:
         yield "tags", f"must be at most {_MOST_TAGS} tags: each job of a schedule gets two more"
 

@@ -40,7 +40,7 @@ _SCOPES: Final = {
 async def submit(call: Request[None, wire.SubmitBody]) -> wire.Submitted:
     body = call.body
     intent = intent_from(body)
-    _may_submit(call, intent)
+    may_submit(call, intent)
     [receipt] = await _submit(call, [intent], body.wait_sec)
     return as_answer(wire.Submitted, receipt)
 
@@ -48,7 +48,7 @@ async def submit(call: Request[None, wire.SubmitBody]) -> wire.Submitted:
 async def submit_bulk(call: Request[None, wire.SubmitMany]) -> wire.BulkSubmitted:
     intents = [intent_from(job) for job in call.body.jobs]
     for i, intent in enumerate(intents):
-        _may_submit(call, intent, f"jobs[{i}].")
+        may_submit(call, intent, f"jobs[{i}].")
     wait_sec = max(call.body.wait_sec, *(job.wait_sec for job in call.body.jobs), 0)
     try:
         receipts = await _submit(call, intents, wait_sec)
@@ -69,8 +69,8 @@ def _every_problem(call: Request[Any, Any], intents: list[Intent]) -> BadIntent:
     return naming_fields(BadIntent, *problems[:100])
 
 
-def _may_submit(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
-    _check_runner(call, intent, at)
+def may_submit(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
+    check_runner(call, intent, at)
     if not call.owns(intent.addon_id):
         message = f"must be {call.principal.addon_id} with this token"
         raise naming_fields(OverLimit, (f"{at}addon_id", message))
@@ -92,7 +92,7 @@ async def _submit(call: Request[Any, Any], intents: list[Intent], wait_sec: floa
     return await answer
 
 
-def _check_runner(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
+def check_runner(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
     if intent.job_type not in JOB_TYPES:
         return
     scope = _SCOPES[intent.job_type]
@@ -110,13 +110,13 @@ def _check_runner(call: Request[Any, Any], intent: Intent, at: str = "") -> None
 _FAILED: Final = (JobState.FAILED, JobState.BLOCKED)
 _ALLOWED: Final = {state: tuple(str(move) for move in allowed(state)) for state in JobState}
 #: Looked up both ways: to combine flags costs more than to decode the rest of a submit.
-_FLAGS: Final = {
+CONSTRAINT_FLAGS: Final = {
     Constraint(bits): wire.Constraints(
         **{str(flag.name).lower(): bool(flag & Constraint(bits)) for flag in Constraint if flag}
     )
     for bits in range(8)
 }
-_CONSTRAINTS: Final = {flags: constraint for constraint, flags in _FLAGS.items()}
+_CONSTRAINTS: Final = {flags: constraint for constraint, flags in CONSTRAINT_FLAGS.items()}
 
 
 def amount(money: Money) -> float:
@@ -195,7 +195,7 @@ def _derived(job: Job, why: str) -> dict[str, object]:
     """The fields that neither the job nor its intent has as they are shown."""
     limit = job.intent.cost_limit
     return {
-        "constraints": _FLAGS[job.intent.constraints],
+        "constraints": CONSTRAINT_FLAGS[job.intent.constraints],
         "cost_limit": None if limit is None else amount(limit),
         "attempts": job.fence,
         "lease_id": job.dispatch_id if job.state is JobState.RUNNING else None,
@@ -258,7 +258,7 @@ def cancel_bulk(call: Request[None, wire.BulkChange]) -> wire.BulkChanged:
 
 
 def retry_bulk(call: Request[None, wire.BulkChange]) -> wire.BulkChanged:
-    return _change_all(call, Move.RETRY, lambda job: _check_runner(call, job.intent))
+    return _change_all(call, Move.RETRY, lambda job: check_runner(call, job.intent))
 
 
 def _change_all(
@@ -283,7 +283,7 @@ async def rerun(call: Request[None, wire.Rerun]) -> wire.Submitted:
     if "run_when" in fields:
         fields["quiet_for_sec"] = 0
     intent = await call.run(_rerun_intent, call, fields)
-    _may_submit(call, intent)
+    may_submit(call, intent)
     [receipt] = await _submit(call, [intent], 0)
     return as_answer(wire.Submitted, receipt)
 
@@ -309,7 +309,7 @@ def cancel(call: Request[None, wire.Cancel]) -> wire.JobInfo:
 
 
 def retry(call: Request[None, None]) -> wire.JobInfo:
-    _check_runner(call, call.own_job(call.job_id).intent)
+    check_runner(call, call.own_job(call.job_id).intent)
     return _job(call, call.app_state.job_service.retry(call.job_id, by=call.principal.name))
 
 

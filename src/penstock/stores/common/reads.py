@@ -240,6 +240,9 @@ class SqlReads(ABC, Generic[S]):
         rows = self._query("schedule_by_name", {"name": name})
         return schedule_from(rows[0]) if rows else None
 
+    def load_hours(self) -> dict[int, float]:
+        return {int(hour): float(busy) for hour, busy in self._query("load_hours")}
+
     def schedule_alarm(self) -> Moment | None:
         [(moment,)] = self._query("schedule_alarm")
         return None if moment is None else int(moment)

@@ -19,6 +19,7 @@ from penstock.core.jobs.dependencies import position, stored_parents, submit_ord
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, EventKind
 from penstock.core.jobs.load import Host
+from penstock.core.jobs.load_hours import NEWEST
 from penstock.core.jobs.ordering import Aging, ready_at
 from penstock.core.jobs.round import Pick, Placement, RoundResult, running_data, stop_moment
 from penstock.core.jobs.spending import Standing
@@ -30,6 +31,7 @@ from penstock.stores.api import (
     Depth,
     Learn,
     Receipt,
+    RecordLoad,
     RemoveHost,
     Renew,
     key_conflict,
@@ -322,6 +324,11 @@ def register_host(session: SqlSession, host: Host) -> Host:
         raise name_taken(host)
     session.execute("forget_hosts", {"before": host.seen_at - LOST_FOR})
     return replace(host, draining=bool(rows[0][0]))
+
+
+def record_load(session: SqlSession, operation: RecordLoad, now: Moment) -> None:
+    values = {"host": operation.host, "hour": operation.hour, "busy": operation.busy}
+    session.execute("record_load", {**values, "at": now, "newest": NEWEST})
 
 
 def remove_host(session: SqlSession, operation: RemoveHost) -> None:

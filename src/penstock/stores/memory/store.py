@@ -22,9 +22,9 @@ from penstock.core.jobs.dependencies import DependencyStatus
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep, dispatch_id_of
 from penstock.core.jobs.load import Host
+from penstock.core.jobs.load_hours import blended
 from penstock.core.jobs.ordering import Aging, order_key, place
 from penstock.core.jobs.round import Pick, Placement, RoundResult, running_data, stop_moment
-from penstock.core.jobs.schedules import ScheduleChange
 from penstock.core.jobs.spending import NOTHING_SPENT, Standing
 from penstock.core.jobs.states import PRUNABLE, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
@@ -43,6 +43,7 @@ from penstock.stores.api import (
     Operation,
     Prune,
     Receipt,
+    RecordLoad,
     RegisterHost,
     RemoveHost,
     Renew,
@@ -98,8 +99,8 @@ class MemoryStore(MemoryTables):
                 return self._follow_pending()
             case SetAddon():
                 return self._set_addon(operation)
-            case ChangeSchedule(change, depth):
-                return self._change_schedule(change, depth)
+            case ChangeSchedule() | RecordLoad():
+                return self._write_schedule(operation)
             case Prune(before, limit):
                 return self._prune(before, limit)
             case Shift(by):
@@ -345,7 +346,13 @@ class MemoryStore(MemoryTables):
         note = addon_note(addon_id, account.weight, account.paused, operation.by)
         self._note(self._clock(), note, None)
 
-    def _change_schedule(self, change: ScheduleChange, depth: Depth) -> ScheduleWritten | None:
+    def _write_schedule(self, operation: ChangeSchedule | RecordLoad) -> ScheduleWritten | None:
+        """A decision about a schedule, or the load of an hour by which one may choose its hour."""
+        if isinstance(operation, RecordLoad):
+            key = (operation.host, operation.hour)
+            self._load_hours[key] = blended(self._load_hours.get(key), operation.busy)
+            return None
+        change, depth = operation.change, operation.depth
         known = self._schedules.get(change.name)
         if change.version != (0 if known is None else known.version):
             return None

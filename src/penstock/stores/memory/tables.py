@@ -71,6 +71,7 @@ class MemoryTables:
         self._pending: dict[int, EndedJob] = {}
         #: Ends and retries of the operation, for what follows from them.
         self._moves: list[EndedJob] = []
+        self._load_hours: dict[tuple[HostId, int], float] = {}
         self._holder: str | None = None
         self._listeners: list[Callable[[], None]] = []
 
@@ -252,6 +253,13 @@ class MemoryTables:
 
     def schedule(self, name: str) -> ScheduleRecord | None:
         return self._schedules.get(name)
+
+    def load_hours(self) -> dict[int, float]:
+        hours: dict[int, list[float]] = {}
+        with self._lock:
+            for (_, hour), busy in self._load_hours.items():
+                hours.setdefault(hour, []).append(busy)
+        return {hour: sum(values) / len(values) for hour, values in hours.items()}
 
     def schedule_alarm(self) -> Moment | None:
         with self._lock:

@@ -31,7 +31,6 @@ from penstock.core.jobs.changes import Note, addon_note, drain_note
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.schedules import ScheduleChange
 from penstock.core.jobs.types import Moment
 from penstock.stores.api import (
     Admit,
@@ -46,6 +45,7 @@ from penstock.stores.api import (
     Operation,
     Prune,
     Receipt,
+    RecordLoad,
     RegisterHost,
     Relay,
     RemoveHost,
@@ -58,7 +58,7 @@ from penstock.stores.api import (
 )
 from penstock.stores.common.group_commit import failed, outcome_of
 from penstock.stores.common.rows import forget, schedule_values, uuid7
-from penstock.stores.common.writes import learn, new_job_id, register_host, remove_host
+from penstock.stores.common.writes import learn, new_job_id, record_load, register_host, remove_host
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses, accounts_from
 from penstock.stores.postgres.changes import Effects, PostgresWriteBatch, RenewBatcher, lock_ledger
 from penstock.stores.postgres.database import Database, DatabaseSession
@@ -201,8 +201,8 @@ class PostgresStore(PostgresReads):
                 return self._follow(session)
             case SetAddon():
                 return self._set_addon(session, operation)
-            case ChangeSchedule(change, depth):
-                return self._change_schedule(session, change, depth)
+            case ChangeSchedule() | RecordLoad():
+                return self._write_schedule(session, operation)
             case Prune(before, limit):
                 return self._prune(session, before, limit)
             case Shift():
@@ -251,13 +251,17 @@ class PostgresStore(PostgresReads):
             writes.defer(session)
         return bool(rows)
 
-    def _change_schedule(
-        self, session: DatabaseSession, change: ScheduleChange, depth: Depth
+    def _write_schedule(
+        self, session: DatabaseSession, operation: ChangeSchedule | RecordLoad
     ) -> ScheduleWritten | None:
         """
         The row stays locked until the COMMIT, so of several schedulers one submits. A row that another
         transaction inserts meanwhile makes this one run again, and then it finds the row.
         """
+        if isinstance(operation, RecordLoad):
+            record_load(session, operation, self.database.now())
+            return None
+        change, depth = operation.change, operation.depth
         _, [known] = self.database.lock(session, ("lock_schedule", {"name": change.name}))
         if change.version != (known[0][0] if known else 0):
             return None

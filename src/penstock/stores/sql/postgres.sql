@@ -584,6 +584,13 @@ SELECT version FROM penstock.schedule WHERE name = %(name)s FOR UPDATE;
 -- name: schedule_alarm
 SELECT min(due_at) FROM penstock.schedule WHERE due_at IS NOT NULL;
 
+-- name: record_load
+INSERT INTO penstock.load_hour (host, hour, busy, at) VALUES (%(host)s, %(hour)s, %(busy)s, %(at)s)
+ON CONFLICT (host, hour) DO UPDATE SET busy = load_hour.busy + %(newest)s * (excluded.busy - load_hour.busy), at = excluded.at;
+
+-- name: load_hours
+SELECT hour, avg(busy) FROM penstock.load_hour GROUP BY hour;
+
 -- name: add_schedule
 INSERT INTO penstock.schedule (name, addon_id, version, due_at, body, state)
 VALUES (%(name)s, %(addon_id)s, %(version)s, %(due_at)s, %(body)s, %(state)s);

@@ -418,6 +418,13 @@ SELECT version FROM schedule WHERE name = :name;
 -- name: schedule_alarm
 SELECT min(due_at) FROM schedule WHERE due_at IS NOT NULL;
 
+-- name: record_load
+INSERT INTO load_hour (host, hour, busy, at) VALUES (:host, :hour, :busy, :at)
+ON CONFLICT (host, hour) DO UPDATE SET busy = load_hour.busy + :newest * (excluded.busy - load_hour.busy), at = excluded.at;
+
+-- name: load_hours
+SELECT hour, avg(busy) FROM load_hour GROUP BY hour;
+
 -- name: add_schedule
 INSERT INTO schedule (name, addon_id, version, due_at, body, state)
 VALUES (:name, :addon_id, :version, :due_at, :body, :state);

@@ -12,15 +12,15 @@ import msgspec
 from penstock.core.jobs.changes import Note, addon_note, drain_note
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Aging
-from penstock.core.jobs.schedules import ScheduleChange
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, HostId, Moment, Span
 from penstock.stores.api import (
-    Depth,
+    ChangeSchedule,
     DrainHost,
     Learn,
     Operation,
     Prune,
+    RecordLoad,
     RegisterHost,
     RemoveHost,
     Reorder,
@@ -29,7 +29,7 @@ from penstock.stores.api import (
     Shift,
 )
 from penstock.stores.common.rows import forget, listed, schedule_values
-from penstock.stores.common.writes import NO_JOB, learn, new_job_id, register_host, remove_host
+from penstock.stores.common.writes import NO_JOB, learn, new_job_id, record_load, register_host, remove_host
 from penstock.stores.sqlite.changes import submit
 from penstock.stores.sqlite.connection import SQL
 from penstock.stores.sqlite.guard import Loss
@@ -91,7 +91,12 @@ def _drain_host(tx: Transaction, host: HostId, draining: bool, by: str) -> bool:
     return True
 
 
-def change_schedule(tx: Transaction, change: ScheduleChange, depth: Depth) -> ScheduleWritten | None:
+def write_schedule(tx: Transaction, operation: ChangeSchedule | RecordLoad) -> ScheduleWritten | None:
+    """A decision about a schedule, or the load of an hour by which one may choose its hour."""
+    if isinstance(operation, RecordLoad):
+        record_load(tx, operation, tx.now)
+        return None
+    change, depth = operation.change, operation.depth
     known = tx.one("lock_schedule", {"name": change.name})
     if change.version != (0 if known is None else known[0]):
         return None

@@ -30,6 +30,7 @@ from penstock.stores.api import (
     Follow,
     Operation,
     Receipt,
+    RecordLoad,
     Relay,
     Renew,
     Submit,
@@ -57,7 +58,7 @@ from penstock.stores.sqlite.guard import (
     refuse_behind,
     refuse_missing,
 )
-from penstock.stores.sqlite.maintenance import AcceptLoss, change_schedule, maintain
+from penstock.stores.sqlite.maintenance import AcceptLoss, maintain, write_schedule
 from penstock.stores.sqlite.reads import SqliteReads
 from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, SubmitRelayServer
 from penstock.stores.sqlite.transaction import Transaction
@@ -264,8 +265,8 @@ def _write(tx: Transaction, operation: Operation[Any]) -> Any:
             return follow_pending(tx, apply)
         case Renew():
             return renew(tx, operation)
-        case ChangeSchedule(change, depth):
-            return change_schedule(tx, change, depth)
+        case ChangeSchedule() | RecordLoad():
+            return write_schedule(tx, operation)
     return maintain(tx, operation)
 
 

@@ -1,0 +1,377 @@
+"""The verb `schedule`: add, ls, show, edit, pause, resume, run, rm, import."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from penstock.cli.parsers import ADDON, SCHEDULE, WHOLE_SECONDS, Whole, age, short, span
+from penstock.cli.printing import Column, echo, state_text, table
+from penstock.cli.session import WRONG, CliFailure, CliSession, passes, wrong_options
+from penstock.cli.submit import command_payload, described, read_payload
+from penstock.core.errors import PenstockError, Refused
+from penstock.core.jobs.moments import local_moment, zone_problem
+from penstock.core.jobs.schedules import MISSED_LIMIT, MOST_PENDING
+from penstock.core.jobs.types import when
+
+if TYPE_CHECKING:
+    from penstock import wire
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+_HOUR: Final = re.compile(r"([01]?\d|2[0-3]):[0-5]\d")
+#: Options of a job that each job of a schedule has of its own.
+_NOT_OF_A_SCHEDULE: Final = {"earliest_start_at", "deadline_at", "idempotency_key"}
+
+_TIME_FIELDS: Final = (
+    *("cron", "every_sec", "at", "quietest_hour_before", "zone", "overlap", "missed", "missed_limit"),
+)
+_TIMES = (
+    click.option("--cron", metavar="LINE", help="Five fields as in a crontab, or @daily and the like."),
+    click.option("--every", "every_sec", type=WHOLE_SECONDS, help="Every so often, from now on: 15m, 6h."),
+    click.option("--at", metavar="TIME", help='Once: "2026-12-01 06:00", on the clocks of --zone.'),
+    click.option("--in-quietest-hour-before", "quietest_hour_before", metavar="HH:MM",
+                 help="Daily, in the quietest of the twelve hours before, by the recorded load."),
+    click.option("--zone", help="The time zone of --cron and --at; by default this machine's."),
+    click.option("--overlap", type=click.Choice(["skip", "queue", "cancel-running"]),
+                 help="At a moment while an earlier job has not ended: drop the moment (default), run it "
+                      "afterwards, or cancel the earlier job."),
+    click.option("--missed", type=click.Choice(["skip", "latest", "all"]),
+                 help="Of moments at which no scheduler ran, make up for none, the latest (default), or all."),
+    click.option("--missed-limit", type=Whole(1, MOST_PENDING),
+                 help=f"With --missed all: for at most so many; by default {MISSED_LIMIT}."),
+)  # fmt: skip
+
+
+def timed(command: F) -> F:
+    """Add the options that say when."""
+    for option in reversed(_TIMES):
+        command = option(command)
+    return command
+
+
+@click.group()
+def schedule() -> None:
+    """Submit jobs at the moments of a cron line, every so often, or once."""
+
+
+@schedule.command("add")
+@click.argument("name")
+@timed
+@click.option("-t", "--type", "job_type", help="A job for an addon's worker instead of a command.")
+@click.option("--payload", help="The payload of the job: JSON, @FILE, or - for standard input.")
+@described
+@click.argument("command", nargs=-1, metavar="[-- CMD...]")
+@passes
+def add(
+    session: CliSession,
+    /,
+    name: str,
+    job_type: str | None,
+    payload: str | None,
+    command: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """
+    Add a schedule and print its next five moments.
+
+    penstock schedule add report --cron "0 6 * * mon-fri" --zone Europe/Berlin -- ./report.sh
+    """
+    times = _times(options, local_zone())
+    if not times.keys() & {"cron", "every_sec", "at", "quietest_hour_before"}:
+        raise click.UsageError("say when: --cron, --every, --at or --in-quietest-hour-before")
+    job = _job(job_type, payload, command, options)
+    info = _asked(lambda: session.client.add_schedule(name, job, **times))
+    if not session.print_json(info):
+        echo(f"Added {info.name}: {_when(info)}")
+        _print_next(info)
+
+
+@schedule.command("ls")
+@click.option("-a", "--addon", "addon_id", type=ADDON, help="Only schedules of this addon.")
+@passes
+def listing(session: CliSession, addon_id: str | None) -> None:
+    """List the schedules with their next and last moments."""
+    schedules = session.client.schedules(addon_id=addon_id)
+    if session.print_json(schedules):
+        return
+    if not schedules:
+        echo("No schedules. `penstock schedule add` adds one.")
+        return
+    columns = [
+        Column("schedule"), Column("when"), Column("next"), Column("in", True), Column("last", keep=80),
+        Column("result", keep=80), Column("addon", keep=110), Column("job", keep=120),
+    ]  # fmt: skip
+    table(session.console, columns, [_row(info) for info in schedules])
+
+
+def _row(info: wire.ScheduleInfo) -> tuple[object, ...]:
+    upcoming = info.next[0] if info.next else None
+    last = info.last[0] if info.last else None
+    waiting = f"{len(info.waiting)} waiting" if info.waiting else ""
+    return (
+        info.name,
+        _when(info),
+        "paused" if info.paused else waiting or _moment(upcoming) or "never again",
+        age(upcoming).removeprefix("in ") if upcoming else "",
+        _moment(last.moment) if last else "",
+        "" if last is None else state_text(str(last.state or "pruned")),
+        info.addon_id,
+        info.title,
+    )
+
+
+@schedule.command("show")
+@click.argument("name", type=SCHEDULE)
+@passes
+def show(session: CliSession, name: str) -> None:
+    """Show a schedule: when it fires, its next moments, and its last jobs."""
+    info = session.client.schedule(name)
+    if session.print_json(info):
+        return
+    payload = bytes(info.job.payload).decode()
+    facts: dict[str, object] = {
+        "schedule": info.name + (" (paused)" if info.paused else ""),
+        "when": _when(info),
+        "job": info.title,
+        "addon": info.addon_id,
+        "overlap": info.overlap,
+        "missed": info.missed + (f", at most {info.missed_limit}" if info.missed == "all" else ""),
+        "cost": info.job.cost_units,
+        "priority": info.job.priority,
+        "payload": "" if payload == "null" else payload,
+        "added": f"{_moment(info.created_at.astimezone())} by {info.created_by or 'unknown'}",
+        "edited": f"{_moment(info.edited_at.astimezone())} by {info.edited_by or 'unknown'}",
+        "waiting": ", ".join(map(_moment, info.waiting)),
+    }
+    for label, value in facts.items():
+        if value not in (None, ""):
+            session.console.print(f"[dim]{label:>10}[/]  ", end="")
+            session.console.print(str(value), markup=False, highlight=False)
+    if info.next:
+        echo("next:")
+        _print_next(info)
+    if info.last:
+        echo("last:")
+        columns = [Column(""), Column("moment"), Column("job"), Column("state"), Column("")]
+        rows = [
+            ("", _moment(each.moment), short(each.job_id), state_text(str(each.state or "pruned")),
+             f"run by {each.by}" if each.by else "")
+            for each in info.last
+        ]  # fmt: skip
+        table(session.console, columns, rows)
+
+
+@schedule.command("edit")
+@click.argument("name", type=SCHEDULE)
+@timed
+@click.option("-t", "--type", "job_type", help="Another job, for an addon's worker.")
+@click.option("--payload", help="The payload of the other job: JSON, @FILE, or - for standard input.")
+@described
+@click.argument("command", nargs=-1, metavar="[-- CMD...]")
+@passes
+def edit(
+    session: CliSession,
+    /,
+    name: str,
+    job_type: str | None,
+    payload: str | None,
+    command: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """
+    Change when a schedule fires, its policies, or, with CMD or --type, its job. The options of a job count
+    only for another job.
+    """
+    fields = _times(options, None)
+    if fields.get("at") is not None and "zone" not in fields:
+        fields["at"] = _local(options["at"], session.client.schedule(name).zone)
+    if command or job_type is not None:
+        fields["job"] = _job(job_type, payload, command, options)
+    if not fields:
+        raise click.UsageError("nothing to change: give a time, a policy, or another command")
+    info = _asked(lambda: session.client.edit_schedule(name, **fields))
+    if not session.print_json(info):
+        echo(f"Edited {info.name}: {_when(info)}")
+        _print_next(info)
+
+
+@schedule.command("pause")
+@click.argument("name", type=SCHEDULE)
+@passes
+def pause(session: CliSession, name: str) -> None:
+    """Turn no more moments into jobs. Moments that come meanwhile are not made up for."""
+    info = session.client.pause_schedule(name)
+    session.say(info, f"Paused {name}. `penstock schedule resume {name}` ends that.")
+
+
+@schedule.command("resume")
+@click.argument("name", type=SCHEDULE)
+@passes
+def resume(session: CliSession, name: str) -> None:
+    """Turn moments into jobs again, from the next one on."""
+    info = session.client.resume_schedule(name)
+    if not session.print_json(info):
+        echo(f"Resumed {info.name}: {_when(info)}")
+        _print_next(info)
+
+
+@schedule.command("run")
+@click.argument("name", type=SCHEDULE)
+@passes
+def run(session: CliSession, name: str) -> None:
+    """Submit a job of the schedule now, whatever its overlap says and also while it is paused."""
+    answer = session.client.run_schedule(name)
+    session.say(answer, answer.job_id)
+
+
+@schedule.command("rm")
+@click.argument("name", type=SCHEDULE)
+@passes
+def remove(session: CliSession, name: str) -> None:
+    """Remove a schedule. Its jobs stay."""
+    session.client.remove_schedule(name)
+    session.say({"removed": name}, f"Removed {name}.")
+
+
+@schedule.command("import")
+@click.argument("file", type=click.File(encoding="utf-8"))
+@click.option("-a", "--addon", type=ADDON, default="cli", help="The addon that the jobs count for.")
+@click.option("--prefix", default="", help="What the names begin with; the rest is program and line number.")
+@click.option("--zone", help="The time zone of lines before a CRON_TZ; by default this machine's.")
+@click.option("--dry-run", is_flag=True, help="Show what would be added, and add nothing.")
+@passes
+def import_file(
+    session: CliSession, /, file: Any, addon: str, prefix: str, zone: str | None, dry_run: bool
+) -> None:
+    """
+    Add a schedule for each line of a crontab file: `crontab -l | penstock schedule import -`.
+
+    If one line cannot be taken, it is reported with its number, and nothing is added.
+    """
+    from penstock.cli.crontab import read_crontab, shell_payload
+    from penstock.client.client import job_of
+
+    crontab = read_crontab(file.read())
+    known = {info.name for info in session.client.schedules()}
+    for entry in crontab.entries:
+        if entry.name(prefix) in known:
+            crontab.problems.append((entry.line, f"there is a schedule {entry.name(prefix)!r}: use --prefix"))
+    if crontab.problems:
+        first, *rest = [f"line {line}: {why}" for line, why in sorted(crontab.problems)]
+        raise CliFailure(f"{first}; nothing was added", WRONG, rest)
+    added: list[wire.ScheduleInfo] = []
+    for entry in crontab.entries:
+        job_type, payload = shell_payload(entry, os.path.expanduser("~"))  # noqa: PTH111 - a text is sent
+        place = entry.zone or zone or local_zone()
+        if dry_run:
+            echo(f"{entry.name(prefix)}: {entry.cron} in {place}: {entry.command}")
+            continue
+        try:
+            job = job_of(addon, job_type, payload)
+            added.append(session.client.add_schedule(entry.name(prefix), job, cron=entry.cron, zone=place))
+        except BaseException as error:
+            for info in added:
+                session.client.remove_schedule(info.name)
+            if isinstance(error, PenstockError):
+                raise CliFailure(f"line {entry.line}: {error}; nothing was added", WRONG) from None
+            raise
+    for line, note in crontab.notes:
+        session.aside.print(f"line {line}: {note}", markup=False)
+    if not dry_run and not session.print_json(added):
+        for info in added:
+            echo(f"Added {info.name}: {_when(info)}; next {_moment(info.next[0])}")
+
+
+for _verb in (add, edit):
+    _verb.params = [each for each in _verb.params if each.name not in _NOT_OF_A_SCHEDULE]
+
+
+def _times(options: dict[str, Any], zone: str | None) -> dict[str, Any]:
+    """The options that say when, taken out of all options, as fields of the request. `zone`: without one."""
+    fields = {name: value for name in _TIME_FIELDS if (value := options.get(name)) is not None}
+    if "zone" in fields and (problem := zone_problem(fields["zone"])) is not None:
+        raise click.UsageError(f"--zone {problem}, not {fields['zone']!r}")
+    if zone is not None and fields.keys() & {"cron", "at", "quietest_hour_before"}:
+        fields.setdefault("zone", zone)
+    if "at" in fields:
+        fields["at"] = _local(fields["at"], fields.get("zone", "UTC"))
+    if "quietest_hour_before" in fields:
+        if not _HOUR.fullmatch(fields["quietest_hour_before"]):
+            raise click.UsageError("--in-quietest-hour-before must be a time like 06:00")
+        fields["quietest_hour_before"] = fields["quietest_hour_before"].zfill(5)
+    return fields
+
+
+def _local(text: str, zone: str) -> datetime:
+    try:
+        return when(local_moment(text, zone))
+    except (ValueError, OverflowError):
+        raise click.UsageError(f'--at {text!r} is not a time: write "2026-12-01 06:00"') from None
+
+
+def _job(
+    job_type: str | None, payload: str | None, command: tuple[str, ...], options: dict[str, Any]
+) -> wire.SubmitBody:
+    from penstock.client.client import job_of
+
+    if (job_type is None) == (not command):
+        raise click.UsageError("give a command behind --, or --type for an addon's worker")
+    fields = {
+        name: value
+        for name, value in options.items()
+        if value is not None and name not in {*_TIME_FIELDS, "addon", "env", "shell", "cwd"}
+    }
+    if job_type is None:
+        job_type, content = command_payload(
+            command, env=options["env"], shell=options["shell"], cwd=options["cwd"]
+        )
+    elif any([options["env"], options["shell"], options["cwd"]]):
+        raise click.UsageError("--env, --shell and --cwd are for a command, not for a job with --type")
+    else:
+        content = read_payload(payload)
+    return _asked(lambda: job_of(options["addon"], job_type, content, **fields))
+
+
+def _asked(ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except Refused as bad:
+        if bad.code not in ("bad_intent", "bad_fields"):
+            raise
+        raise wrong_options(bad) from None
+
+
+def local_zone() -> str:
+    """The name of this machine's time zone; UTC if it has none."""
+    told = os.environ.get("TZ", "").removeprefix(":")
+    if told and zone_problem(told) is None:
+        return told
+    link = os.path.realpath("/etc/localtime")  # not by pathlib, which is slow to load
+    name = link.partition("/zoneinfo/")[2]
+    return name if name and zone_problem(name) is None else "UTC"
+
+
+def _when(info: wire.ScheduleInfo) -> str:
+    if info.cron is not None:
+        return f"{info.cron} in {info.zone}"
+    if info.every_sec is not None:
+        return f"every {span(info.every_sec)}"
+    return f"once, {_moment(info.at)}"
+
+
+def _moment(moment: datetime | None) -> str:
+    return "" if moment is None else f"{moment:%a %Y-%m-%d %H:%M}"
+
+
+def _print_next(info: wire.ScheduleInfo) -> None:
+    for moment in info.next:
+        echo(f"  {_moment(moment)} {moment:%z}  {age(moment)}")
+    if not info.next:
+        echo("  no next moment" + (": it is paused" if info.paused else ""))

@@ -1,0 +1,81 @@
+"""
+How busy the machine is by the hour of the week, and the quietest hour to put a schedule into.
+
+An hour's average is recorded when it is over. The newest week counts three tenths, so the record follows a
+change of habits within a month and one odd night moves it little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.core.errors import BadIntent
+from penstock.core.jobs.moments import local_moment, wall_time, zone_problem
+from penstock.core.jobs.types import HOUR, Moment
+
+#: The weight of the newest week.
+NEWEST: Final = 0.3
+_HOURS: Final = 168
+#: 1970-01-01 was a Thursday.
+_THURSDAY: Final = 72
+#: So many hours before the given time are considered.
+_CONSIDERED: Final = 12
+_DAYS: Final = 7
+
+
+def hour_of_week(moment: Moment) -> int:
+    """0 is Monday 00:00 UTC."""
+    return (moment // HOUR + _THURSDAY) % _HOURS
+
+
+def blended(known: float | None, busy: float) -> float:
+    return busy if known is None else known + NEWEST * (busy - known)
+
+
+class HourAverage:
+    """The samples of the hour that goes on."""
+
+    def __init__(self) -> None:
+        self._hour, self._total, self._samples = -1, 0.0, 0
+
+    def add(self, moment: Moment, busy: float) -> tuple[int, float] | None:
+        """Take a sample. If it is the first of another hour: the hour of the week before it, and its average."""
+        hour, over = moment // HOUR, None
+        if hour != self._hour:
+            if self._samples:
+                over = hour_of_week(self._hour * HOUR), self._total / self._samples
+            self._hour, self._total, self._samples = hour, 0.0, 0
+        self._total += busy
+        self._samples += 1
+        return over
+
+
+def quietest_line(recorded: Mapping[int, float], before: str, zone: str, now: Moment) -> str:
+    """
+    A daily cron line that starts in the quietest of the twelve hours before "06:00" on the clocks of a zone.
+    Each hour is judged by its average over the days of the week. Of equals the latest wins: its data is the
+    freshest.
+    """
+    problem = zone_problem(zone)
+    if problem is not None:
+        raise BadIntent.of(("zone", problem))
+    hour, minute = map(int, before.split(":"))
+    today = wall_time(now, zone)
+    best: tuple[float, int] | None = None
+    for back in range(1, _CONSIDERED + 1):
+        start = (hour - back) % 24
+        text = f"{today:%Y-%m-%d} {start:02}:{minute:02}"
+        first = local_moment(text, zone)
+        hours = [hour_of_week(first + day * 24 * HOUR) for day in range(_DAYS)]
+        known = [recorded[each] for each in hours if each in recorded]
+        if known and (best is None or sum(known) / len(known) < best[0]):
+            best = sum(known) / len(known), start
+    if best is None:
+        raise BadIntent.of(
+            (
+                "quietest_hour_before",
+                "has no recorded load to go by yet: each hour is recorded when it is over",
+            )
+        )
+    return f"{minute} {best[1]} * * *"

@@ -1,0 +1,137 @@
+"""Schedules: the body of an add and an edit, and what the API shows of a schedule."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, TypeAlias
+
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from penstock.core.jobs.moments import MAX_CRON
+from penstock.core.jobs.schedules import MISSED_LIMIT, MOST_PENDING, Missed, Overlap
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import RunWhen
+from penstock.wire.common import AddonName, Key, Seconds, When, WireAnswer, WireRequest
+from penstock.wire.jobs import Constraints, SubmitBody
+
+ScheduleName: TypeAlias = Annotated[
+    str,
+    Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?!\n)", max_length=55, description="Unique in this store."),
+]
+CronLine: TypeAlias = Annotated[
+    str,
+    Meta(max_length=MAX_CRON, pattern=r"^[^\u0000]*$", description="Five fields, or @daily and the like."),
+]
+ZoneName: TypeAlias = Annotated[
+    str, Meta(max_length=100, pattern=r"^[^\u0000]*$", description="As in the IANA database: Europe/Berlin.")
+]
+MissedLimit: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_PENDING)]
+HourOfDay: TypeAlias = Annotated[str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$(?!\n)")]
+
+
+class ScheduleBody(WireRequest):
+    """
+    Exactly one of `cron`, `every_sec`, `at` and `quietest_hour_before` says when. `job`: each of its jobs, as
+    in a submit, without `deadline_at`, `earliest_start_at`, `idempotency_key` and `wait_sec`.
+    """
+
+    name: ScheduleName
+    job: SubmitBody
+    cron: CronLine | None = None
+    every_sec: Seconds | None = None
+    at: When | None = None
+    #: Daily, in the hour of the twelve before this time that has been the quietest by the recorded load.
+    quietest_hour_before: HourOfDay | None = None
+    zone: ZoneName = "UTC"
+    overlap: Overlap = Overlap.SKIP
+    missed: Missed = Missed.LATEST
+    #: Of `missed` "all": how many are made up for at most.
+    missed_limit: MissedLimit = MISSED_LIMIT
+
+
+class ScheduleEdit(WireRequest):
+    """A field that is left out stays. One of `cron`, `every_sec`, `at` replaces the one that was there."""
+
+    job: SubmitBody | UnsetType = UNSET
+    cron: CronLine | UnsetType = UNSET
+    every_sec: Seconds | UnsetType = UNSET
+    at: When | UnsetType = UNSET
+    quietest_hour_before: HourOfDay | UnsetType = UNSET
+    zone: ZoneName | UnsetType = UNSET
+    overlap: Overlap | UnsetType = UNSET
+    missed: Missed | UnsetType = UNSET
+    missed_limit: MissedLimit | UnsetType = UNSET
+
+
+class ScheduleRun(WireRequest):
+    """`idempotency_key`: the same request again gives the same job."""
+
+    idempotency_key: Key | None = None
+
+
+class SchedulesQuery(WireRequest):
+    addon_id: AddonName | UnsetType = UNSET
+
+
+class FiringInfo(WireAnswer):
+    """A moment that became a job. `by`: who ran it by hand; empty: it was due. `state`: null when it was pruned."""
+
+    moment: datetime
+    job_id: str
+    at: datetime
+    by: str
+    state: JobState | None
+
+
+class ScheduledJob(WireAnswer):
+    """What each job of a schedule asks for: the fields of a submit."""
+
+    addon_id: str
+    job_type: str
+    cost_units: int
+    priority: int
+    constraints: Constraints
+    run_when: RunWhen
+    quiet_for_sec: int
+    expected_duration_sec: float | None
+    payload: Raw
+    tags: tuple[str, ...]
+    labels: tuple[str, ...]
+    max_runtime_sec: int | None
+    max_active_sec: int | None
+    cost_limit: float | None
+    unit: str
+    retry_delays_sec: tuple[int, ...]
+    preemptible: bool
+
+
+class ScheduleInfo(WireAnswer):
+    """
+    `next`: its next five moments, on the clocks of its zone; none while it is paused. `last`: its last ten
+    jobs, newest first. `waiting`: moments that wait for the end of an earlier job.
+    """
+
+    name: str
+    addon_id: str
+    cron: str | None
+    every_sec: int | None
+    at: datetime | None
+    zone: str
+    overlap: Overlap
+    missed: Missed
+    missed_limit: int
+    paused: bool
+    created_at: datetime
+    created_by: str
+    edited_at: datetime
+    edited_by: str
+    next: list[datetime]
+    last: list[FiringInfo]
+    waiting: list[datetime]
+    #: What its jobs are, in one line.
+    title: str
+    job: ScheduledJob
+
+
+class ScheduleList(WireAnswer):
+    schedules: list[ScheduleInfo]
