@@ -33,7 +33,6 @@ from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Query, Receipt, Store
-from penstock.stores.memory.store import MemoryStore
 from penstock.work.context import CurrentJob
 from penstock.work.leases import LeaseKeeper
 from penstock.work.outcome import Invocation, Outcome, run
@@ -310,9 +309,6 @@ class VirtualScheduler(Scheduler):
         return self.submit(intents, wait_sec)
 
     # the parts
-
-    def _make_store(self) -> Store:
-        return MemoryStore(self.clock, ordering=self.rules.ordering)
 
     def _begin(self) -> RunningWork:
         return _Still(self._shared_service)

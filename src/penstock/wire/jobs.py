@@ -47,10 +47,6 @@ class Constraints(Struct, frozen=True, forbid_unknown_fields=True):
     network_heavy: bool = False
 
 
-def constraint_names(constraints: Constraints) -> tuple[str, ...]:
-    return tuple(name for name in constraints.__struct_fields__ if getattr(constraints, name))
-
-
 class SubmitBody(WireRequest):
     """What a submitter asks for."""
 

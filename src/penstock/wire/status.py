@@ -342,10 +342,6 @@ class Login(WireAnswer):
     expires_at: datetime
 
 
-class Exposition(WireAnswer):
-    """Prometheus's text format."""
-
-
 class LoadReading(WireAnswer):
     name: str
     value: float
