@@ -18,7 +18,9 @@ from tests.waiting import until
 
 from penstock.cli import main as cli_main
 from penstock.cli.main import VERBS
+from penstock.client.client import Client
 
+PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 
 DONE, FAILED, USAGE, NOT_FOUND, REFUSED, CANCELED, BLOCKED, TIMEOUT = 0, 1, 2, 4, 5, 6, 7, 124
@@ -192,6 +194,38 @@ def test_a_job_asks_for_a_label_that_no_host_has_and_is_told_so(shell):
 
     assert "No running host has the labels gpu and large" in shell("explain", job_id).stdout
     assert "gpu, large" in shell("show", job_id).stdout
+
+
+def test_a_command_on_a_busy_machine_says_why_it_waits_and_what_would_start_it(alone, monkeypatch):
+    """The machine is as busy as an application says, whatever else it does: needed is that signal alone."""
+    busy = {
+        "capacity.units": "auto",
+        "quiet.needed": "error_rate",
+        "quiet.busy": "10",
+        "quiet.fresh_for": "1h",
+    }
+    alone.up(*(word for name, value in busy.items() for word in ("--set", f"{name}={value}")))
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(alone.folder))
+    with Client() as client:
+        client.signals("shop", error_rate=0.08)
+    waiting = subprocess.Popen(
+        [*PENSTOCK, "run", "--", "echo", "hello"],
+        env=alone.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    line = waiting.stderr.readline()
+
+    assert "The machine is busy" in line
+    assert "from error_rate of shop" in line
+    assert "`--when any` starts it earlier" in line
+    assert alone("run", "--when", "any", "--", "echo", "hello").stdout == "hello\n"
+    assert "the machine is busy; waits for NORMAL" in alone("ls", "-s", "queued").stdout
+    way_out = re.search(r"`penstock (edit [^`]*)` changes that", line)[1]
+    assert alone(*way_out.split()).returncode == 0
+    assert waiting.communicate(timeout=60)[0] == "hello\n"
+    assert alone("capacity").stdout.startswith("BUSY for ")
 
 
 def test_a_job_that_must_not_be_preempted_says_so(shell):

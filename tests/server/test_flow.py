@@ -460,6 +460,7 @@ def test_an_addon_that_reports_trouble_of_its_own_stops_no_other(tmp_path):
         assert loud.post("/signals", received).status == 200
 
         assert kit.client.get("/capacity").json["quiet"] == "NORMAL"
+        assert kit.client.get("/capacity").json["quiet_sec"] >= 0
         job_id = kit.client.submit(addon_id="other")
         assert [job["job_id"] for job in kit.client.claim(addon_id="other", wait_sec=1)] == [job_id]
 

@@ -31,7 +31,7 @@ def capacity(session: CliSession) -> None:
             f"[{color}]{info.quiet}[/]: the capacity is fixed by a setting; the machine is not measured"
         )
     else:
-        lasting = f" for {span(info.quiet_sec)}" if info.quiet_sec else ""
+        lasting = f" for {span(info.quiet_sec)}"
         by = f", decided by {info.busy_by}" if info.busy_by else ""
         console.print(f"[{color}]{info.quiet}[/]{lasting}: busy {info.busy:.1f} of 10{by}")
     console.print(

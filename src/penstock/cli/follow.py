@@ -167,7 +167,9 @@ def _status(session: CliSession, job_id: str, *, aloud: bool = False) -> Iterato
                 continue  # the explanation only fills the time
             if aloud and explanation.state == "QUEUED" and explanation.reason not in (*_STARTS_SOON, printed):
                 printed = explanation.reason
-                session.aside.print(f"{short(job_id)}: {printable(explanation.text)}", markup=False)
+                session.aside.print(
+                    f"{short(job_id)}: {printable(explanation.text)}", markup=False, soft_wrap=True
+                )
             if status is not None:
                 line = f"{short(job_id)} {explanation.state}: {printable(explanation.short)}"
                 status.update(line[: session.aside.width - 4])

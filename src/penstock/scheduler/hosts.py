@@ -79,6 +79,14 @@ class HostLoad:
         with self._lock:
             return list(self._readings.values())
 
+    def in_state_for(self, now: Moment) -> Span | None:
+        """How long the quiet state has been what it is; None: nothing is measured."""
+        if self._rules.capacity.fixed is not None:
+            return None
+        self.conditions(now)
+        with self._lock:
+            return 0 if self._quiet is None else max(0, now - self._quiet.since)
+
     def conditions(self, now: Moment) -> Conditions:
         rules, draining = self._rules, self.draining or self.drained
         if rules.capacity.fixed is not None:

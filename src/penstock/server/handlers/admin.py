@@ -88,6 +88,7 @@ def capacity(call: Request[None, None]) -> wire.CapacityInfo:
     service = call.app_state.service
     now = call.store.now()
     conditions, rules = service.machine.conditions(now), service.rules
+    lasting = service.machine.in_state_for(now)
     in_use = call.store.ledger(rules.host).units
     readings = [
         as_answer(wire.LoadReading, r, fresh=is_fresh(r, now, rules.senses))
@@ -101,7 +102,7 @@ def capacity(call: Request[None, None]) -> wire.CapacityInfo:
         in_use=in_use,
         free=max(0, conditions.capacity - in_use),
         quiet=conditions.quiet,
-        quiet_sec=None if rules.capacity.fixed is not None else seconds(conditions.streak),
+        quiet_sec=None if lasting is None else seconds(lasting),
         busy=conditions.busy.score,
         busy_by=conditions.busy.by if call.viewer is None else call.viewer.signal(conditions.busy.by),
         draining=conditions.draining,

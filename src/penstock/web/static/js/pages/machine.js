@@ -30,7 +30,7 @@ export function Machine() {
   };
   return html`<${Failed} problem=${problem} />
     <div class="tiles">
-      <${Tile} label="State" value=${capacity.quiet} sub=${capacity.quiet_sec === null ? "fixed by a setting" : capacity.quiet_sec ? `for ${span(capacity.quiet_sec)}` : "other programs are busy"} tone=${QUIET[capacity.quiet] || ""} />
+      <${Tile} label="State" value=${capacity.quiet} sub=${capacity.quiet_sec === null ? "fixed by a setting" : `for ${span(capacity.quiet_sec)}`} tone=${QUIET[capacity.quiet] || ""} />
       <${Tile} label="Busy score" value=${capacity.busy.toFixed(1)} sub=${capacity.quiet_sec === null ? "not measured" : capacity.busy_by ? `decided by ${capacity.busy_by}` : "of 10"} />
       <${Tile} label="Capacity now" value=${capacity.capacity} sub=${`of ${capacity.most} at its quietest`} />
       <${Tile} label="In use" value=${capacity.in_use} sub=${`${capacity.free} units free`} />
