@@ -28,6 +28,14 @@ def test_a_heartbeat_prolongs_the_lease(kit):
     assert due(kit) == []
 
 
+def test_many_dispatches_are_read_at_once_and_those_that_do_not_exist_are_left_out(kit):
+    started = [kit.start()[1] for _ in range(3)]
+    ids = [dispatch.dispatch_id for dispatch in started]
+
+    assert kit.store.dispatches([*ids, "no-such-job.1"]) == {each: kit.store.dispatch(each) for each in ids}
+    assert kit.store.dispatches([]) == {}
+
+
 def test_a_heartbeat_after_the_expiry_renews_nothing_though_nobody_has_swept(kit):
     job, dispatch = kit.start()
     kit.later(30)

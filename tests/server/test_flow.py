@@ -205,6 +205,32 @@ def test_a_lease_without_a_job_is_granted_held_and_released(client):
     assert client.post("/lease/request", asked).json["approved"] is True
 
 
+def test_a_list_says_in_one_clause_why_each_job_is_where_it_is(client, kit):
+    """From what the rows have: a round for each of them would make a list slow."""
+    failed, blocked = (client.submit(cost_units=10) for _ in range(2))
+    for job_id, state in ((failed, "FAILED"), (blocked, "DONE")):
+        kit.service.dispatcher.step(kit.store.now())
+        lease = client.post("/lease/request", {"job_id": job_id, "worker": "w"}).json["lease_id"]
+        client.post("/lease/report", {"lease_id": lease, "state": state, "error": "Traceback\nKeyError: 7"})
+    large = client.submit(cost_units=90)
+    kit.service.dispatcher.step(kit.store.now())
+    client.post("/lease/request", {"job_id": large, "worker": "w"})
+    waits, later = client.submit(cost_units=20), client.submit(earliest_start_at="2100-01-01T00:00:00Z")
+    kit.service.dispatcher.step(kit.store.now())
+    looks = kit.store.look
+    kit.store.look = None
+    try:
+        jobs = {job["job_id"]: job["why"] for job in client.get("/queue/jobs").json["jobs"]}
+    finally:
+        kit.store.look = looks
+
+    assert (jobs[failed], jobs[blocked]) == ("KeyError: 7", "")
+    assert jobs[waits] == "needs 20 units; 0 of 90 are free"
+    assert jobs[later].startswith("starts in about")
+    assert client.get(f"/queue/jobs/{failed}").json["why"] == "KeyError: 7"
+    assert all(len(why) <= 60 for why in jobs.values())
+
+
 def test_a_lease_for_a_queued_job_is_denied_with_the_reason_and_a_hint(client):
     client.post("/pause", {})
     job_id = client.submit()

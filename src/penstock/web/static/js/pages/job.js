@@ -76,6 +76,7 @@ export function Job({ id }) {
     ${job.progress != null && job.state === "RUNNING" && html`<div class="progress" role="progressbar" aria-valuenow=${Math.round(job.progress * 100)} aria-valuemin="0" aria-valuemax="100" aria-label="Progress"><span style=${{ width: percent(job.progress).replace(" ", "") }}></span><b>${percent(job.progress)}</b></div>`}
     <div class="grid">
       <${Card} title="Why" wide><p class="explain">${why?.text}</p>
+        ${why?.next_step && html`<p class="muted">Next: ${why.next_step}${why.next_at ? `, about ${clock(why.next_at)}` : ""}.${why.way_out && html` What would change it: <code>${why.way_out}</code>`}</p>`}
         ${why?.likely_start_at && html`<p class="muted">Likely start ${why.likely_start_low_at ? `between ${clock(why.likely_start_low_at)} and ${clock(why.likely_start_high_at)}` : `about ${clock(why.likely_start_at)}`}${why.recorded ? "" : " (computed just now)"}.</p>`}<//>
       <${Card} title="Timeline" wide><${Timeline} job=${job} events=${events} /><//>
       <${Card} title="Request" wide=${!came}>
