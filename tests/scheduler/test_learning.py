@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.jobs.types import EndReason
+from penstock.core.jobs.learning import Prediction
+from penstock.core.jobs.types import SECOND, EndReason
 from penstock.scheduler.dispatcher import WorkerKinds
-from penstock.scheduler.learning import EVERY, MOST_EVENTS, Learner
+from penstock.scheduler.learning import EVERY, MOST_EVENTS, MOST_OPEN, SAMPLE_JOBS, Learner
+from penstock.scheduler.service import SchedulerService
 
 
 def ran(kit, duration_sec, n=1, **fields):
@@ -149,3 +151,131 @@ def test_a_trail_that_went_back_is_read_from_where_it_is(works_in_memory):
     learner.step(kit.now + 4 * EVERY)
 
     assert before < kit.store.learned_upto() < 10_000
+
+
+# predictions and their scores
+
+
+def predicted(job_id, made_at, low_sec, middle_sec, high_sec, fence=0):
+    moments = [made_at + round(sec * SECOND) for sec in (low_sec, middle_sec, high_sec)]
+    return Prediction(job_id, fence, "a t", made_at, *moments)
+
+
+def stepped(learner, kit):
+    learner.notice()
+    learner.step(kit.now)
+
+
+def test_a_prediction_is_scored_when_its_job_starts(every_kit):
+    kit, learner = every_kit, Learner(every_kit.store)
+    [inside, outside] = kit.submit(2)
+    learner.predicted(predicted(inside, kit.now, 5, 8, 12))
+    learner.predicted(predicted(outside, kit.now, 1, 2, 3))
+    stepped(learner, kit)
+    waiting = stats_of(learner)["a", "t", ""]
+    kit.later(10)
+    kit.job_service.claim(WorkerKinds(), 2, "w")
+    stepped(learner, kit)
+
+    stats = stats_of(learner)["a", "t", ""]
+    assert (waiting.predictions, waiting.coverage) == (0, None)
+    assert (stats.predictions, stats.coverage) == (2, pytest.approx(0.5, abs=0.01))
+    assert 1.8 <= stats.error_sec <= 8.5
+    assert [name for name in kit.store.learned().records if name.startswith("?")] == []
+
+
+def test_predictions_outlive_the_scheduler_and_pass_to_other_hosts(every_kit):
+    kit, learner = every_kit, Learner(every_kit.store)
+    [job_id] = kit.submit()
+    learner.predicted(predicted(job_id, kit.now, 5, 8, 12))
+    stepped(learner, kit)
+    kit.later(10)
+    kit.job_service.claim(WorkerKinds(), 1, "w")
+    successor = Learner(kit.store)
+    stepped(successor, kit)
+
+    assert stats_of(successor)["a", "t", ""].predictions == 1
+
+
+def test_a_job_that_started_before_its_prediction_was_stored_is_scored_all_the_same(kit):
+    [job_id] = kit.submit()
+    one, other = Learner(kit.store), Learner(kit.store)
+    one.predicted(predicted(job_id, kit.now, 0, 1, 2))
+    kit.later(1)
+    kit.job_service.claim(WorkerKinds(), 1, "w")
+    stepped(other, kit)  # has read the start
+    stepped(one, kit)
+
+    assert stats_of(one)["a", "t", ""].predictions == 1
+
+
+def test_the_first_prediction_of_an_attempt_counts(kit):
+    learner = Learner(kit.store)
+    [job_id] = kit.submit()
+    learner.predicted(predicted(job_id, kit.now, 5, 8, 12))
+    stepped(learner, kit)
+    kit.later(9)
+    learner.predicted(predicted(job_id, kit.now, 0, 1, 1.5))
+    kit.later(1)
+    kit.job_service.claim(WorkerKinds(), 1, "w")
+    stepped(learner, kit)
+
+    stats = stats_of(learner)["a", "t", ""]
+    assert (stats.predictions, stats.error_sec) == (1, pytest.approx(2, rel=0.1))
+
+
+def test_a_job_that_never_starts_leaves_no_score(kit):
+    learner = Learner(kit.store)
+    [job_id] = kit.submit()
+    learner.predicted(predicted(job_id, kit.now, 5, 8, 12))
+    stepped(learner, kit)
+    before = [*kit.store.learned().records]
+    kit.job_service.cancel(job_id)
+    stepped(learner, kit)
+
+    assert before == [f"?{job_id}", "a t"]
+    assert [*kit.store.learned().records] == ["a t"]
+    assert stats_of(learner)["a", "t", ""].predictions == 0
+
+
+def test_open_predictions_are_bounded(works_in_memory):
+    kit = works_in_memory
+    learner = Learner(kit.store)
+    for _ in range(3):
+        for job_id in kit.submit(MOST_OPEN):
+            learner.predicted(predicted(job_id, kit.now, 5, 8, 12))
+        stepped(learner, kit)
+
+    assert sum(name.startswith("?") for name in kit.store.learned().records) == MOST_OPEN
+
+
+def test_some_jobs_that_wait_are_predicted_and_scored_unasked(kit):
+    service = SchedulerService(kit.store, kit.rules)
+    learner = service.learner
+    for _ in range(5):
+        ran(kit, 5)
+    stepped(learner, kit)
+    kit.submit(60)
+    kit.step()
+    kit.later(60)
+    stepped(learner, kit)  # samples
+    stepped(learner, kit)  # stores what it sampled
+
+    open_ones = [name for name in kit.store.learned().records if name.startswith("?")]
+    assert 0 < len(open_ones) <= SAMPLE_JOBS
+
+
+def test_explain_and_a_submit_with_a_deadline_are_predictions(kit):
+    for _ in range(5):
+        ran(kit, 5)
+    kit.job_service.learner.step(kit.now)
+    kit.submit(9)
+    kit.job_service.claim(WorkerKinds(), 9, "w")
+    with kit.fetchers.waiting("w", WorkerKinds(), 10):
+        [explained] = kit.submit()
+        kit.job_service.explain(explained)
+        [due] = kit.submit(deadline_at=kit.now + 3_600 * SECOND)
+    kit.job_service.learner.step(kit.now)
+
+    names = {name for name in kit.store.learned().records if name.startswith("?")}
+    assert names == {f"?{explained}", f"?{due}"}

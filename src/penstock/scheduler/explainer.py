@@ -160,7 +160,7 @@ class Explainer:
         playable = isinstance(current.reason, NotEnoughUnits | UnitsKept | QueuedAhead | CapReached)
         if not playable and not (current.reason is None and current.line_ahead):
             return current
-        start = self._forecaster.ranges([job_id]).get(job_id)
+        start = self._forecaster.predict([job_id]).get(job_id)
         return (
             current if start is None else replace(current, likely_start_at=start.middle_at, start_range=start)
         )
@@ -327,6 +327,8 @@ class Explainer:
         starts = self._store.look(
             self._rules.host, lambda view: likely_starts(self._dispatcher.inputs(view), jobs)
         )
+        ranges = self._forecaster.predict(intents_of, quickly=True)
+        starts |= {job_id: start.middle_at for job_id, start in ranges.items()}
         return [
             replace(
                 receipt,

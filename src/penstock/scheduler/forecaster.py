@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Caps, Conditions, Ledger
 from penstock.core.jobs.job import Dispatch
-from penstock.core.jobs.learning import Distribution, Knowledge, parts_of, record_name, size_of
+from penstock.core.jobs.learning import Distribution, Knowledge, Prediction, parts_of, record_name, size_of
 from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.round import AdmissionView, Placement
 from penstock.core.jobs.start_ranges import (
@@ -32,7 +32,7 @@ from penstock.core.jobs.start_ranges import (
 )
 from penstock.core.jobs.types import SECOND, HostId, JobId, Moment
 from penstock.scheduler.dispatcher import Dispatcher
-from penstock.scheduler.learning import Learner
+from penstock.scheduler.learning import SAMPLE_AHEAD, SAMPLE_JOBS, Learner
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Store
 
@@ -60,6 +60,19 @@ class Forecaster:
         self._store, self._rules, self._dispatcher, self._learner = store, rules, dispatcher, learner
         self.budget_sec = budget_sec
 
+    def predict(self, job_ids: Collection[JobId], *, quickly: bool = False) -> dict[JobId, StartRange]:
+        """
+        `ranges`, recorded to be scored when the jobs start. `quickly`: a submit waits; with few plays, and
+        only for jobs that have few jobs ahead.
+        """
+        if quickly:
+            return self._recorded(self._played(job_ids, ahead=SAMPLE_AHEAD, budget_sec=0.0))
+        return self._recorded(self._played(job_ids))
+
+    def sample(self) -> dict[JobId, StartRange]:
+        """Predict the starts of some of the jobs that wait, so that estimates are scored unasked."""
+        return self._recorded(self._played(most=SAMPLE_JOBS, ahead=SAMPLE_AHEAD, budget_sec=0.0))
+
     def ranges(
         self, job_ids: Collection[JobId] = (), *, most: int = 0, knowledge: Knowledge | None = None
     ) -> dict[JobId, StartRange]:
@@ -67,24 +80,55 @@ class Forecaster:
         The start ranges of queued jobs: of those named, and of `most` more, evenly from all that wait. Empty
         while nothing was learned: a guess that looks like a promise is worse than none.
         """
+        return self._played(job_ids, most=most, knowledge=knowledge).ranges
+
+    def _played(
+        self,
+        job_ids: Collection[JobId] = (),
+        *,
+        most: int = 0,
+        ahead: int = MOST_AHEAD,
+        knowledge: Knowledge | None = None,
+        budget_sec: float | None = None,
+    ) -> _Forecast:
+        """`budget_sec`: another than usual; 0: no more plays than a range needs."""
         knowledge = knowledge or self._learner.knowledge()
         if not knowledge.records:
-            return {}
+            return _Forecast({}, None)
         hosts, runs = self._hosts(), self._store.live(limit=MOST_RUNS)
-        seen = self._store.look(self._rules.host, partial(self._read, job_ids))
-        if seen is None:
-            return {}
-        world = _world(seen, hosts, runs, knowledge, self._sizes(knowledge, seen, runs))
+        seen = self._store.look(self._rules.host, partial(self._read, job_ids, ahead))
+        waiting = [job.job_id for _, _, jobs in seen.queues for job in jobs]
+        targets = set(job_ids).intersection(waiting)
+        targets.update(waiting[:: max(1, len(waiting) // most)][:most] if most else ())
+        world = _world(seen, hosts, runs, knowledge, self._sizes(knowledge, seen, runs)) if targets else None
         if world is None:
-            return {}
-        waiting = [job.job_id for _, _, jobs in world.queues for job in jobs]
-        targets = [*job_ids, *waiting[:: max(1, len(waiting) // most)][:most]] if most else [*job_ids]
-        return start_ranges(
+            return _Forecast({}, seen)
+        ranges = start_ranges(
             world,
-            dict.fromkeys(targets),
+            sorted(targets),
             Random(seen.now),  # noqa: S311  # no secret: the same state gives the same answer
-            may_go_on=self._within(self.budget_sec),
+            may_go_on=self._within(self.budget_sec if budget_sec is None else budget_sec),
         )
+        return _Forecast(ranges, seen)
+
+    def _recorded(self, forecast: _Forecast) -> dict[JobId, StartRange]:
+        ranges, seen = forecast
+        for admission_class, _, jobs in () if seen is None else seen.queues:
+            for job in jobs:
+                one = ranges.get(job.job_id)
+                if seen is not None and one is not None and one.high_at > seen.now:
+                    self._learner.predicted(
+                        Prediction(
+                            job.job_id,
+                            job.fence,
+                            record_name(admission_class),
+                            seen.now,
+                            one.low_at,
+                            one.middle_at,
+                            one.high_at,
+                        )
+                    )
+        return ranges
 
     def _within(self, budget_sec: float | None) -> Callable[[int], bool]:
         began = time.perf_counter()
@@ -107,20 +151,18 @@ class Forecaster:
             if host.until > now and host.host != here
         }
 
-    def _read(self, job_ids: Collection[JobId], view: AdmissionView) -> _Seen | None:
-        """None: a job of `job_ids` is further back than `MOST_AHEAD`, or it is not ready."""
+    def _read(self, job_ids: Collection[JobId], ahead: int, view: AdmissionView) -> _Seen:
+        """A job of `job_ids` that is further back than `MOST_AHEAD`, or not ready, is not among them."""
         inputs = self._dispatcher.inputs(view)
         lines = list(view.lines())
-        each = max(20, MOST_AHEAD // max(1, len(lines)))
+        each = max(20, ahead // max(1, len(lines)))
         missing, queues = set(job_ids), []
         for line in lines:
             jobs = list(islice(line.jobs, each))
             if missing and len(jobs) == each and missing.isdisjoint(job.job_id for job in jobs):
-                jobs += islice(line.jobs, MOST_AHEAD - each)
+                jobs += islice(line.jobs, max(0, ahead - each))
             missing.difference_update([job.job_id for job in jobs])
             queues.append((line.admission_class, line.urgent, jobs))
-        if missing:
-            return None
         left = {
             line.admission_class for line in lines if inputs.offer(line.admission_class) is Placement.LEAVE
         }
@@ -135,6 +177,13 @@ class Forecaster:
         sized = {name for name in {record_name(each) for _, each in named} if knowledge.sized(name)}
         wanted = [job_id for job_id, each in named if sized and record_name(each) in sized]
         return {JobId(job.job_id): size_of(job.tags) for job in self._store.observed_jobs(wanted)}
+
+
+class _Forecast(NamedTuple):
+    """`seen`: what it was made from; None: nothing was learned yet."""
+
+    ranges: dict[JobId, StartRange]
+    seen: _Seen | None
 
 
 class _Seen(NamedTuple):
@@ -174,7 +223,7 @@ def _world(
     return World(
         now=seen.now,
         hosts=[HostNow(each, units[host], running[host]) for host, each in conditions.items()],
-        runs=[_played(run, numbers[run.host], known) for run in runs],
+        runs=[_run_now(run, numbers[run.host], known) for run in runs],
         queues=seen.queues,
         ledger=seen.ledger,
         limits=limits,
@@ -208,7 +257,7 @@ def _cap_name(admission_class: AdmissionClass) -> str:
     return f"{admission_class.addon_id}/{admission_class.job_type}"
 
 
-def _played(run: Dispatch, host: int, known: _Durations) -> RunNow:
+def _run_now(run: Dispatch, host: int, known: _Durations) -> RunNow:
     started_at = run.started_at or run.admitted_at
     expected = None if run.ends_at is None else max(1, run.ends_at - started_at) / SECOND
     duration = known.of(run.admission_class, run.job_id, expected)

@@ -5,6 +5,10 @@ It runs beside the driver, every few seconds and only after a commit, and reads 
 narrow rows of jobs: a job that is submitted, started or completed waits for none of it. Where more happened
 than it reads in one step, it skips to the newest events; those count for the skipped ones where it counts.
 
+Predictions of starts are kept in the store, too, until their jobs start, and are then scored: how many of the
+starts lay within the predicted range, and how far from its middle. Predictions come from explain, from submits
+with a deadline, and from a small sample of the jobs that wait, so that the score does not depend on who asks.
+
 Several hosts share one cursor, by compare-and-set. A host that sees it moved takes over what was learned and
 reads no events itself, unless it has something of its own to add. So one host does the work, and another goes
 on when that one stops.
@@ -13,18 +17,40 @@ on when that one stops.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
 from penstock.core.jobs.job import ENDS, Event, EventKind
-from penstock.core.jobs.learning import Knowledge, ObservedJob, TypeStats, decode, encode, type_stats
-from penstock.core.jobs.types import SECOND, DispatchId, JobId, Moment, Span
+from penstock.core.jobs.learning import (
+    PREDICTED,
+    Knowledge,
+    ObservedJob,
+    Prediction,
+    TypeStats,
+    decode,
+    decode_prediction,
+    encode,
+    encode_prediction,
+    type_stats,
+)
+from penstock.core.jobs.types import HOUR, SECOND, DispatchId, JobId, Moment, Span
+from penstock.scheduler.driver import comes_later
 from penstock.stores.api import Learn, Store, committed
 
 #: How often the trail is read.
 EVERY: Final[Span] = 5 * SECOND
 #: The most events of one step: some hundredths of a second of work.
 MOST_EVENTS: Final = 1_000
+#: The most predictions that wait for the start of their jobs.
+MOST_OPEN: Final = 200
+#: How often the starts of some waiting jobs are predicted to be scored, and how many.
+SAMPLE_EVERY: Final[Span] = 30 * SECOND
+SAMPLE_JOBS: Final = 8
+#: How far ahead a sample looks: it shall cost next to nothing.
+SAMPLE_AHEAD: Final = 200
+_OLDEST: Final[Span] = 7 * 24 * HOUR
+_STARTS_OR_ENDS: Final = ENDS | {EventKind.RUNNING}
 
 
 class Learner:
@@ -38,6 +64,17 @@ class Learner:
         self._working = Knowledge()
         self._peaks: deque[tuple[JobId, int]] = deque(maxlen=MOST_EVENTS)
 
+        #: Predictions that are not in the store yet, and those that are.
+        self._made: deque[Prediction] = deque(maxlen=MOST_OPEN)
+        self._open: dict[str, Prediction] = {}
+        #: Predicts the starts of some jobs that wait, and records them here.
+        self.sample: Callable[[], object] | None = None
+        self._sample_at: Moment = 0
+
+    def predicted(self, prediction: Prediction) -> None:
+        """A start was predicted. The first prediction of an attempt counts. From any thread; never blocks."""
+        self._made.append(prediction)
+
     def notice(self) -> None:
         """Something was committed. From any thread; never blocks."""
         self._changed = True
@@ -48,10 +85,17 @@ class Learner:
 
     def step(self, now: Moment) -> Moment:
         with self._lock:
-            if self._changed or self._peaks:
-                self._changed = False
+            changed, self._changed = self._changed, False
+            if changed or self._pending():
                 self._learn(now)
+        if changed and self.sample is not None and not comes_later(self._sample_at, now, SAMPLE_EVERY):
+            self._sample_at = now + SAMPLE_EVERY
+            self.sample()
         return now + EVERY
+
+    def _pending(self) -> bool:
+        """Whether this process has something to add beside what the trail has."""
+        return bool(self._peaks or self._made)
 
     def knowledge(self) -> Knowledge:
         """What is known now: at most `EVERY` old also in a process that learns nothing itself."""
@@ -72,35 +116,73 @@ class Learner:
         if self._upto is not None and self._store.learned_upto() == self._upto:
             return False
         before, (self._upto, records) = self._upto, self._store.learned()
-        decoded = {name: decode(text) for name, text in records.items()}
+        decoded = {n: decode(text) for n, text in records.items() if not n.startswith(PREDICTED)}
         self._working = Knowledge({name: record for name, record in decoded.items() if record is not None})
+        predictions = [decode_prediction(text) for n, text in records.items() if n.startswith(PREDICTED)]
+        self._open = {each.job_id: each for each in predictions if each is not None}
         return before is not None
 
     def _learn(self, now: Moment) -> None:
-        if self._take_over(now) and not self._peaks:
+        if self._take_over(now) and not self._pending():
             self._changed = True  # perhaps that host stops: look again
             return
         assert self._upto is not None
         newest = self._store.newest()
         behind = newest - self._upto if newest >= self._upto else newest  # below: a backup was restored
-        if not behind and not self._peaks:
+        if not behind and not self._pending():
             return
         start = newest - min(behind, MOST_EVENTS)
-        events = self._store.events(start, MOST_EVENTS)
+        events = self._store.events(start, MOST_EVENTS) if behind else []
         upto = events[-1].seq if events else newest
-        self._observe(events, max(1.0, behind / MOST_EVENTS))
         self._changed |= upto < newest
-        peaks = len(self._peaks)
+        self._observe(events, max(1.0, behind / MOST_EVENTS))
+        peaks, made = len(self._peaks), len(self._made)
         self._observe_peaks(peaks, now)
-        gone = self._working.drop_oldest()
-        changed = {name: encode(self._working.records[name]) for name in sorted(self._working.changed)}
+        changed, gone = self._score(events, made, now, every=behind > MOST_EVENTS)
+        gone += self._working.drop_oldest()
+        changed |= {name: encode(self._working.records[name]) for name in sorted(self._working.changed)}
         if committed(self._store, Learn(self._upto, upto, changed, gone)):
             self._upto = upto
             self._working.changed.clear()
-            for _ in range(peaks):
-                self._peaks.popleft()
+            for queue, count in ((self._peaks, peaks), (self._made, made)):
+                for _ in range(count):
+                    queue.popleft()
         else:  # another host was first: what this one learned from the same events is dropped
             self._upto, self._changed = None, True
+
+    def _score(
+        self, events: list[Event], made: int, now: Moment, *, every: bool
+    ) -> tuple[dict[str, str], list[str]]:
+        """
+        Take in `made` new predictions, and score those whose jobs have started. `every`: events were skipped,
+        so look at all of them. Returns the rows to write and the names to forget.
+        """
+        fresh = {}
+        for prediction in (self._made[number] for number in range(made)):
+            if prediction.job_id not in self._open and len(self._open) < MOST_OPEN:
+                self._open[prediction.job_id] = fresh[prediction.job_id] = prediction
+        moved = {event.job_id for event in events if event.kind in _STARTS_OR_ENDS}
+        asked = [job_id for job_id in self._open if every or job_id in fresh or job_id in moved]
+        jobs = {job.job_id: job for job in self._store.observed_jobs([JobId(job_id) for job_id in asked])}
+        settled = []
+        for job_id in asked:
+            prediction, job = self._open[job_id], jobs.get(JobId(job_id))
+            started_at = None if job is None else job.started_at
+            if job is not None and job.fence == prediction.fence + 1 and started_at is not None:
+                if started_at >= prediction.made_at:  # else it had started while it was predicted
+                    self._working.saw_start(prediction, started_at)
+            elif job is not None and not job.settled and job.fence <= prediction.fence + 1:
+                continue  # it waits, or its worker has not begun
+            settled.append(job_id)
+        settled += [job_id for job_id, each in self._open.items() if each.made_at < now - _OLDEST]
+        for job_id in dict.fromkeys(settled):
+            del self._open[job_id]
+        rows = {
+            f"{PREDICTED}{job_id}": encode_prediction(each)
+            for job_id, each in fresh.items()
+            if job_id in self._open
+        }
+        return rows, [f"{PREDICTED}{job_id}" for job_id in dict.fromkeys(settled) if job_id not in fresh]
 
     def _observe(self, events: list[Event], weight: float) -> None:
         """`weight`: how many events each of them stands for."""

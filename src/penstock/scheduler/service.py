@@ -81,6 +81,7 @@ class SchedulerService:
         self.job_service = JobService(
             store, rules, self.dispatcher, self.waitlist, yields=self.yields, learner=self.learner
         )
+        self.learner.sample = self.job_service.forecaster.sample
         self.maintenance = Maintenance(store, rules, clock, on_shift=self.dispatcher.begin)
         self.registration = HostRegistration(store, rules, self.machine, introduction)
         self.schedules = ScheduleService(store, rules)

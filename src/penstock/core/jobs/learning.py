@@ -268,6 +268,18 @@ class Score(Struct):
         return self.covered / self.weight if self.weight else None
 
 
+class Prediction(Struct, frozen=True, array_like=True):
+    """A predicted start, to be scored when the attempt behind `fence` starts. `name`: of the type's record."""
+
+    job_id: str
+    fence: int
+    name: str
+    made_at: Moment
+    low_at: Moment
+    middle_at: Moment
+    high_at: Moment
+
+
 class TypeRecord(Struct):
     """All that is learned about one job type, or about one size of it."""
 
@@ -300,6 +312,7 @@ class ObservedJob(Struct, frozen=True):
     ended_at: Moment | None = None
     end: str | None = None
     spent: Money = 0
+    settled: bool = False
 
     @property
     def size(self) -> str:
@@ -383,6 +396,14 @@ class Knowledge:
     def saw_memory(self, names: Iterable[str], peak: int, now: Moment) -> None:
         for name in names:
             self.record(name, now).memory.observe(peak)
+
+    def saw_start(self, prediction: Prediction, started_at: Moment) -> None:
+        """Score a prediction."""
+        self.record(prediction.name, started_at).score.observe(
+            abs(started_at - prediction.middle_at),
+            started_at - prediction.made_at,
+            covered=prediction.low_at <= started_at <= prediction.high_at,
+        )
 
     def drop_oldest(self) -> list[str]:
         """The names that went, so that no more than `MOST_TYPES` are left."""
@@ -486,6 +507,9 @@ def _scaled(sketch: Sketch, part: float, by: int) -> float | None:
 
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(TypeRecord)
+_PREDICTIONS: Final = msgspec.json.Decoder(Prediction)
+#: Before the job id in the name of a stored prediction. No addon begins with it.
+PREDICTED: Final = "?"
 
 
 def encode(record: TypeRecord) -> str:
@@ -506,5 +530,17 @@ def decode(text: str) -> TypeRecord | None:
     """None: not readable; learning begins again rather than fail."""
     try:
         return _DECODER.decode(text)
+    except msgspec.DecodeError:
+        return None
+
+
+def encode_prediction(prediction: Prediction) -> str:
+    return _ENCODER.encode(prediction).decode()
+
+
+def decode_prediction(text: str) -> Prediction | None:
+    """None: not readable."""
+    try:
+        return _PREDICTIONS.decode(text)
     except msgspec.DecodeError:
         return None

@@ -288,7 +288,8 @@ def dispatch_from(row: Sequence[Any], admission_class: AdmissionClass) -> Dispat
 
 def observed_from(row: Sequence[Any], admission_class: AdmissionClass) -> ObservedJob:
     """From a row of `observed_jobs`."""
-    (job_id, _, priority, tags, expected_sec, created_at, fence, started_at, ended_at, end, spent) = row
+    (job_id, _, priority, tags, expected_sec, created_at, fence, started_at, ended_at, end) = row[:10]
+    spent, settled = row[10:]
     return ObservedJob(
         job_id,
         admission_class,
@@ -301,6 +302,7 @@ def observed_from(row: Sequence[Any], admission_class: AdmissionClass) -> Observ
         ended_at,
         end,
         spent,
+        bool(settled),
     )
 
 

@@ -190,6 +190,7 @@ class MemoryTables:
             intent.expected_duration_sec,
             job.created_at,
             job.fence,
+            settled=job.ended_at is not None,
         )
         if last is None:
             return facts

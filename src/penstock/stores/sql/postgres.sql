@@ -538,7 +538,8 @@ DELETE FROM penstock.learned WHERE name = ANY(%(names)s::text[]);
 
 -- name: observed_jobs
 -- What learning reads: no payload, no result.
-SELECT j.job_id, j.class_no, j.priority, j.tags, j.expected_sec, j.created_at, j.fence, d.started_at, d.ended_at, d.how, coalesce(d.spent, 0)
+SELECT j.job_id, j.class_no, j.priority, j.tags, j.expected_sec, j.created_at, j.fence, d.started_at, d.ended_at, d.how, coalesce(d.spent, 0),
+       j.ended_at IS NOT NULL
 FROM penstock.job_full j LEFT JOIN penstock.dispatch d ON d.dispatch_id = j.job_id || '.' || j.fence WHERE j.job_id = ANY(%(ids)s::text[]);
 
 -- name: register_host

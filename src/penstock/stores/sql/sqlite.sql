@@ -370,7 +370,7 @@ DELETE FROM learned WHERE name IN (SELECT value FROM json_each(:names));
 -- name: observed_jobs
 -- What learning reads: no payload, no result.
 SELECT j.job_id, j.class_no, j.priority, i.tags, j.expected_sec, j.created_at, j.fence, coalesce(l.started_at, a.started_at), a.ended_at, a.how,
-       coalesce(l.spent, a.spent, 0)
+       coalesce(l.spent, a.spent, 0), j.ended_at IS NOT NULL
 FROM json_each(:ids) AS asked CROSS JOIN job_full j ON j.job_id = asked.value CROSS JOIN intent i USING (no)
 LEFT JOIN active_dispatch l ON l.no = j.no AND l.fence = j.fence LEFT JOIN ended_dispatch a ON a.job_no = j.no AND a.fence = j.fence;
 
