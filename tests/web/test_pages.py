@@ -8,6 +8,7 @@ import axe_playwright_python
 import pytest
 
 from tests import ROOT
+from tests.waiting import until
 from tests.web.web_kit import MARK
 
 PAGES = {
@@ -170,3 +171,15 @@ def test_output_is_shown_while_the_job_still_runs(tab, daemon, tmp_path):
     assert before == "RUNNING"
     assert tab.shows("second", "pre.log")
     assert tab.shows("DONE", ".jobhead")
+
+
+def test_the_machine_shows_what_was_learned_about_job_types(tab, daemon):
+    until(daemon.client.types, what="the learner")
+    learned = next(one for one in daemon.client.types() if one.runs)
+    page = tab.open("machine")
+    tab.shows("In their range")
+
+    row = page.locator(
+        "tr", has=page.locator("[data-label='In their range']"), has_text=learned.job_type
+    ).first
+    assert learned.addon_id in row.inner_text()

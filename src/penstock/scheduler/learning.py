@@ -70,6 +70,7 @@ class Learner:
         #: Predicts the starts of some jobs that wait, and records them here.
         self.sample: Callable[[], object] | None = None
         self._sample_at: Moment = 0
+        self._stats: tuple[Moment, int | None, list[TypeStats]] = (0, None, [])
 
     def predicted(self, prediction: Prediction) -> None:
         """A start was predicted. The first prediction of an attempt counts. From any thread; never blocks."""
@@ -108,7 +109,11 @@ class Learner:
     def stats(self) -> list[TypeStats]:
         """By addon, type and size."""
         knowledge, now = self.knowledge(), self._store.now()
-        return [type_stats(name, record, now) for name, record in sorted(knowledge.records.items())]
+        made_at, upto, stats = self._stats
+        if upto != self._upto or not 0 <= now - made_at < EVERY:  # else a page that many watch asks often
+            stats = [type_stats(name, record, now) for name, record in sorted(knowledge.records.items())]
+            self._stats = (now, self._upto, stats)
+        return stats
 
     def _take_over(self, now: Moment) -> bool:
         """Read what was learned, if another process has learned since. Returns whether that was so."""
