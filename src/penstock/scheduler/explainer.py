@@ -157,7 +157,9 @@ class Explainer:
 
     def _with_range(self, job_id: JobId, current: Outlook) -> Outlook:
         """With a range for its start, if the order and ends of runs decide it."""
-        playable = isinstance(current.reason, NotEnoughUnits | UnitsKept | QueuedAhead | CapReached)
+        playable = isinstance(
+            current.reason, NotEnoughUnits | UnitsKept | QueuedAhead | CapReached | WorkersFull
+        )
         if not playable and not (current.reason is None and current.line_ahead):
             return current
         start = self._forecaster.predict([job_id]).get(job_id)
