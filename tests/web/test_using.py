@@ -233,6 +233,25 @@ def test_a_job_runs_again_with_other_arguments_as_a_new_job(home):
     assert client.job(first).state == "CANCELED"
 
 
+def test_a_read_only_link_opens_a_page_that_can_change_nothing(tabs, daemon):
+    tab = tabs(daemon)
+    tab.page.goto(daemon.client.login(read_only=True).url)
+    tab.live()
+    tab.until("document.documentElement.hasAttribute('data-read-only')")
+    tab.open("jobs")
+    tab.shows("photos")
+    buttons = tab.page.get_by_role("button", name="Submit a job").count()
+    answer = tab.page.evaluate(
+        """() => fetch('/api/system/scheduler/pause', {method: 'POST', credentials: 'same-origin',
+        headers: {'X-Penstock-Session': sessionStorage.getItem('penstock-session'), 'Content-Type': 'application/json'},
+        body: '{}'}).then((answer) => answer.status)"""
+    )
+    tab.complaints.clear()  # Chromium reports the refusal
+
+    assert buttons == 0
+    assert answer == 403
+
+
 def test_the_error_of_each_attempt_is_in_the_open(home):
     run = running(home)
     home.daemon.client.fail(run.job_id, run.lease_id, "OSError: the disk is full")

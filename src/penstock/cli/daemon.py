@@ -130,10 +130,11 @@ def _pid() -> int:
 
 
 @click.command()
+@click.option("--read-only", is_flag=True, help="The page can look at everything and change nothing.")
 @passes
-def login(session: CliSession) -> None:
+def login(session: CliSession, read_only: bool) -> None:
     """Print a link that opens the page. It works once, within ten minutes."""
-    link = session.client.login()
+    link = session.client.login(read_only=read_only)
     session.say(link, link.url)
 
 

@@ -387,9 +387,9 @@ class Client:
     def kick(self) -> None:
         self._post("kick", None, wire.Ok, again=True)
 
-    def login(self) -> wire.Login:
-        """A link that opens the page, good once."""
-        return self._post("login", None, wire.Login)
+    def login(self, *, read_only: bool = False) -> wire.Login:
+        """A link that opens the page, good once. `read_only`: the page can change nothing."""
+        return self._post("login", wire.LoginRequest(read_only=read_only), wire.Login)
 
     def health(self) -> wire.HostInfo:
         """Which version answers, since when, and what is wrong."""

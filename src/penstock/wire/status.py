@@ -335,6 +335,12 @@ class AlertList(WireAnswer):
     alerts: list[AlertInfo]
 
 
+class LoginRequest(WireRequest):
+    """`read_only`: the page may look at everything that this token may see, and change nothing."""
+
+    read_only: bool = False
+
+
 class Login(WireAnswer):
     """A link that opens the page, good once until `expires_at`."""
 
@@ -398,6 +404,8 @@ class HostInfo(WireAnswer):
     host: str
     started_at: datetime
     now: datetime
+    #: What the token of this request may do.
+    scopes: list[str]
 
 
 class Hosts(WireAnswer):

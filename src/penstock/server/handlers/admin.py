@@ -7,6 +7,7 @@ A token cannot make one with more rights than its own.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -241,15 +242,19 @@ def health(call: Request[None, None]) -> wire.HostInfo:
         host=app_state.service.rules.host,
         started_at=when(app_state.started_at),
         now=when(app_state.store.now()),
+        scopes=sorted(call.principal.scopes),
     )
 
 
-def login(call: Request[None, None]) -> wire.Login:
-    """A link that opens the page once, with the rights of the token that asks for it."""
+def login(call: Request[None, wire.LoginRequest]) -> wire.Login:
+    """A link that opens the page once, with the rights of the token that asks for it, or to read only."""
     sessions = call.app_state.sessions
     if sessions is None:
         raise NotFound("this scheduler serves no page: its files are missing, or it has no TCP address")
-    link = sessions.link(call.principal, call.store.now())
+    principal = call.principal
+    if call.body.read_only:
+        principal = dataclasses.replace(principal, scopes=principal.scopes & {wire.Scope.JOBS_READ})
+    link = sessions.link(principal, call.store.now())
     call.app_state.record(EventKind.LOGIN, "link_made", call.principal, {})
     return link
 

@@ -36,7 +36,10 @@ export function begin() {
     onState: (state) => {
       const back = connection.value === "away" && state === "live";
       connection.value = state;
-      if (state === "live") loadHistory();
+      if (state === "live") {
+        loadHistory();
+        loadRights();
+      }
       if (back) tickCount.value += 1;
     },
     onEvent: (beat) => {
@@ -50,6 +53,13 @@ export function begin() {
       }
     },
   });
+}
+
+// Without the right to change jobs or settings the page shows no button for it. The server checks each request all the same.
+async function loadRights() {
+  const { scopes } = await get("health");
+  const writes = scopes.some((scope) => scope.startsWith("jobs:submit") || scope === "jobs:cancel" || scope.startsWith("admin:"));
+  document.documentElement.toggleAttribute("data-read-only", !writes);
 }
 
 // How far back the charts go, in seconds. Up to a quarter of an hour they follow every second; else they are asked for anew once a minute.

@@ -67,9 +67,9 @@ export function Job({ id }) {
       <div><h1><${State} state=${job.state} /> ${job.title}</h1><p class="muted">${job.job_type} of <a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a> · <span class="id wide" title="The whole id">${job.job_id}</span></p></div>
       <div class="row">
         ${job.state === "QUEUED" && html`<${Priority} job=${job} />`}
-        ${job.allowed.includes("retry") && html`<button class="primary" onClick=${() => act("retry")}>Retry</button>`}
-        <button onClick=${() => setAgain(true)}>Run again…</button>
-        ${job.allowed.includes("cancel") && html`<button class="danger" onClick=${() => act("cancel")}>Cancel</button>`}
+        ${job.allowed.includes("retry") && html`<button class="primary write" onClick=${() => act("retry")}>Retry</button>`}
+        <button class="write" onClick=${() => setAgain(true)}>Run again…</button>
+        ${job.allowed.includes("cancel") && html`<button class="danger write" onClick=${() => act("cancel")}>Cancel</button>`}
       </div>
     </header>
     <${Failed} problem=${problem} />
@@ -114,7 +114,7 @@ function Priority({ job }) {
       return false;
     }
   };
-  return html`<label class="inline">Priority <${Field} type="number" min="1" max="100" required value=${job.priority} onCommit=${set} /></label>`;
+  return html`<label class="inline write">Priority <${Field} type="number" min="1" max="100" required value=${job.priority} onCommit=${set} /></label>`;
 }
 
 // Where the time went: queued, reserved, running, one stretch after the other.

@@ -109,21 +109,21 @@ export function Jobs({ query }) {
   const filtering = filter.state || filter.addon || filter.type || filter.q;
 
   return html`<${Card} title="Jobs" wide actions=${html`
-      <button onClick=${() => setSubmitting(true)}>Submit a job</button>
+      <button class="write" onClick=${() => setSubmitting(true)}>Submit a job</button>
       <${Search} value=${filter.q} onSearch=${(q) => set("q", q)} />
       <${Field} aria-label="Addon" placeholder="addon" value=${filter.addon} onCommit=${(addon) => set("addon", addon)} />
       <${Field} aria-label="Job type" placeholder="type" value=${filter.type} onCommit=${(type) => set("type", type)} />`}>
     <div class="row wrap filters" role="group" aria-label="States">
       ${STATES.map((state) => html`<button aria-pressed=${states.has(state)} class="chip" onClick=${() => flip(state)}><${State} state=${state} /> ${count(totals[state] || 0)}</button>`)}
       ${filtering && html`<a class="chip" href="#/jobs">clear</a>`}
-      ${filtering && matching("cancel") > 0 && html`<button class="chip" onClick=${() => allMatching("cancel")}>Cancel all ${count(matching("cancel"))}</button>`}
-      ${filtering && matching("retry") > 0 && html`<button class="chip" onClick=${() => allMatching("retry")}>Retry all ${count(matching("retry"))}</button>`}
+      ${filtering && matching("cancel") > 0 && html`<button class="chip write" onClick=${() => allMatching("cancel")}>Cancel all ${count(matching("cancel"))}</button>`}
+      ${filtering && matching("retry") > 0 && html`<button class="chip write" onClick=${() => allMatching("retry")}>Retry all ${count(matching("retry"))}</button>`}
     </div>
     ${
       picked.length > 0 &&
       html`<div class="row bulk" role="toolbar" aria-label="Selected jobs"><strong>${picked.length} chosen</strong>
-      <button disabled=${!able("cancel").length} onClick=${() => all("cancel", able("cancel"))}>Cancel ${able("cancel").length || ""}</button>
-      <button disabled=${!able("retry").length} onClick=${() => all("retry", able("retry"))}>Retry ${able("retry").length || ""}</button>
+      <button class="write" disabled=${!able("cancel").length} onClick=${() => all("cancel", able("cancel"))}>Cancel ${able("cancel").length || ""}</button>
+      <button class="write" disabled=${!able("retry").length} onClick=${() => all("retry", able("retry"))}>Retry ${able("retry").length || ""}</button>
       <button class="quiet" onClick=${() => setChosen(new Set())}>Clear selection</button></div>`
     }
     <${Failed} problem=${problem} />

@@ -36,7 +36,7 @@ export function Machine() {
       <${Tile} label="In use" value=${capacity.in_use} sub=${`${capacity.free} units free`} />
     </div>
     <div class="grid">
-      <${Card} title="Units by job" wide actions=${html`<button class=${paused ? "primary" : ""} onClick=${flip}>${paused ? "Resume" : "Pause everything"}</button>`}>
+      <${Card} title="Units by job" wide actions=${html`<button class=${paused ? "primary write" : "write"} onClick=${flip}>${paused ? "Resume" : "Pause everything"}</button>`}>
         <${Bar} whole=${Math.max(capacity.most, capacity.in_use)} label=${`${capacity.in_use} units in use`} parts=${leases.map((l) => ({ value: l.cost_units, tone: tone(l.addon_id), label: `${l.addon_id} ${l.job_type}: ${l.cost_units} units` }))} />
         ${
           leases.length
@@ -102,6 +102,6 @@ function Hosts({ here, hosts }) {
       <td class="half last"><span class="state" data-tone=${h.state === "lost" ? "bad" : h.draining ? "warn" : "good"}>${h.state}${h.draining ? ", draining" : ""}</span></td>
       <td class="share whole"><${Bar} whole=${Math.max(1, h.capacity, h.units)} label=${`${h.host}: ${h.units} of ${h.capacity} units in use`} parts=${[{ value: h.units, tone: "accent", label: `${h.units} units` }]} /><span class="muted">${h.units} of ${h.capacity}</span></td>
       <td data-label="Machine">${h.quiet}</td><td data-label="Seen"><${Since} iso=${h.seen_at} /> ago</td><td data-label="Up"><${Since} iso=${h.started_at} /></td><td class="whole" data-label="Labels">${h.labels.join(" ") || "–"}</td><td class="half" data-label="Version">${h.version}</td>
-      <td class="half last"><button onClick=${() => flip(h)} aria-label=${`${h.draining ? "Undrain" : "Drain"} ${h.host}`}>${h.draining ? "Undrain" : "Drain"}</button></td></tr>`,
+      <td class="half last"><button class="write" onClick=${() => flip(h)} aria-label=${`${h.draining ? "Undrain" : "Drain"} ${h.host}`}>${h.draining ? "Undrain" : "Drain"}</button></td></tr>`,
     )}</tbody></table></div><//>`;
 }
