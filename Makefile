@@ -41,8 +41,9 @@ lint: .venv  ## ruff, and the layer rules
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: .venv  ## mypy, strict
+types: .venv  ## mypy, strict; and basedpyright over the examples
 	$(BIN)/mypy
+	$(BIN)/basedpyright
 
 soak: .venv chromium pgbouncer  ## the same tests with numbers SOAK times as big (10): kills, random schedules, simulation seeds
 	PENSTOCK_SOAK=$(SOAK) $(BIN)/python -m pytest -n auto --dist worksteal --timeout 3600

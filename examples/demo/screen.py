@@ -63,7 +63,7 @@ class LiveDisplay:
         self._ticks += 1
         for now in snapshots:
             self._rates[now.name].note(sum(now.settled_by_worker))
-            before = self._loads.get(now.name, now.load_by_worker)
+            before = self._loads.get(now.name) or now.load_by_worker
             pairs = zip(before, now.load_by_worker, strict=True)
             self._loads[now.name] = [old + (new - old) * 0.4 for old, new in pairs]
         return self._compose({now.name: now for now in snapshots})

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from penstock.core.jobs.states import JobState as JobState
     from penstock.flow.parallel import parallel_limit as parallel_limit
     from penstock.flow.parallel import parallel_limit_sync as parallel_limit_sync
+    from penstock.flow.pullers import Raised as Raised
+    from penstock.flow.pullers import Returned as Returned
     from penstock.flow.pullers import Settled as Settled
     from penstock.graphs.builder import Graph as Graph
     from penstock.graphs.executor import GraphExecutor as GraphExecutor
@@ -95,7 +97,7 @@ _HOMES = {
     "penstock.core.jobs.explain": "Explanation",
     "penstock.core.jobs.states": "JobState",
     "penstock.flow.parallel": "parallel_limit parallel_limit_sync",
-    "penstock.flow.pullers": "Settled",
+    "penstock.flow.pullers": "Raised Returned Settled",
     "penstock.graphs.builder": "Graph",
     "penstock.graphs.executor": "GraphExecutor",
     "penstock.graphs.result": "RunResult",

@@ -6,8 +6,9 @@ import asyncio
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, assert_type
 
+import penstock
 from penstock.flow.parallel import Flow, SyncFlow, parallel_limit, parallel_limit_sync
-from penstock.flow.pullers import Settled
+from penstock.flow.pullers import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -56,7 +57,7 @@ async def test_a_future_of_an_executor_is_seen_through(request) -> None:
 
 async def test_an_outcome_knows_its_item_and_its_value() -> None:
     flow = parallel_limit(["one"], 1, length, errors="settled")
-    assert_type(flow, Flow[Settled[str, int]])
+    assert_type(flow, Flow[Outcome[str, int]])
     outcome = await anext(flow)
     assert_type(outcome.item, str)
     assert_type(outcome.value, int | None)
@@ -65,10 +66,34 @@ async def test_an_outcome_knows_its_item_and_its_value() -> None:
     assert (outcome.item, outcome.result()) == ("one", 3)
 
 
+async def test_an_outcome_tells_a_type_checker_whether_there_is_a_value_or_an_error() -> None:
+    async for outcome in parallel_limit(["one"], 1, length, errors="settled"):
+        if outcome.ok is True:
+            assert_type(outcome.value, int)
+            assert_type(outcome.error, None)
+        else:
+            assert_type(outcome.value, None)
+            assert_type(outcome.error, BaseException)
+        match outcome:
+            case penstock.Returned(value=value):
+                assert_type(value, int)
+            case penstock.Raised(error=error):
+                assert_type(error, BaseException)
+
+        assert isinstance(outcome, penstock.Settled)
+        assert outcome.ok
+
+
+if TYPE_CHECKING:  # mypy follows the plain `if` too; pyright follows no truth of a member
+
+    def narrowed(outcome: Outcome[str, int]) -> int:
+        return outcome.value if outcome.ok else 0  # pyright: ignore[reportReturnType]
+
+
 def test_the_sync_twin_has_the_types_of_the_function() -> None:
     executor: Executor | None = None
     flow = parallel_limit_sync(["one"], 1, plain, executor=executor)
     assert_type(flow, SyncFlow[int])
-    assert_type(parallel_limit_sync(["one"], 1, plain, errors="settled"), SyncFlow[Settled[str, int]])
+    assert_type(parallel_limit_sync(["one"], 1, plain, errors="settled"), SyncFlow[Outcome[str, int]])
 
     assert list(flow) == [3]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.flow.parallel import parallel_limit
-from penstock.flow.pullers import Settled
+from penstock.flow.pullers import Returned
 
 pytestmark = pytest.mark.usefixtures("no_task_is_left")
 
@@ -300,12 +300,12 @@ async def test_an_outcome_gives_its_value_or_raises_its_error():
 
 
 def test_an_outcome_cannot_be_changed():
-    outcome: Any = Settled("item", 1)
+    outcome: Any = Returned("item", 1)
 
     with pytest.raises(AttributeError):
         outcome.value = 2
     assert not hasattr(outcome, "__dict__")
-    assert Settled("item", 1) == outcome
+    assert Returned("item", 1) == outcome
 
 
 @pytest.mark.parametrize("gate", [asyncio.Future, Future])

@@ -36,6 +36,11 @@ def attach(url: str | None = None, *, name: str | None = None, interval: float =
     """
     Show every pool and graph of this process, those to come as well, until it is closed or the process ends. `url` and the token are found
     as a `Client` finds them; `name` is what the page calls this program.
+
+    For example:
+
+        with penstock.attach(name="thumbnailer"), penstock.WorkerPool(4, name="resize") as pool:
+            list(pool.map(thumbnail, paths))
     """
     if not isinstance(interval, (int, float)) or not 0 < interval < math.inf:
         raise ValueError(f"interval is {interval!r}; it must be a number of seconds above 0")

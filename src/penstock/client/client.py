@@ -34,6 +34,12 @@ class Client:
     token: PENSTOCK_TOKEN, else the file that PENSTOCK_TOKEN_FILE names, else the one in that data directory.
 
     `retry_for`: for so many seconds, what may be sent again is, before Unreachable is raised.
+
+    For example:
+
+        with penstock.Client() as client:  # this user's own daemon
+            job = client.submit("photos", "thumbnail", {"path": "a.jpg"})
+            print(client.wait(job.job_id, 60).state)
     """
 
     def __init__(

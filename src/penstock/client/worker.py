@@ -74,6 +74,16 @@ class Worker:
     """
     Without a url, token or addon they come from PENSTOCK_URL, PENSTOCK_TOKEN (or PENSTOCK_TOKEN_FILE) and PENSTOCK_ADDON, and without
     those from the data directory of this user's daemon.
+
+    For example:
+
+        worker = penstock.Worker(addon="photos")
+
+        @worker.job("thumbnail")
+        def thumbnail(job: penstock.JobContext, path: str) -> str:
+            return path.replace(".jpg", ".small.jpg")
+
+        worker.run(concurrency=4)
     """
 
     def __init__(

@@ -28,6 +28,12 @@ class Cluster:
     `lease` is how long, in seconds, a worker goes on without a heartbeat from the pool before it ends itself,
     and therefore how long the pool waits before it gives the call of a worker on a lost machine to another. A
     function that keeps the interpreter's lock for longer than that loses its worker.
+
+    For example:
+
+        ray = penstock.Cluster(address="10.0.0.5:6379", cpus=2)
+        with penstock.WorkerPool(64, kind="cluster", cluster=ray) as pool:
+            results = list(pool.map(simulate, seeds))
     """
 
     address: str = "auto"

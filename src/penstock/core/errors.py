@@ -48,7 +48,16 @@ from typing import Any, ClassVar, Self
 
 
 class PenstockError(Exception):
-    """Its fields are keyword arguments and attributes at once: a log line and a handler see the same."""
+    """
+    Its fields are keyword arguments and attributes at once: a log line and a handler see the same.
+
+    For example:
+
+        try:
+            index.enqueue("/data")
+        except penstock.PenstockError as error:
+            log.warning("not enqueued: %s", error, extra=error.data)
+    """
 
     code = "error"
 
@@ -81,35 +90,93 @@ def _rebuild(kind: type[PenstockError], message: str, data: dict[str, Any]) -> P
 
 
 class CallEnded(PenstockError):
+    """
+    The call or job gives no result, and the caller made no mistake.
+
+    For example:
+
+        try:
+            result = call.result()
+        except penstock.CallEnded:
+            result = None  # canceled, timed out, dropped, or its worker died
+    """
+
     code = "call_ended"
 
 
 class CallCanceled(CallEnded, CancelledError):
-    """`phase`: where the call was at that moment: waiting, queued or in-flight."""
+    """
+    `phase`: where the call was at that moment: waiting, queued or in-flight.
+
+    For example:
+
+        try:
+            call.result()
+        except penstock.CallCanceled as canceled:
+            print(canceled.phase, canceled.reason)
+    """
 
     code = "canceled"
 
 
 class CallTimeout(CallEnded, TimeoutError):
-    """`phase` as in CallCanceled; `timeout` in seconds, counted from the moment of the call."""
+    """
+    `phase` as in CallCanceled; `timeout` in seconds, counted from the moment of the call.
+
+    For example:
+
+        try:
+            await pool.task(fetch, timeout=5).call(url)
+        except penstock.CallTimeout as late:
+            print(late.timeout)  # 5
+    """
 
     code = "timeout"
 
 
 class QueueDropError(CallEnded):
-    """`policy`, `max_in_flight`, `max_queue_depth`: the limits that this call ran into."""
+    """
+    `policy`, `max_in_flight`, `max_queue_depth`: the limits that this call ran into.
+
+    For example:
+
+        pool = penstock.WorkerPool(2, policy="reject", max_queue_depth=8)
+        try:
+            await pool.call(render, page)
+        except penstock.QueueDropError:
+            status = 503
+    """
 
     code = "dropped"
 
 
 class PoolClosedError(CallEnded, RuntimeError):
-    """A RuntimeError too, as the standard executors raise one for a submit after shutdown."""
+    """
+    A RuntimeError too, as the standard executors raise one for a submit after shutdown.
+
+    For example:
+
+        pool.shutdown()
+        try:
+            pool.submit(work)
+        except penstock.PoolClosedError:
+            print("closed")
+    """
 
     code = "closed"
 
 
 class WorkerCrashedError(CallEnded):
-    """`worker`, `attempt`, `cause` (what ended the process, in words), `started` (it had begun this call)."""
+    """
+    `worker`, `attempt`, `cause` (what ended the process, in words), `started` (it had begun this call).
+
+    For example:
+
+        try:
+            pool.submit(convert, path).result()
+        except penstock.WorkerCrashedError as crash:
+            print(crash.cause, crash.started)  # killed by signal 9 True
+    """
 
     code = "worker_crashed"
 
@@ -127,48 +194,139 @@ class NodeFailed(CallEnded):
 
 
 class JobStopped(CallEnded):
-    """The same for every job: a function need not know whether a program, a worker or the runner runs it."""
+    """
+    The same for every job: a function need not know whether a program, a worker or the runner runs it.
+
+    For example:
+
+        try:
+            ctx.check()
+        except penstock.JobStopped:
+            release_files()
+            raise  # the job returns to the queue, or ends by the reason of the stop
+    """
 
     code = "job_stopped"
 
 
 class JobFailed(CallEnded):
-    """`job_id`, `state`, `reason` (its end reason), `traceback` (the function's own, as text)."""
+    """
+    `job_id`, `state`, `reason` (its end reason), `traceback` (the function's own, as text).
+
+    For example:
+
+        try:
+            job.result()
+        except penstock.JobFailed as failed:
+            print(failed.state, failed.traceback)
+    """
 
     code = "job_failed"
 
 
 class JobCanceled(CallEnded, CancelledError):
+    """
+    The job that the caller waits for was canceled.
+
+    For example:
+
+        try:
+            job.result()
+        except penstock.JobCanceled:
+            print("a person canceled it")
+    """
+
     code = "job_canceled"
 
 
 class BadCall(PenstockError):
+    """
+    The caller's mistake: nothing was run, and the message names what to change.
+
+    For example:
+
+        try:
+            pool.submit(fn, argument)
+        except penstock.BadCall as mistake:
+            raise SystemExit(str(mistake))  # the message names what to change
+    """
+
     code = "bad_call"
 
 
 class NotPicklable(BadCall, TypeError):
+    """
+    An argument, a function or a result cannot cross to a worker.
+
+    For example:
+
+        try:
+            pool.submit(open("data.txt").read).result()
+        except penstock.NotPicklable as refused:
+            print(refused)  # names the object that cannot cross to a worker process
+    """
+
     code = "not_picklable"
 
 
 class BadArgument(BadCall, TypeError):
-    """`argument`: its name. `job`: the name of the function that it was meant for."""
+    """
+    `argument`: its name. `job`: the name of the function that it was meant for.
+
+    For example:
+
+        try:
+            index.enqueue(path=7)
+        except penstock.BadArgument as bad:
+            print(bad.argument, bad.job)  # path index
+    """
 
     code = "bad_argument"
 
 
 class GraphError(BadCall, ValueError):
-    """`problems`: everything that is wrong, each with its `node`, `kind`, `text` and `fix`."""
+    """
+    `problems`: everything that is wrong, each with its `node`, `kind`, `text` and `fix`.
+
+    For example:
+
+        try:
+            g.compile()
+        except penstock.GraphError as wrong:
+            for problem in wrong.problems:
+                print(problem)
+    """
 
     code = "bad_graph"
 
 
 class Refused(PenstockError):
+    """
+    The rules of the scheduler forbid the request, and nothing changed.
+
+    For example:
+
+        try:
+            job.cancel()
+        except penstock.Refused as refused:
+            print(refused)  # the rules of the scheduler forbid it; nothing changed
+    """
+
     code = "refused"
     status: ClassVar[int] = 400
 
 
 class BadIntent(Refused, ValueError):
-    """`problems` is a list of {"field", "message"}: all of them, so that one round trip reports them all."""
+    """
+    `problems` is a list of {"field", "message"}: all of them, so that one round trip reports them all.
+
+    For example:
+
+        try:
+            client.submit("photos", "thumbnail", cost_units=1_000)
+        except penstock.BadIntent as bad:
+            print(bad.problems)  # every field that is out of bounds
+    """
 
     code = "bad_intent"
     status = 422
@@ -181,12 +339,32 @@ class BadIntent(Refused, ValueError):
 
 
 class NotFound(Refused, LookupError):
+    """
+    There is no such job, lease or addon, or it belongs to another addon.
+
+    For example:
+
+        try:
+            client.job("01a1e377-2fce-7742-bc66-1951bd7861bc")
+        except penstock.NotFound:
+            print("no such job, or not one of this token's addon")
+    """
+
     code = "not_found"
     status = 404
 
 
 class IllegalMove(Refused):
-    """`state`, `move`, `allowed`: the move that was tried, and the moves that the state has."""
+    """
+    `state`, `move`, `allowed`: the move that was tried, and the moves that the state has.
+
+    For example:
+
+        try:
+            job.retry()
+        except penstock.IllegalMove as refused:
+            print(refused.state, refused.allowed)
+    """
 
     code = "illegal_move"
     status = 409
@@ -205,32 +383,99 @@ class NotWritten(Refused):
 
 
 class KeyConflict(Refused):
+    """
+    The idempotency key was used with another body.
+
+    For example:
+
+        try:
+            client.submit("mail", "send", {"to": "b"}, idempotency_key="order-7")
+        except penstock.KeyConflict:
+            print("order-7 was used for another request")
+    """
+
     code = "key_conflict"
     status = 409
 
 
 class QueueFull(Refused):
+    """
+    The depth limit of the queue is reached; `retry_after_sec` says when to try again.
+
+    For example:
+
+        try:
+            index.enqueue("/data")
+        except penstock.QueueFull as full:
+            time.sleep(full.retry_after_sec)
+    """
+
     code = "queue_full"
     status = 429
 
 
 class AccessDenied(Refused):
+    """
+    The token is missing, wrong, or may not do this.
+
+    For example:
+
+        try:
+            client.pause()
+        except penstock.AccessDenied as denied:
+            print(denied)  # names the scope that the token lacks
+    """
+
     code = "denied"
     status = 403
 
 
 class Unavailable(PenstockError):
+    """
+    Something outside of the caller is away; try again later. A job function may raise it: the job is retried
+    by the schedule for that, then waits for a person.
+
+    For example:
+
+        @scheduler.job
+        def send(to: str) -> None:
+            try:
+                post(to)
+            except ConnectionError as error:
+                raise penstock.Unavailable("the mail server is away") from error
+    """
+
     code = "unavailable"
     status: ClassVar[int] = 503
 
 
 class Unreachable(Unavailable):
-    """`sent`: whether the request may have been carried out all the same."""
+    """
+    `sent`: whether the request may have been carried out all the same.
+
+    For example:
+
+        try:
+            client.stats()
+        except penstock.Unreachable:
+            print("no scheduler answers: `penstock up` starts one")
+    """
 
     code = "unreachable"
 
 
 class StoreFailed(Unavailable):
+    """
+    The database cannot write: disk full, read-only, damaged or locked. Nothing was acknowledged.
+
+    For example:
+
+        try:
+            index.enqueue("/data")
+        except penstock.StoreFailed as failed:
+            print(failed)  # disk full, read-only, damaged or locked; nothing was acknowledged
+    """
+
     code = "store_failed"
 
 
@@ -239,6 +484,13 @@ class OutcomeUnknown(StoreFailed):
     The database may or may not have written this. `job_ids`: of a submit, the jobs that exist if it has. Ask
     for them, or submit again with the same idempotency key; a second submit without a key may make a second
     job.
+
+    For example:
+
+        try:
+            job = index.enqueue("/data")
+        except penstock.OutcomeUnknown as unknown:
+            print(unknown.job_ids)  # look them up before you enqueue again
     """
 
     code = "outcome_unknown"
@@ -249,4 +501,15 @@ class SchemaNewer(Unavailable):
 
 
 class DispatcherHeld(Unavailable):
+    """
+    Another process runs the jobs of this file; `holder` names it.
+
+    For example:
+
+        try:
+            scheduler.run()
+        except penstock.DispatcherHeld as held:
+            print(held.holder)  # the process that runs the jobs of this file
+    """
+
     code = "dispatcher_held"

@@ -30,8 +30,10 @@ from typing import Any, Final, Literal, NoReturn, Self, TypeVar, cast, overload
 from penstock.core.text import is_kind, safe_repr
 from penstock.flow.pullers import (
     OnError,
+    Outcome,
     Pullers,
-    Settled,
+    Raised,
+    Returned,
     checked_errors,
     checked_fn,
     checked_n,
@@ -60,7 +62,7 @@ def parallel_limit(
     *,
     ordered: bool = False,
     errors: Literal["settled"],
-) -> Flow[Settled[T, R]]: ...
+) -> Flow[Outcome[T, R]]: ...
 @overload
 def parallel_limit(
     items: Iterable[T] | AsyncIterable[T],
@@ -78,7 +80,7 @@ def parallel_limit(
     *,
     ordered: bool = False,
     errors: Literal["settled"],
-) -> Flow[Settled[T, R]]: ...
+) -> Flow[Outcome[T, R]]: ...
 def parallel_limit(
     items: Iterable[Any] | AsyncIterable[Any],
     n: int,
@@ -187,7 +189,7 @@ def parallel_limit_sync(
     ordered: bool = False,
     errors: Literal["settled"],
     executor: Executor | None = None,
-) -> SyncFlow[Settled[T, R]]: ...
+) -> SyncFlow[Outcome[T, R]]: ...
 def parallel_limit_sync(
     items: Iterable[Any],
     n: int,
@@ -337,7 +339,9 @@ class SyncFlow(Iterator[R]):
 
     def _add_result(self, call: SyncCall) -> None:
         if self._errors == "settled":
-            outcome: Any = Settled(call.item, call.value, call.error)
+            outcome: Any = (
+                Returned(call.item, call.value) if call.error is None else Raised(call.item, call.error)
+            )
             self._ready.append(outcome)
         elif call.error is None:
             self._ready.append(call.value)

@@ -28,7 +28,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass
 from inspect import isawaitable
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NoReturn, TypeVar, get_args
 
 from penstock.core.text import is_kind, safe_repr, type_name
 
@@ -44,24 +44,84 @@ OnError = Literal["raise", "skip", "settled"]
 log = logging.getLogger("penstock.flow")
 
 
-@dataclass(frozen=True, slots=True)
 class Settled(Generic[T_co, R_co]):
-    """How the call for one item ended: with a value, or with the error that it raised."""
+    """
+    How the call for one item ended: `Returned` with a value, or `Raised` with an error. `ok` says which, and
+    type checkers follow it:
 
-    item: T_co
-    value: R_co | None = None
-    error: BaseException | None = None
+        async for outcome in penstock.parallel_limit(urls, 8, fetch, errors="settled"):
+            if outcome.ok:
+                save(outcome.item, outcome.value)  # the type that `fetch` returns
+            else:
+                print(outcome.item, outcome.error)  # an exception
+    """
 
-    @property
-    def ok(self) -> bool:
-        return self.error is None
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def item(self) -> T_co: ...
+        @property
+        def ok(self) -> bool: ...
+        @property
+        def value(self) -> R_co | None: ...
+        @property
+        def error(self) -> BaseException | None: ...
 
     def result(self) -> R_co:
         """The value with its exact type; raises the error if there is one, as `Future.result` does."""
-        if self.error is not None:
-            raise self.error
-        # Without an error there is a value, or a None that R allows.
-        return self.value  # type: ignore[return-value]
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Returned(Settled[T_co, R_co]):
+    """
+    The call for `item` returned `value`: one of the two kinds of `Settled`.
+
+    For example:
+
+        for outcome in penstock.parallel_limit_sync(urls, 8, fetch, errors="settled"):
+            match outcome:
+                case penstock.Returned(item=url, value=page):
+                    print(url, len(page))
+    """
+
+    item: T_co
+    value: R_co
+    error: ClassVar[None] = None
+    ok: ClassVar[Literal[True]] = True
+
+    def result(self) -> R_co:
+        """The value."""
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Raised(Settled[T_co, NoReturn]):
+    """
+    The call for `item` raised `error`: one of the two kinds of `Settled`.
+
+    For example:
+
+        for outcome in penstock.parallel_limit_sync(urls, 8, fetch, errors="settled"):
+            match outcome:
+                case penstock.Raised(item=url, error=error):
+                    print(url, error)
+    """
+
+    item: T_co
+    error: BaseException
+    value: ClassVar[None] = None
+    ok: ClassVar[Literal[False]] = False
+
+    def result(self) -> NoReturn:
+        """Raises the error."""
+        raise self.error
+
+
+#: What a flow with `errors="settled"` yields.
+Outcome = Returned[T_co, R_co] | Raised[T_co]
 
 
 def checked_n(n: Any) -> int:
@@ -233,7 +293,7 @@ class Pullers:
                 elif isinstance(value, Future):
                     value = await asyncio.wrap_future(value)
                 if settled:
-                    value = Settled(item, value)
+                    value = Returned(item, value)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # the outcome of this call
                 value = self.outcome_of(item, error)
             if self.stopped:
@@ -305,7 +365,7 @@ class Pullers:
         elif self.errors == "raise" or (is_kind(error, asyncio.CancelledError) and _being_canceled()):
             self.fail(error)
         elif self.errors == "settled":
-            return Settled(item, None, error)
+            return Raised(item, error)
         else:
             self.skipped += 1
             log.debug("skipped %s", safe_repr(item), exc_info=error)

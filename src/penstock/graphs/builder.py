@@ -53,6 +53,24 @@ class MapOptions(NodeOptions, total=False):
 
 
 class Graph:
+    """
+    Steps that are connected by their parameter names; `compile` checks them and makes a `Plan`.
+
+    For example:
+
+        g = penstock.Graph("greeting", env={"user_id": int})
+
+        @g.node(lane="io")
+        async def profile(user_id: int) -> str:
+            return f"user {user_id}"
+
+        @g.node
+        def greeting(profile: str) -> str:
+            return f"Hello, {profile}!"
+
+        plan = g.compile()
+    """
+
     def __init__(self, name: str = "graph", *, env: Mapping[str, Any] | Iterable[str] = ()) -> None:
         """
         `env` names the inputs that each run brings along, with a type where there is one to check against.

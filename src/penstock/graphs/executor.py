@@ -68,6 +68,12 @@ class GraphExecutor:
     kind="cluster", or the options of one that is made now and closed with the executor. `trace` is the share
     of runs that are recorded, from 0 to 1. `grace` is how long a node may go on when its run has ended before
     its thread is given up and replaced, and how long an error waits for the nodes beside it.
+
+    For example:
+
+        with penstock.GraphExecutor() as executor:
+            result = executor.run(plan, {"user_id": 7})
+            print(result["greeting"])
     """
 
     def __init__(

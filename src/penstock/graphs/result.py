@@ -25,6 +25,14 @@ class RunResult:
     node without one it raises the reason, so that a partial result is never mistaken for a complete one.
 
     Made lazily: a run that went well keeps its list of values, and names are looked up on demand.
+
+    For example:
+
+        result = executor.run(plan, {"user_id": 7})
+        if result.status == "ok":
+            print(result["greeting"])
+        else:
+            print(result.status, result.errors)
     """
 
     # Defaults for a run that went well; an instance writes only what differs.

@@ -33,14 +33,33 @@ thread_state = _ThreadState()
 
 
 def current_run() -> RunContext | None:
-    """The run that this code is a node of, or None outside of any."""
+    """
+    The run that this code is a node of, or None outside of any.
+
+    For example:
+
+        def step(x: int) -> int:
+            run = penstock.current_run()
+            return 0 if run is not None and run.canceled else x
+    """
     worker = thread_state.worker
     run = None if worker is None or worker.entry is None else worker.entry.run
     return current_context.get(None) if worker is None or run is None else RunContext(run, worker)
 
 
 class RunContext:
-    """Environment, deadline and cancellation of the run, from inside a node."""
+    """
+    Environment, deadline and cancellation of the run, from inside a node.
+
+    For example:
+
+        def step(rows: list[int]) -> int:
+            run = penstock.current_run()
+            for row in rows:
+                if run.canceled:
+                    break
+            return len(rows)
+    """
 
     __slots__ = ("_node", "_run")
 

@@ -71,6 +71,11 @@ class TraceRecorder:
 class Trace:
     """
     The record of one run: `events` to read, `chrome()` for Perfetto, `svg()` for a picture of the graph.
+
+    For example:
+
+        result = executor.run(plan, {"user_id": 7})
+        penstock.write_chrome("run.json", result.trace)  # open it in Perfetto
     """
 
     def __init__(self, result: RunResult, run_id: int, began: float, recorder: TraceRecorder) -> None:
@@ -112,7 +117,13 @@ class Trace:
 
 
 def write_chrome(path: str | Path, *traces: Trace) -> None:
-    """Several runs in one file, each as a process of its own."""
+    """
+    Several runs in one file, each as a process of its own.
+
+    For example:
+
+        penstock.write_chrome("runs.json", *(result.trace for result in results))
+    """
     events = [event for trace in traces for event in _chrome_events(trace)]
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 

@@ -65,6 +65,19 @@ Submit: TypeAlias = Callable[[Sequence[Intent]], list[Receipt]]
 
 
 class JobFunction(Generic[P, C, R]):
+    """
+    A function that can be enqueued: what `@scheduler.job` makes. Typed like the function.
+
+    For example:
+
+        @scheduler.job(retries=(60, 300))
+        def index(path: str) -> int:
+            return len(path)
+
+        job = index.options(priority="HIGH").enqueue("/data")
+        index("/data")  # still a function
+    """
+
     def __init__(
         self, scheduler: Scheduler, fn: Callable[..., C], options: JobOptions, arguments: Arguments
     ) -> None:

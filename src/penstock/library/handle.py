@@ -40,6 +40,12 @@ class JobHandle(Generic[R]):
     """
     `created`: False when a unique key was used before, and this is that first job. `deadline_reachable`: the forecast
     when the job was enqueued; None without a deadline or a forecast.
+
+    For example:
+
+        job = index.enqueue("/data")
+        print(job.state, job.explain())
+        print(job.result(timeout=60))  # in a coroutine: await job.wait()
     """
 
     def __init__(

@@ -76,6 +76,17 @@ class Scheduler:
     """
     `workers` functions run at once, on threads, or with `kind="process"` on processes of their own. `capacity` is the sum of the
     costs that may run at once: a number, or "auto" for what the machine has to spare at the moment.
+
+    For example:
+
+        scheduler = penstock.Scheduler("jobs.db")
+
+        @scheduler.job(retries=(60, 300))
+        def index(path: str) -> int:
+            return len(path)
+
+        with scheduler:  # this process runs the jobs
+            print(index.enqueue("/data").result())
     """
 
     def __init__(

@@ -91,6 +91,13 @@ class Task(Generic[P, R]):
     """
     `task(...)` blocks for the result, `task.submit(...)` is a Future, `await task.call(...)` waits in a
     coroutine.
+
+    For example:
+
+        resize = pool.task(thumbnail, timeout=5)
+        small = resize("a.jpg")
+        call = resize.submit("b.jpg")
+        small = await resize.call("c.jpg")
     """
 
     __slots__ = ("_fn", "_internals", "_key_of", "_signal", "_timeout", "name")

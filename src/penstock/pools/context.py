@@ -25,18 +25,27 @@ from penstock.pools.timers import clock
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """The call that a function runs for, as that function sees it."""
+    """
+    The call that a function runs for, as that function sees it.
+
+    For example:
+
+        def render(frames: list[str]) -> None:
+            for frame in frames:
+                penstock.current_call().check()  # raises CallCanceled once the call is canceled
+                draw(frame)
+    """
 
     id: int
     key: Hashable
     attempt: int
     deadline: float | None
-    _look: Callable[[], bool] = field(repr=False)
+    poll: Callable[[], bool] = field(repr=False)
 
     @property
     def canceled(self) -> bool:
         """Whether this call was canceled. A function that checks in time keeps its worker alive."""
-        return self._look()
+        return self.poll()
 
     @property
     def remaining(self) -> float | None:
@@ -45,7 +54,7 @@ class CallContext:
 
     def check(self) -> None:
         """Raise CallCanceled if the call was canceled: the way out of a deep loop."""
-        if self._look():
+        if self.poll():
             raise CallCanceled(
                 "the call was canceled, and its function stopped", phase=CancelPhase.IN_FLIGHT, reason=None
             )
@@ -69,7 +78,17 @@ importing_main = False
 
 
 def current_call() -> CallContext | None:
-    """The call that this code runs for, or None outside of a worker."""
+    """
+    The call that this code runs for, or None outside of a worker.
+
+    For example:
+
+        def render(frames: list[str]) -> None:
+            call = penstock.current_call()
+            for frame in frames:
+                if call is not None:
+                    call.check()
+    """
     make = thread_state.make_context or (process_contexts[-1] if process_contexts else None)
     return make() if make is not None else None
 

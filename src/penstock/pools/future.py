@@ -182,6 +182,12 @@ class Call(Ticket, LazyFuture[R], Generic[R]):
     """
     What `submit` returns: a Future that can also be canceled while it runs, and that can say how long it
     waited.
+
+    For example:
+
+        call = pool.submit(pow, 2, 10)
+        print(call.result(timeout=5))  # or: await asyncio.wrap_future(call)
+        call.cancel()
     """
 
     # Fields that every call writes or reads are slots. Rare ones are class attributes, so that the common

@@ -24,6 +24,13 @@ class CancelSignal:
     once.
 
     The explicit way beside keys, timeouts and asyncio's own cancellation; a call may have all four (DQ-5).
+
+    For example:
+
+        signal = penstock.CancelSignal()
+        resize = pool.task(thumbnail, signal=signal)
+        calls = [resize.submit(path) for path in paths]
+        signal.cancel("the album was closed")
     """
 
     def __init__(self) -> None:

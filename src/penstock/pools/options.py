@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["process", "thread", "cluster"]
+Start = Literal["lazy", "eager"]
+Requeue = Literal["front", "back"]
+PolicyName = Literal["block", "reject", "drop-latest", "drop-oldest"]
+CrashPolicyName = Literal["restart-fail-in-flight", "restart-requeue-in-flight", "fail-task"]
 
 
 _default_depth: float | None = None
@@ -28,6 +32,10 @@ def set_defaults(*, max_queue_depth: float | None = None) -> None:
     """
     Set defaults for all pools that this program makes from now on. None restores Penstock's own default:
     twice `max_in_flight` for a pool, 2 for a singleton.
+
+    For example:
+
+        penstock.set_defaults(max_queue_depth=100)
     """
     global _default_depth  # noqa: PLW0603  # a default of the whole program
     if max_queue_depth is not None:

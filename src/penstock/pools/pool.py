@@ -32,7 +32,18 @@ from penstock.pools.calling import (
 )
 from penstock.pools.future import Call
 from penstock.pools.guards import CancelSignal
-from penstock.pools.options import CrashPolicy, WorkerOptions, default_depth, one_of, seconds
+from penstock.pools.options import (
+    CrashPolicy,
+    CrashPolicyName,
+    Kind,
+    PolicyName,
+    Requeue,
+    Start,
+    WorkerOptions,
+    default_depth,
+    one_of,
+    seconds,
+)
 from penstock.pools.workers.base import WorkerGroup
 from penstock.pools.workers.processes import ProcessWorkers
 from penstock.pools.workers.threads import ThreadWorkers
@@ -58,25 +69,38 @@ class WorkerPool(Executor):
     when the queue is full, `map` pulls its items as results are taken, a running call can be canceled, and a
     dying worker takes no other call with it. Ctrl-C in a `with` block ends the running calls too: a worker
     process is killed, and the program does not wait for a thread.
+
+    For example:
+
+        with penstock.WorkerPool(workers=2, max_queue_depth=8) as pool:
+            call = pool.submit(thumbnail, "a.jpg")  # waits here while the queue is full
+            print(call.result())
+            for small in pool.map(thumbnail, paths):  # lazy: pulls items as you read
+                print(small)
     """
+
+    #: For SingletonWorker: the class whose object the worker keeps, and its constructor's arguments.
+    _target: Callable[..., object] | None = None
+    _args: tuple[Any, ...] = ()
+    _singleton = False
 
     def __init__(
         self,
         workers: int | None = None,
         *,
-        kind: str = "process",
+        kind: Kind = "process",
         cluster: Cluster | None = None,
         max_in_flight: int | None = None,
         max_queue_depth: float | None = None,
-        policy: str = "block",
+        policy: PolicyName = "block",
         timeout: float | None = None,
         key_of: Callable[..., Hashable] | None = None,
-        start: str = "lazy",
+        start: Start = "lazy",
         idle_stop: float | None = None,
-        crash_policy: str = CrashPolicy.RESTART_FAIL,
+        crash_policy: CrashPolicyName = "restart-fail-in-flight",
         crash_max_retries: int = 3,
         max_attempts: int = 3,
-        requeue: str = "front",
+        requeue: Requeue = "front",
         restart_delay: float = 0.1,
         grace: float = 5.0,
         recycle_after_calls: int | None = None,
@@ -86,9 +110,6 @@ class WorkerPool(Executor):
         hooks: QueueHooks | Iterable[QueueHooks] = (),
         name: str | None = None,
         max_workers: int | None = None,
-        _target: Callable[..., object] | None = None,
-        _args: tuple[Any, ...] = (),
-        _singleton: bool = False,
     ) -> None:
         """
         `max_workers` is the standard executors' name for `workers`. `start` is "lazy" or "eager". `grace` is
@@ -104,7 +125,7 @@ class WorkerPool(Executor):
         one_of("crash_policy", crash_policy, [str(value) for value in CrashPolicy])
         seconds("timeout", timeout, or_none=True)
         check_key_of(key_of)
-        name = registry.name_for(name, "singleton" if _singleton else "pool")
+        name = registry.name_for(name, "singleton" if self._singleton else "pool")
         options = WorkerOptions(
             workers=workers,
             kind=kind,
@@ -119,12 +140,16 @@ class WorkerPool(Executor):
             max_memory=recycle_above_rss,
             initializer=initializer,
             initargs=initargs,
-            target=_target,
-            args=_args,
+            target=self._target,
+            args=self._args,
             name=name,
         )
         in_flight = workers if max_in_flight is None else max_in_flight
-        depth = default_depth(in_flight, singleton=_singleton) if max_queue_depth is None else max_queue_depth
+        depth = (
+            default_depth(in_flight, singleton=self._singleton)
+            if max_queue_depth is None
+            else max_queue_depth
+        )
         limits = QueueLimits(
             max_in_flight=in_flight,
             max_queue_depth=depth,
@@ -398,7 +423,14 @@ class SingletonWorker(WorkerPool):
 
     Methods whose names a pool has itself are reached by `worker.method("submit")`. To give the constructor
     keyword arguments, wrap it: `functools.partial(Model, device="cpu")`.
+
+    For example:
+
+        with penstock.SingletonWorker(Model, "weights.bin") as model:
+            print(model.predict(image))
     """
+
+    _singleton = True
 
     def __init__(self, target: Callable[..., Any], *args: Any, **options: Any) -> None:
         if not callable(target):
@@ -411,7 +443,8 @@ class SingletonWorker(WorkerPool):
         if "workers" in options or "max_workers" in options:
             raise TypeError("a SingletonWorker has one worker; use WorkerPool for more")
         self._function = None if made else target
-        super().__init__(1, _target=target if made else None, _args=args, _singleton=True, **options)
+        self._target, self._args = target if made else None, args
+        super().__init__(1, **options)
 
     def method(self, name: str, *, timeout: float | None = None) -> Task[..., Any]:
         """A method of the object in the worker, with a timeout of its own if needed."""

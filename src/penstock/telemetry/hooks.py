@@ -31,28 +31,37 @@ class QueueHooks:
 
     An exception from a hook is logged, whatever it is, and breaks nothing else. Only Ctrl-C in the main
     thread is raised.
+
+    For example:
+
+        class Slow(penstock.QueueHooks):
+            def on_settle(self, call):
+                if call.ran_for > 1:
+                    print("slow:", call)
+
+        pool = penstock.WorkerPool(4, hooks=Slow())
     """
 
-    def on_queued(self, call: Call[Any]) -> None:
+    def on_queued(self, call: Call[Any], /) -> None:
         """The call was accepted."""
 
-    def on_dispatch(self, call: Call[Any]) -> None:
+    def on_dispatch(self, call: Call[Any], /) -> None:
         """
         The call was given to a worker; `call.attempt` says which attempt this is, `call.last_wait` how long
         it waited.
         """
 
-    def on_settle(self, call: Call[Any]) -> None:
+    def on_settle(self, call: Call[Any], /) -> None:
         """The call has a result or an error; `call.ran_for` is how long the function ran."""
 
-    def on_cancel(self, call: Call[Any], phase: CancelPhase) -> None: ...
+    def on_cancel(self, call: Call[Any], phase: CancelPhase, /) -> None: ...
 
-    def on_reject(self, call: Call[Any]) -> None: ...
+    def on_reject(self, call: Call[Any], /) -> None: ...
 
-    def on_requeue(self, call: Call[Any]) -> None:
+    def on_requeue(self, call: Call[Any], /) -> None:
         """The worker of the call was lost, and the call went back to the queue."""
 
-    def on_state_change(self, state: QueueState) -> None: ...
+    def on_state_change(self, state: QueueState, /) -> None: ...
 
 
 class HookDispatcher:

@@ -82,7 +82,14 @@ def name_for(name: str | None, kind: str) -> str:
 
 
 def snapshot() -> list[Any]:
-    """Every pool and graph of this process, by name."""
+    """
+    Every pool and graph of this process, by name.
+
+    For example:
+
+        for task in penstock.snapshot():
+            print(task)
+    """
     return [thing.snapshot() for thing in registered()]
 
 
@@ -96,6 +103,11 @@ def subscribe(interval: float, fn: Callable[[list[Any]], object]) -> Subscriptio
     """
     Call `fn` with a snapshot every `interval` seconds, on a thread of Penstock's, until the subscription is
     closed.
+
+    For example:
+
+        subscription = penstock.subscribe(5, print)
+        subscription.close()
     """
     if not isinstance(interval, (int, float)) or interval <= 0:
         raise ValueError(f"interval is {interval!r}; it must be a number of seconds above 0")
@@ -197,6 +209,10 @@ def instrument(
 
     Gauges and counters are read at collection and cost a call nothing. Histograms and spans cost what the SDK
     takes for them, many times the cost of a call; pools of very short calls may leave them out.
+
+    For example:
+
+        penstock.instrument()  # every pool and graph of this program
     """
     from penstock.pools.pool import WorkerPool  # noqa: PLC0415  # pools import this module
 

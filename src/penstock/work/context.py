@@ -82,6 +82,18 @@ class JobContext:
     """
     `attempt` counts from 1 and grows with each failure. `fence` grows with each start, whatever its cause: hand it to
     an outside system that can refuse older numbers, and an attempt that was given up can do no harm there.
+
+    For example:
+
+        @scheduler.job
+        def crawl(ctx: penstock.JobContext, site: str) -> int:
+            page = ctx.checkpoint or 0
+            while page < 3:
+                page += 1
+                ctx.progress(page / 3)
+                ctx.save_checkpoint(page)
+                ctx.check()  # raises if the attempt must end
+            return page
     """
 
     def __init__(self, facts: JobFacts, channel: JobChannel) -> None:
@@ -219,7 +231,15 @@ current: Final[ContextVar[CurrentJob | None]] = ContextVar("penstock_job", defau
 
 
 def current_job() -> JobContext:
-    """The context of the job that this code runs for. LookupError outside a job."""
+    """
+    The context of the job that this code runs for. LookupError outside a job.
+
+    For example:
+
+        def crawl(site: str) -> int:
+            penstock.current_job().progress(0.5, "half of it")
+            return 1
+    """
     job = current.get()
     if job is None:
         raise LookupError("current_job() was called outside a job")

@@ -31,20 +31,40 @@ from penstock.core.text import is_kind, safe_repr
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """An input that the run brings along: `executor.run(plan, {"user_id": 7})`."""
+    """
+    An input that the run brings along: `executor.run(plan, {"user_id": 7})`.
+
+    For example:
+
+        g = penstock.Graph(env={"user_id": int})
+        g.node(inputs={"key": penstock.Env("user_id")})(load)
+    """
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """An input that never changes. Wrapped, so that a string is not taken for the name of a node."""
+    """
+    An input that never changes. Wrapped, so that a string is not taken for the name of a node.
+
+    For example:
+
+        g.node(inputs={"mode": penstock.Const("fast")})(render)
+    """
 
     value: Any
 
 
 class Lane(StrEnum):
-    """Where a node runs, as its author writes it."""
+    """
+    Where a node runs, as its author writes it.
+
+    For example:
+
+        @g.node(lane=penstock.Lane.IO)  # or lane="io"
+        async def profile(user_id: int) -> str: ...
+    """
 
     COMPUTE = "compute"
     IO = "io"
@@ -75,6 +95,15 @@ class OnError(StrEnum):
 
 
 class RunStatus(StrEnum):
+    """
+    How a run of a graph ended: ok, error, canceled or deadline; each is a string.
+
+    For example:
+
+        if result.status == penstock.RunStatus.DEADLINE:
+            print("the run took too long")
+    """
+
     OK = "ok"
     ERROR = "error"
     CANCELED = "canceled"
@@ -82,6 +111,15 @@ class RunStatus(StrEnum):
 
 
 class NodeStatus(StrEnum):
+    """
+    How a node of a run ended; each is a string.
+
+    For example:
+
+        result = executor.run(plan, {"user_id": 7})
+        print(result.nodes(penstock.NodeStatus.SKIPPED))
+    """
+
     OK = "ok"
     ERROR = "error"
     SKIPPED = "skipped"  # never called, and never will be
@@ -172,7 +210,14 @@ Step: TypeAlias = tuple[
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, weakref_slot=True)
 class Plan:
-    """A compiled graph: immutable, reusable, and run concurrently with itself."""
+    """
+    A compiled graph: immutable, reusable, and run concurrently with itself.
+
+    For example:
+
+        plan = g.compile()  # once
+        results = [executor.run(plan, {"user_id": n}) for n in range(10)]
+    """
 
     name: str
     names: tuple[str, ...]

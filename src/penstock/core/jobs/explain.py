@@ -101,6 +101,15 @@ NOTHING_FOUND: Final = Findings()
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
+    """
+    Why a job is in its state, and what it waits for; `str()` is the sentence for people.
+
+    For example:
+
+        explanation = job.explain()
+        print(explanation)  # "It needs 30 units; 12 of 90 are free ..."
+    """
+
     job_id: JobId
     state: JobState
     text: str

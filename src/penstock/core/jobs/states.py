@@ -27,6 +27,16 @@ from penstock.core.jobs.types import MINUTE, SECOND, EndReason, Span
 
 
 class JobState(StrEnum):
+    """
+    The states of a job: QUEUED, DISPATCHING, RUNNING, DONE, FAILED, CANCELED and BLOCKED; each is a
+    string.
+
+    For example:
+
+        if job.state == penstock.JobState.DONE:
+            print(job.result())
+    """
+
     QUEUED = "QUEUED"  # accepted, not started
     DISPATCHING = "DISPATCHING"  # its units are reserved; a worker is being found or started
     RUNNING = "RUNNING"  # a worker holds its lease

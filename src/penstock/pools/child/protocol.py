@@ -279,6 +279,13 @@ class RemoteTraceback(Exception):  # shown as a cause, never raised
 class RemoteError(PenstockError):
     """
     The function raised an exception that cannot be rebuilt here: `type_name` and `text` describe it.
+
+    For example:
+
+        try:
+            pool.submit(parse, text).result()
+        except penstock.RemoteError as remote:
+            print(remote.type_name, remote.text)
     """
 
     code = "remote_error"
