@@ -60,3 +60,56 @@ def test_equal_addons_get_equal_shares_of_a_thousand_starts(host, workers):
 
     until(lambda: len(started()) >= 1_000, within=600)
     assert len(started() & of_second) == pytest.approx(len(started() & of_first), rel=0.1)
+
+
+def test_units_kept_for_a_large_command_are_given_to_no_addon_job(daemon, workers):
+    """Without kept units the command waits for the last of the small jobs: there is never a moment without them."""
+    host = daemon("capacity.units=40", "order.patience=1s")
+    workers.start(host, "--concurrency=40", addon="first")
+    begins(host, workers, "first")
+    small = [
+        job_of("first", "sleep", {"seconds": 0.7 + n % 5 * 0.2}, cost_units=10, expected_duration_sec=1)
+        for n in range(200)
+    ]
+    ids = {receipt.job_id for receipt in host.client.submit_many(small)}
+    until(lambda: len(started_of(workers, ids)) >= 4)
+    command = host.client.submit("cli", "penstock.shell", {"script": "true"}, cost_units=40).job_id
+    until(lambda: host.client.job(command).state == "DONE")
+
+    before = len(started_of(workers, ids))
+    assert before <= 60, f"{before} of 200 small jobs started before the command"
+    assert {"no_room"} == {e.reason for e in events_of(host, command) if e.kind == "DENIED"}
+
+
+def test_jobs_without_a_worker_hold_no_units_after_the_third_start_timeout(daemon, workers):
+    host = daemon("capacity.units=40", "leases.start_timeout=1s", "retry.start=1s")
+    workers.start(host, "--concurrency=40", addon="first")
+    begins(host, workers, "first")
+    alone = submit(host, "absent", 3, 0, priority=95)
+    until(lambda: all(timeouts_of(host, job_id) >= 3 for job_id in alone), within=300)
+    # Ready again: only that no worker comes holds them now.
+    until(lambda: {host.client.explain(job_id).reason for job_id in alone} == {"no_worker"})
+    reserved = [reservations_of(host, job_id) for job_id in alone]
+    for _ in range(20):
+        [job] = host.client.submit_many([job_of("first", "sleep", {"seconds": 0}, cost_units=40)])
+        until(lambda job=job: host.client.job(job.job_id).state == "DONE")
+
+    assert [reservations_of(host, job_id) for job_id in alone] == reserved == [3, 3, 3]
+    workers.start(host, "--concurrency=4", addon="absent")
+    until(lambda: all(host.client.job(job_id).state == "DONE" for job_id in alone))
+
+
+def started_of(workers, ids):
+    return {line[2] for line in workers.started()} & ids
+
+
+def events_of(host, job_id):
+    return host.client.events(job_id=job_id, limit=500).events
+
+
+def timeouts_of(host, job_id):
+    return sum(event.reason == "start_timeout" for event in events_of(host, job_id))
+
+
+def reservations_of(host, job_id):
+    return sum(event.kind == "DISPATCHING" for event in events_of(host, job_id))
