@@ -7,8 +7,9 @@ import pytest
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.types import SECOND
+from penstock.core.jobs.viewer import Viewer
 from penstock.scheduler.dispatcher import WorkerKinds
-from penstock.stores.api import RegisterHost, committed
+from penstock.stores.api import Query, RegisterHost, committed
 
 
 def lease_all(kit):
@@ -222,3 +223,33 @@ def test_a_label_holds_nobody_else_up_and_nobody_records_what_is_not_for_them(ki
 
     assert ("QUEUED", "DISPATCHING") == (kit.state(asks), kit.state(plain))
     assert ["SUBMITTED"] == kit.kinds(asks)
+
+
+# what an addon may learn
+
+
+def seen_by(kit, job_id, addon):
+    owned = {job.job_id for job in kit.store.find(Query(addon_id=addon, limit=100))}
+    return kit.job_service.explain(job_id, Viewer(addon, owned.__contains__))
+
+
+def test_a_viewer_learns_no_type_of_another_addons_workers(kit):
+    kit.job_service.claim(WorkerKinds("b", frozenset({"thumbnail"})), 1)
+    kit.job_service.claim(WorkerKinds("a", frozenset({"resize"})), 1)
+    [job_id] = kit.submit(job_type="thumnail")
+
+    assert kit.job_service.explain(job_id).reason_data["known"] == ("resize", "thumbnail")
+    assert seen_by(kit, job_id, "a").reason_data["known"] == ("resize",)
+    assert "thumbnail" not in seen_by(kit, job_id, "a").text
+
+
+def test_a_viewer_learns_how_many_jobs_hold_the_units_and_the_names_of_its_own(kit):
+    [theirs] = kit.submit(addon_id="b", cost_units=60)
+    [mine] = kit.submit(addon_id="a", cost_units=30)
+    kit.step()
+    lease_all(kit)
+    [job_id] = kit.submit()
+
+    assert kit.job_service.explain(job_id).held_by == (theirs, mine)
+    assert seen_by(kit, job_id, "a").held_by == (None, mine)
+    assert f"Job {mine[-8:]} and 1 more job use the rest." in seen_by(kit, job_id, "a").text
