@@ -47,7 +47,7 @@ class Scene:
         self.jobs = [
             receipt.job_id for receipt in job_service.submit([Intent(addon_id="chaos", job_type="x")] * 4)
         ]
-        for _, dispatch, _ in job_service.claim(WorkerKinds(), 4, "w"):
+        for _, dispatch, *_ in job_service.claim(WorkerKinds(), 4, "w"):
             job_service.end(dispatch.dispatch_id)
         for job_id in self.jobs:
             self.mark("began", job_id)

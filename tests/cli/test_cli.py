@@ -238,6 +238,26 @@ def test_a_job_that_must_not_be_preempted_says_so(shell):
     assert shell.answer("show", "last")["preemptible"] is False
 
 
+def test_a_job_runs_after_another_and_is_canceled_with_it(shell):
+    parent = shell("submit", "-t", "t", "--addon", "a").stdout.strip()
+    child = shell("submit", "--after", "last", "--", "true").stdout.strip()
+    clean_up = shell(
+        "submit", "--after", f"{parent[-8:]}:done", "--after", child + ":done", "--", "true"
+    ).stdout.strip()
+
+    assert shell.answer("show", child)["after"] == [f"{parent}:ok"]
+    assert f"It waits for job {parent[-8:]} (" in shell("explain", child).stdout
+    assert "(waits for 2)" in shell("show", clean_up).stdout
+    shell("cancel", parent)
+    shell("wait", clean_up)
+
+    assert shell.answer("show", child)["end"] == "dependency_unmet"
+    assert shell.answer("show", clean_up)["state"] == "DONE"
+    wrong = shell("submit", "--after", f"{parent}:ended", "--", "true")
+    assert (wrong.returncode, "ok, done, failed" in wrong.stderr) == (2, True)
+    assert shell("submit", "--after", "zzzz", "--", "true").returncode != 0
+
+
 def test_at_its_cost_limit_a_command_is_stopped_and_a_retry_grants_as_much_again(shell):
     script = (
         f"[ -e again ] && exit; touch again; '{sys.executable}' -m penstock.runner.job spend 2.5; sleep 60"

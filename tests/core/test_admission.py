@@ -37,6 +37,7 @@ from penstock.core.jobs.reasons import (
     Paused,
     QueuedAhead,
     UnitsKept,
+    WaitsForParents,
     from_json,
     retry_after_sec,
     words,
@@ -262,6 +263,7 @@ def test_there_is_room_for_as_many_as_would_start_one_by_one(admission_class, be
 
 
 EXAMPLES = [
+    WaitsForParents((JobId("job-00000017"), None), ("ok", "done"), ("FAILED", "RUNNING"), 4),
     Draining(),
     LabelMissing(("gpu",)),
     LabelMissing(("gpu", "large"), ("render-1",)),

@@ -13,6 +13,7 @@ import pytest
 
 from penstock import current_job
 from penstock.core.errors import NotFound
+from penstock.core.jobs.dependencies import Dependency
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import SetAddon, committed
 from tests import SOURCES
@@ -30,6 +31,18 @@ def test_a_function_tells_how_far_it_is_and_saves_where_it_is(plant):
     assert plant.store.checkpoint(job) == '{"at":3}'
     assert plant.output(job)["log"] == "half way"
     assert ("CHECKPOINT", "") in plant.events(job)
+
+
+def test_a_command_and_a_function_read_the_results_of_their_parents(plant):
+    parent = plant.function("tell")
+    after = (Dependency(parent),)
+    command = plant.submit("shell", {"script": f"{JOB} parents"}, after=after)
+    function = plant.function("parents", fields={"after": after})
+
+    plant.settled(command)
+    expected = [[parent, "DONE", [parent, {"at": 3}]]]
+    assert json.loads(plant.output(command)["stdout"]) == expected
+    assert json.loads(plant.settled(function).result) == expected
 
 
 def test_progress_is_told_while_the_job_runs(plant, tmp_path):

@@ -139,6 +139,10 @@ def tell():
     return [job.id, job.checkpoint]
 
 
+def parents():
+    return current_job().parents
+
+
 def journal(path, beats=8):
     """Says all the time that it runs, to somebody who is not the scheduler."""
     dispatch = f"{current_job().id}.{current_job().fence}"

@@ -6,6 +6,7 @@ the job to ask about, and the names that the expected words may use.
 from __future__ import annotations
 
 from penstock.core.jobs.admission import AdmissionLimits, Budget, Caps
+from penstock.core.jobs.dependencies import Dependency, IfUnmet
 from penstock.core.jobs.load import Capacity, Host, QuietState, Reading
 from penstock.core.jobs.preemption import Preemption
 from penstock.core.jobs.states import JobState
@@ -69,6 +70,25 @@ def limited(kit, **caps):
 
 def free(kit):
     return present(kit), kit.submit()[0], {}
+
+
+def after_another_job(kit):
+    [parent] = kit.submit()
+    return present(kit), kit.submit(after=(Dependency(parent),))[0], {"parent": parent}
+
+
+def after_a_job_that_failed(kit):
+    present(kit)
+    [parent] = kit.submit()
+    [claimed] = kit.job_service.claim(ANY, 1)
+    kit.job_service.end(claimed.dispatch.dispatch_id, EndReason.JOB_ERROR, error="no")
+    others = kit.submit(n=4, addon_id="b")
+    after = tuple(map(Dependency, (parent, *others)))
+    return (
+        kit,
+        kit.submit(after=after, if_unmet=IfUnmet.WAIT)[0],
+        {"parent": parent, "other": others[0], "third": others[1]},
+    )
 
 
 def free_and_a_claim_waits(kit):

@@ -38,6 +38,16 @@ TABLE = [
         {"reason": "", "gates": [], "short": "starts with the next round", "next_step": "the next round starts it", "way_out": "penstock cancel {job}"},
     ),
     Row(
+        s.after_another_job,
+        "Waiting for 0 s. It waits for job {parent} (QUEUED) to be DONE.",
+        {"reason": "waits_for_parents", "gates": ["waits_for_parents"], "short": "waits for another job", "next_step": "the job that it waits for ends", "way_out": "penstock cancel {job}"},
+    ),
+    Row(
+        s.after_a_job_that_failed,
+        "Waiting for 0 s. It waits for job {parent} (FAILED) to be DONE, for job {other} (QUEUED) to be DONE, for job {third} (QUEUED) to be DONE and for 2 more jobs. `penstock retry {parent}` changes that.",
+        {"reason": "waits_for_parents", "gates": ["waits_for_parents"], "short": "waits for 5 other jobs", "next_step": "the jobs that it waits for end", "way_out": "penstock retry {parent}"},
+    ),
+    Row(
         s.free_and_a_claim_waits,
         "Waiting for 0 s. It waits for a worker to claim it. A worker that may claim it last asked 12 s ago.",
         {"reason": "awaits_worker", "gates": ["awaits_worker"], "short": "waits for a worker to claim it", "next_step": "a worker claims it", "way_out": "penstock cancel {job}"},

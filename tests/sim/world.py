@@ -314,7 +314,7 @@ class World:
         if self.rng.random() < 0.5:
             kinds = WorkerKinds(AddonId("a"), frozenset(self.rng.choice([[], ["x"]])))
             claimed = ask(lambda: self.job_service.claim(kinds, self.rng.choice([1, 2]), worker.name))
-            for job, dispatch, _ in claimed or []:
+            for job, dispatch, *_ in claimed or []:
                 self.begin(worker, job.job_id, dispatch, sent)
             return
         offered = ask(lambda: self.job_service.dispatchable(None)) or []
@@ -509,7 +509,7 @@ class World:
             if dispatch.phase is DispatchPhase.RESERVED and dispatch.job_id is not None:
                 self.call(lambda job_id=dispatch.job_id: self.job_service.lease(job_id))  # type: ignore[misc]  # bound now
             self.call(lambda d=dispatch.dispatch_id: self.job_service.end(d))  # type: ignore[misc]
-        for _, dispatch, _ in self.call(lambda: self.job_service.claim(WorkerKinds(), 10, "healer")) or []:
+        for _, dispatch, *_ in self.call(lambda: self.job_service.claim(WorkerKinds(), 10, "healer")) or []:
             self.call(lambda d=dispatch.dispatch_id: self.job_service.end(d))  # type: ignore[misc]
 
     def check_healed(self) -> None:

@@ -129,7 +129,7 @@ def test_a_trail_is_played_again_as_it_was():
         job_service.submit(
             [Intent(addon_id="a", job_type="x", idempotency_key=str(number), payload='"large"')]
         )
-        [(_, dispatch, _)] = job_service.claim(WorkerKinds(), 1, "w")
+        [(_, dispatch, *_)] = job_service.claim(WorkerKinds(), 1, "w")
         now[0] += (20 + number) * SECOND
         job_service.end(dispatch.dispatch_id)
     job_service.submit(

@@ -141,6 +141,8 @@ def show(session: CliSession, job: str) -> None:
         "cost": f"{info.cost_units} units",
         "priority": info.priority,
         "preemptible": "" if info.preemptible else "no",
+        "after": ", ".join(info.after) + (f" (waits for {info.unmet})" if info.unmet else ""),
+        "if unmet": info.if_unmet if info.after else "",
         "run when": info.run_when + (f", quiet for {span(info.quiet_for_sec)}" if info.quiet_for_sec else ""),
         "created": f"{info.created_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(info.created_at)} ago)",
         "not before": _moment(info.next_earliest_start_at),

@@ -12,6 +12,7 @@ from penstock.cli.parsers import ADDON, DURATION, PRIORITY, WHEN, WHOLE_SECONDS,
 from penstock.cli.printing import echo
 from penstock.cli.session import CliSession, passes, wrong_options
 from penstock.core.errors import BadIntent
+from penstock.core.jobs.dependencies import ParentCondition
 from penstock.core.text import parsed
 
 if TYPE_CHECKING:
@@ -52,6 +53,12 @@ _OPTIONS = (
                  help="Only a host with this label runs the job; may be repeated."),
     click.option("--no-preempt", "preemptible", is_flag=True, flag_value=False, default=True,
                  help="Never stop the running job in favor of one of higher priority."),
+    click.option("--after", multiple=True, metavar="JOB[:ok|:done|:failed]",
+                 help="Start after this job: when it is DONE (or :ok), has ended in whatever way (:done), or is "
+                      "FAILED (:failed). A part of its id or `last` will do; may be repeated."),
+    click.option("--if-unmet", type=click.Choice(["cancel", "fail", "wait"]), default="cancel",
+                 help="What becomes of the job if a job of --after ends otherwise: canceled, failed, or it waits "
+                      "for a retry."),
     click.option("--key", "idempotency_key", help="Idempotency key: two submits with one key make one job."),
     click.option("--cwd", type=click.Path(exists=True, file_okay=False, resolve_path=True),
                  help="The directory in which the command starts; by default the current one."),
@@ -137,10 +144,19 @@ def command_payload(
 
 def _submit(session: CliSession, job_type: str, payload: Any, *, addon: str, **fields: Any) -> wire.Submitted:
     given = {name: value for name, value in fields.items() if value is not None}
+    given["after"] = tuple(_parent(session, word) for word in given.get("after", ()))
     try:
         return session.client.submit(addon, job_type, payload, **given)
     except BadIntent as bad:
         raise wrong_options(bad) from None
+
+
+def _parent(session: CliSession, word: str) -> str:
+    """With the whole id of the job."""
+    part, colon, condition = word.partition(":")
+    if colon and condition not in list(ParentCondition):
+        raise click.UsageError(f"--after {word}: the condition must be one of {', '.join(ParentCondition)}")
+    return f"{session.job_id(part)}{colon}{condition}"
 
 
 def _variable(word: str) -> tuple[str, str]:

@@ -422,6 +422,7 @@ def facts_of(job: ClaimedJob) -> JobFacts:
         None if deadline is None else moment_of(deadline),
         bytes(job.payload).decode() or "null",
         None if checkpoint in ("", "null") else checkpoint,
+        bytes(job.parents).decode() or None,
     )
 
 

@@ -18,12 +18,13 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeAlias, TypedDict
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias, TypedDict
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.core.jobs.admission import AdmissionLimits, Caps
+from penstock.core.jobs.dependencies import Dependency, IfUnmet, ParentCondition
 from penstock.core.jobs.intent import LABEL, LABEL_WORDS, Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.ordering import Ordering
@@ -31,6 +32,7 @@ from penstock.core.jobs.types import (
     SECOND,
     Constraint,
     HostId,
+    JobId,
     Moment,
     Money,
     RunWhen,
@@ -47,6 +49,16 @@ Seconds: TypeAlias = "int | float | timedelta"
 #: A moment with its time zone, or how far from now.
 When: TypeAlias = "datetime | timedelta | int | float"
 RunWhenWord: TypeAlias = Literal["any", "normal", "quiet"]
+#: A job, or its id, that must be DONE; with "done" it must have ended, with "failed" it must be FAILED.
+Parent: TypeAlias = "str | HasId | tuple[str | HasId, Literal['ok', 'done', 'failed']]"
+IfUnmetWord: TypeAlias = Literal["cancel", "fail", "wait"]
+
+
+class HasId(Protocol):
+    """A handle."""
+
+    @property
+    def id(self) -> str: ...
 
 
 class Options(TypedDict, total=False):
@@ -72,6 +84,8 @@ class Options(TypedDict, total=False):
     not_before: When | None
     cost_limit: float | str | Decimal | None
     unit: str
+    after: Iterable[Parent]
+    if_unmet: IfUnmetWord
     wait_for_space: Seconds
 
 
@@ -229,6 +243,29 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def dependencies(name: str, value: Any) -> tuple[Dependency, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} is {value!r}; it must be a list of jobs: [{value!r}]")
+    return tuple(_dependency(name, parent) for parent in value)
+
+
+def _dependency(name: str, value: Any) -> Dependency:
+    job, condition = value if isinstance(value, tuple) and len(value) == 2 else (value, "ok")
+    job_id = getattr(job, "id", job)
+    if not isinstance(job_id, str) or condition not in list(ParentCondition):
+        raise TypeError(
+            f"{name} has {value!r}; it must be a job, the id of one, or a tuple of it and "
+            f"{', '.join(map(repr, map(str, ParentCondition)))}"
+        )
+    return Dependency(JobId(job_id), ParentCondition(condition))
+
+
+def _if_unmet(name: str, value: Any) -> IfUnmet:
+    if value not in list(IfUnmet):
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, map(str, IfUnmet)))}")
+    return IfUnmet(value)
+
+
 def money(name: str, value: Any) -> Money:
     """In millionths, so that sums stay exact."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
@@ -257,6 +294,8 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[str, Any], Any]]]] = {
     "preemptible": ("preemptible", _flag),
     "cost_limit": ("cost_limit", _optional(money)),
     "unit": ("unit", _text),
+    "after": ("after", dependencies),
+    "if_unmet": ("if_unmet", _if_unmet),
 }
 
 

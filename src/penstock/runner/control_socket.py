@@ -68,6 +68,8 @@ class RunRequests:
         match call.get("op"):
             case "checkpoint":
                 return self._checkpoint(run, call.get("checkpoint"))
+            case "parents":
+                return {"parents": run.parents or "[]"}
             case "progress":
                 run.latest_progress = _fraction(call.get("progress"))
                 if message := call.get("message"):

@@ -4,6 +4,8 @@ What a running command reports about itself: `penstock job ...`, or
 
     checkpoint               print the last checkpoint as JSON; nothing if there is none
     checkpoint JSON          save a checkpoint; the next attempt reads it
+    parents                  print the jobs that this one waited for as JSON: a list of
+                             [id, state, result]
     progress 0.5 [WORDS...]  report progress, 0..1; the words go to the output of the job
     spend 0.25               add to the cost of the job, in its unit
     log WORDS...             write a line to the output of the job
@@ -34,6 +36,8 @@ def main(argv: Sequence[str]) -> int:
             call: dict[str, Any] = {"op": "checkpoint"}
         case ["checkpoint", text]:
             call = {"op": "checkpoint", "checkpoint": text}
+        case ["parents"]:
+            call = {"op": "parents"}
         case ["progress", number, *words]:
             call = {"op": "progress", "progress": _number(number), "message": " ".join(words)}
         case ["spend", amount]:
@@ -61,6 +65,8 @@ def _carry_out(call: dict[str, Any]) -> int:
         return _WRONG
     if answer.get("checkpoint") is not None:
         sys.stdout.write(f"{answer['checkpoint']}\n")
+    if "parents" in answer:
+        sys.stdout.write(f"{answer['parents']}\n")
     return int(not answer["yield"]) if "yield" in answer else 0
 
 

@@ -49,6 +49,8 @@ class ActiveDispatch(ActiveLease):
     yielded: bool = False
     noted: bool = False  # it logged something, which its warden writes asynchronously
     spent: Money = 0
+    #: JSON: the results of its parents; None: it has none.
+    parents: str | None = None
 
     def __post_init__(self) -> None:
         ttl = seconds(self.dispatch.expires_at - self.dispatch.admitted_at)
@@ -243,7 +245,7 @@ def _call(run: ActiveDispatch) -> Frame:
         "op": "call",
         "call": run.call,
         # The arguments travel as they are.
-        "facts": facts_of(run.job, run.dispatch, run.checkpoint)._replace(payload="null"),
+        "facts": facts_of(run.job, run.dispatch, run.checkpoint, run.parents)._replace(payload="null"),
         "function": work.function,
         "by_star": work.by_star,
         "args": work.args,

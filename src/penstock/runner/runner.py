@@ -312,7 +312,7 @@ class Runner:
         return free
 
     def _begin(self, claimed: GrantedJob) -> None:
-        job, dispatch, checkpoint = claimed
+        job, dispatch, checkpoint, parents = claimed
         try:
             work = read(job.intent.job_type, job.intent.payload, self._settings.functions)
         except Refused as error:
@@ -321,7 +321,7 @@ class Runner:
                 Outcome(EndReason.JOB_ERROR, error=str(error)),
             )
             return
-        run = ActiveDispatch(job, dispatch, work, checkpoint, self._exchanged_at)
+        run = ActiveDispatch(job, dispatch, work, checkpoint, self._exchanged_at, parents=parents)
         others = (*self._lost, *self._runs.values())
         if dispatch.fence > 1 and any(other.job.job_id == job.job_id for other in others):
             why = "processes of its last attempt survive on this host"

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import NotFound
 from penstock.core.jobs.admission import AdmissionClass, admission_class_of, keys_of
+from penstock.core.jobs.dependencies import DependencyStatus
 from penstock.core.jobs.explain import Explanation, Findings, HostStanding, PreemptionInfo, explain
 from penstock.core.jobs.forecast import Outlook, likely_starts, outlook, reachable
 from penstock.core.jobs.intent import Intent
@@ -31,6 +32,7 @@ from penstock.core.jobs.reasons import (
     QueuedAhead,
     Reason,
     UnitsKept,
+    WaitsForParents,
 )
 from penstock.core.jobs.refusals import all_refusals, refusal_on
 from penstock.core.jobs.round import AdmissionView, Placement
@@ -55,6 +57,10 @@ _MOST_EVENTS: Final = 5_000
 _MOST_HOLDERS: Final = 20
 #: After a start the workers that are away may only not have come back yet.
 _STARTED_LATELY: Final = 10 * MINUTE
+
+
+#: So many parents are named.
+_NAMED: Final = 3
 
 
 class _View(NamedTuple):
@@ -101,6 +107,10 @@ class Explainer:
         current, holders = self._outlook(seen, admission_class, worker, now)
         current = self._with_range(job_id, current)
         gates = [self._named(gate, admission_class, now) for gate in seen.refusals]
+        if job.unmet:
+            waits = self._unmet_parents(job)
+            current, holders = Outlook(waits), ()
+            gates.insert(0, waits)
         if worker is not None and not isinstance(worker, AwaitsWorker):
             gates.append(worker)
         findings = replace(
@@ -112,6 +122,20 @@ class Explainer:
         )
         findings = self._with_priorities(job, current, findings)
         return explain(job, now, last, current, viewer=viewer, findings=findings)
+
+    def _unmet_parents(self, job: Job) -> WaitsForParents:
+        unmet = [
+            link
+            for link in self._store.links(job.job_id)
+            if link.child == job.job_id and link.status is DependencyStatus.OPEN
+        ][:_NAMED]
+        states = {parent.job_id: parent.state for parent in self._store.jobs([link.parent for link in unmet])}
+        return WaitsForParents(
+            tuple(link.parent for link in unmet),
+            tuple(str(link.condition) for link in unmet),
+            tuple(str(states[link.parent]) for link in unmet),
+            job.unmet,
+        )
 
     def _look(self, view: AdmissionView, job: Job, admission_class: AdmissionClass) -> _View:
         inputs = self._dispatcher.inputs(view)

@@ -24,7 +24,7 @@ from penstock.core.jobs.admission import EVERYTHING, AdmissionClass
 from penstock.core.jobs.changes import Change, Renewal
 from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.intent import MAX_PAYLOAD, Intent, all_but_payload, check
-from penstock.core.jobs.job import Dispatch, Event, Job
+from penstock.core.jobs.job import Dispatch, Event, Job, dispatch_id_of
 from penstock.core.jobs.learning import TypeStats
 from penstock.core.jobs.reasons import Reason
 from penstock.core.jobs.round import AdmissionView, RoundResult, decide_standalone_lease
@@ -106,6 +106,8 @@ class GrantedJob(NamedTuple):
     job: Job
     dispatch: Dispatch
     checkpoint: str | None
+    #: JSON: for each parent its id, its state and its result; None: it has none.
+    parents: str | None = None
 
 
 class EndReport(NamedTuple):
@@ -277,9 +279,12 @@ class JobService:
     def rerun_intent(self, job_id: JobId, **fields: Any) -> Intent:
         """
         The request of a job, for a new job: with the changed `fields`, without the idempotency key, which means the old job,
-        and without times that have passed.
+        without its parents, which may be gone, and without times that have passed.
         """
-        intent, now = replace(self._job(job_id).intent, idempotency_key=None, **fields), self._store.now()
+        intent, now = (
+            replace(self._job(job_id).intent, idempotency_key=None, after=(), **fields),
+            self._store.now(),
+        )
         times: dict[str, Any] = {
             name: None
             for name in ("deadline_at", "earliest_start_at")
@@ -394,10 +399,29 @@ class JobService:
     def granted(self, grants: Iterable[tuple[Dispatch, Job | None]]) -> list[GrantedJob]:
         """The leased jobs with all that their workers need."""
         return [
-            GrantedJob(job, d, self._store.checkpoint(job.job_id) if d.fence > 1 else None)
+            GrantedJob(
+                job,
+                d,
+                self._store.checkpoint(job.job_id) if d.fence > 1 else None,
+                self._parents(job) if job.intent.after else None,
+            )
             for d, job in grants
             if job is not None
         ]
+
+    def _parents(self, job: Job) -> str:
+        """The results of its parents, as long as they are not too large together."""
+        ids = [dependency.job_id for dependency in job.intent.after]
+        parents = {parent.job_id: parent for parent in self._store.jobs(ids)}
+        last = [dispatch_id_of(p.job_id, p.fence) for p in parents.values() if p.state is JobState.DONE]
+        results = {d.job_id: d.result for d in self._store.dispatches(last).values()}
+        room, texts = MAX_PAYLOAD, []
+        for job_id in ids:
+            result = results.get(job_id) or "null"
+            room -= len(result)
+            state = f'"{parents[job_id].state}"' if job_id in parents else "null"
+            texts.append(f'["{job_id}",{state},{result if room >= 0 else "null"}]')
+        return f"[{','.join(texts)}]"
 
     def ask(
         self, admission_class: AdmissionClass, priority: int, worker: str = ""
@@ -516,7 +540,7 @@ class JobService:
         """
         reports, taken_up, ending, admitted, previews = pending
         preview, prepared = previews.get(), None
-        if preview is not None and not taken_up and all(grant.dispatch.fence == 1 for grant in preview):
+        if preview is not None and not taken_up and all(map(_needs_no_reads, preview)):
             prepared = prepare(self.granted(preview))  # nothing of it need be read
         done = self._completed(reports, ending)
         try:
@@ -616,6 +640,11 @@ class JobService:
     @property
     def _end_settings(self) -> dict[str, Any]:
         return {"schedules": self._rules.schedules, "ordering": self._rules.ordering}
+
+
+def _needs_no_reads(grant: Grant) -> bool:
+    """A first attempt has no checkpoint. The parents of a job may have ended in the commit that is under way."""
+    return grant.dispatch.fence == 1 and not (grant.job is not None and grant.job.intent.after)
 
 
 def _target(change: Change) -> JobState | None:

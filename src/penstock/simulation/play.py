@@ -271,9 +271,14 @@ _UNKNOWN: Final[Span] = 60 * SECOND
 def replayed(store: Store) -> list[Arrival]:
     """Every job that the store still has, in the order of arrival."""
     lengths = _lengths(feed(store))
-    jobs = sorted(_jobs(store), key=lambda job: job.created_at)
+    jobs = sorted(_jobs(store), key=_arrival)
     usual = _usual((job.intent.job_type, lengths[job.job_id]) for job in jobs if job.job_id in lengths)
-    return [Arrival(job.created_at, _plain(job.intent), _length(job, lengths, usual)) for job in jobs]
+    return [Arrival(_arrival(job), _plain(job.intent), _length(job, lengths, usual)) for job in jobs]
+
+
+def _arrival(job: Job) -> Moment:
+    """A job with parents arrives when they let it go: it keeps the moment that it had."""
+    return max(job.created_at, job.ready_at) if job.intent.after else job.created_at
 
 
 def _jobs(store: Store) -> Iterator[Job]:
@@ -316,7 +321,8 @@ def _length(job: Job, lengths: dict[JobId, Span], usual: dict[str, Span]) -> Spa
 
 def _plain(intent: Intent) -> Intent:
     """
-    Without what only a real run needs: nothing is carried, nothing spent, and a key would make two jobs one.
+    Without what only a real run needs: nothing is carried, nothing spent, a key would make two jobs one, and the
+    parents have other ids.
     """
     return replace(
         intent,
@@ -327,6 +333,7 @@ def _plain(intent: Intent) -> Intent:
         max_runtime_sec=None,
         max_active_sec=None,
         retry_delays_sec=(),
+        after=(),
     )
 
 

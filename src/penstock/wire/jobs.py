@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from penstock.core.jobs.job import DEADLINE_PASSED
+from penstock.core.jobs.dependencies import MOST_PARENTS, IfUnmet
+from penstock.core.jobs.job import DEADLINE_PASSED, DEPENDENCY_UNMET
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason, RunWhen
 from penstock.wire.common import (
@@ -36,7 +37,14 @@ from penstock.wire.common import (
     Words,
 )
 
-JobEnd: TypeAlias = Annotated[str, Meta(pattern="^({})$".format("|".join([*EndReason, DEADLINE_PASSED])))]
+JobEnd: TypeAlias = Annotated[
+    str, Meta(pattern="^({})$".format("|".join([*EndReason, DEADLINE_PASSED, DEPENDENCY_UNMET])))
+]
+
+
+ParentName: TypeAlias = Annotated[
+    str, Meta(pattern=r"^[0-9a-zA-Z#][0-9a-zA-Z-]{0,63}(:(ok|done|failed))?$", max_length=71)
+]
 
 
 class Constraints(Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,6 +81,10 @@ class SubmitBody(WireRequest):
     retry_delays_sec: Annotated[tuple[Delay, ...], Meta(max_length=20)] = ()
     #: false: a run is never asked or forced to give its units to a job of higher priority.
     preemptible: bool = True
+    #: Jobs that must end first: `ID`, `ID:done` or `ID:failed`; in a bulk submit `#n` for the job at position n.
+    after: Annotated[tuple[ParentName, ...], Meta(max_length=MOST_PARENTS)] = ()
+    #: What becomes of the job if one of them ends otherwise.
+    if_unmet: IfUnmet = IfUnmet.CANCEL
     #: How long to wait for room when the queue is full; 0: be refused at once.
     wait_sec: Wait = 0
 
@@ -126,6 +138,11 @@ class JobSummary(WireAnswer):
     idempotency_key: str | None
     retry_delays_sec: tuple[int, ...]
     preemptible: bool
+    #: The jobs that must end first, with the condition on each.
+    after: tuple[str, ...]
+    if_unmet: IfUnmet
+    #: How many of them it waits for, while it is queued.
+    unmet: int
     attempts: int
     fence: int
     dispatch_id: str | None
@@ -168,6 +185,24 @@ class Jobs(WireAnswer):
 
     jobs: list[JobSummary]
     next: int | None
+
+
+class LinkedJob(WireAnswer):
+    """`status`: `open`, `met`, or `void` if the child was canceled."""
+
+    job_id: str
+    condition: str
+    status: str
+    state: JobState
+    job_type: str
+    title: str
+
+
+class Links(WireAnswer):
+    """The jobs that a job waits for or waited for, and those that wait for it. At most 200 of each."""
+
+    parents: list[LinkedJob]
+    children: list[LinkedJob]
 
 
 class Found(WireAnswer):

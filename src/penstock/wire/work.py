@@ -217,6 +217,8 @@ class ClaimedJob(WireAnswer):
     deadline_at: datetime | None
     payload: Raw
     checkpoint: Raw
+    #: For each parent its id, its state and its result.
+    parents: Raw
 
 
 class ClaimAnswer(WireAnswer):

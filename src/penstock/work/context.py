@@ -52,6 +52,16 @@ class JobFacts(NamedTuple):
     payload: str = "null"
     #: JSON; None: no attempt has saved one.
     checkpoint: str | None = None
+    #: JSON: for each parent its id, its state and its result; None: it has none.
+    parents: str | None = None
+
+
+class ParentResult(NamedTuple):
+    """A job that this one waited for. `result`: None also if it is not DONE, or if the results are too large together."""
+
+    job_id: str
+    state: str
+    result: Any
 
 
 class JobChannel(Protocol):
@@ -130,6 +140,11 @@ class JobContext:
     def deadline(self) -> datetime | None:
         moment = self._facts.deadline_at
         return None if moment is None else when(moment)
+
+    @property
+    def parents(self) -> tuple[ParentResult, ...]:
+        """The jobs that this one waited for, in the order of its `after`, with their results."""
+        return tuple(ParentResult(*parent) for parent in json.loads(self._facts.parents or "[]"))
 
     # whether to stop
 

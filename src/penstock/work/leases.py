@@ -128,7 +128,7 @@ class ActiveLease:
         self.stop, self.lost = self.stop or reason, True
 
 
-def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None) -> JobFacts:
+def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None, parents: str | None = None) -> JobFacts:
     intent = job.intent
     return JobFacts(
         job.job_id,
@@ -141,6 +141,7 @@ def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None) -> JobFacts:
         intent.deadline_at,
         intent.payload,
         checkpoint,
+        parents,
     )
 
 

@@ -255,14 +255,7 @@ DEPENDENCY_UNMET: Final = "dependency_unmet"
 
 def unmet_words(data: Mapping[str, Any]) -> str:
     """From the data of the denial: `parent`, `condition` and `state` of the parent."""
-    parent = str(data.get("parent", ""))[-8:]
-    return (
-        f"it waits for job {parent} to be {CONDITION_WORDS[data['condition']]}, and that is {data['state']}"
-    )
-
-
-#: What a condition asks of a parent.
-CONDITION_WORDS: Final = {"ok": "DONE", "done": "over", "failed": "FAILED"}
+    return f"it was to run after job {str(data['parent'])[-8:]}:{data['condition']}, which is {data['state']}"
 
 
 class JobOutcome(NamedTuple):

@@ -375,8 +375,50 @@ class QueuedAhead(BaseReason, frozen=True):
         return replace(self, job_id=hides.job(self.job_id))
 
 
+class WaitsForParents(BaseReason, frozen=True):
+    """Parents have not ended as they must. The first of them are named, with condition and state."""
+
+    parents: tuple[JobId | None, ...]  # None: a job that the reader may not know
+    conditions: tuple[str, ...]
+    states: tuple[str, ...]
+    unmet: int
+
+    code: ClassVar = "waits_for_parents"
+    waited: ClassVar = "for other jobs"
+    pause_sec: ClassVar = 30.0
+
+    def words(self, now: Moment) -> str:
+        parents = zip(self.parents, self.conditions, self.states, strict=True)
+        wanted = [
+            f"{named(job_id)} ({state}) to be {_WANTED[condition]}" for job_id, condition, state in parents
+        ]
+        more = self.unmet - len(wanted)
+        others = f" and for {more} more job{'s' * (more > 1)}" if more else ""
+        return f"It waits for {', for '.join(wanted)}{others}."
+
+    def short(self, now: Moment) -> str:
+        return "waits for another job" if self.unmet == 1 else f"waits for {self.unmet} other jobs"
+
+    def next_step(self) -> str:
+        return "the job that it waits for ends" if self.unmet == 1 else "the jobs that it waits for end"
+
+    def way_out(self, job: str) -> str:
+        """A parent that waits for a person, if there is one."""
+        for parent, state in zip(self.parents, self.states, strict=True):
+            if parent is not None and state in ("FAILED", "BLOCKED"):
+                return f"penstock retry {parent[-8:]}"
+        return super().way_out(job)
+
+    def hidden(self, hides: Hides) -> Self:
+        return replace(self, parents=tuple(map(hides.job, self.parents)))
+
+
+#: What a condition asks of a parent.
+_WANTED: Final = {"ok": "DONE", "done": "over", "failed": "FAILED"}
+
 Reason: TypeAlias = (
-    Draining
+    WaitsForParents
+    | Draining
     | LabelMissing
     | Paused
     | NotReady

@@ -74,4 +74,6 @@ class Viewer(Struct, frozen=True):
                 shown = {}
         if "job_id" in event.data:
             shown["job_id"] = self.job(event.data["job_id"])
+        if "parent" in event.data:
+            shown["parent"] = self.job(event.data["parent"])
         return {name: value for name, value in event.data.items() if name in _OWN} | shown

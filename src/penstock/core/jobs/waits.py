@@ -92,8 +92,12 @@ def _parts(job: Job, events: Iterable[Event]) -> Iterator[_Part]:
 def _begun_by(event: Event, job: Job) -> list[_Part]:
     """The parts that begin with this event: one now, and perhaps one at a later moment."""
     match event.kind:
-        case EventKind.SUBMITTED:
-            return _until(event.at, "not_ready", job.intent.earliest_start_at)
+        case EventKind.SUBMITTED | EventKind.READY:
+            if event.kind is EventKind.SUBMITTED and job.intent.after:
+                parts = [_Part(event.at, "waits_for_parents")]
+            else:
+                parts = _until(event.at, "not_ready", job.intent.earliest_start_at)
+            return parts
         case EventKind.RETRIED:
             return [_Part(event.at, "turn")]
         case EventKind.EDITED if "earliest_start_at" in event.data:

@@ -19,11 +19,21 @@ from msgspec.structs import replace
 
 from penstock import wire
 from penstock.core.errors import BadIntent
+from penstock.core.jobs.dependencies import Link, parse, stored_parents, unknown_parent
 from penstock.core.jobs.intent import Intent, check, title_of
 from penstock.core.jobs.job import Dispatch, Job, dispatch_id_of, outcome_of
 from penstock.core.jobs.standing import recorded_reason, standing
 from penstock.core.jobs.states import SETTLED, JobState, Move, allowed
-from penstock.core.jobs.types import AddonId, Constraint, Moment, Money, moment_of, money_of, priority_of
+from penstock.core.jobs.types import (
+    AddonId,
+    Constraint,
+    JobId,
+    Moment,
+    Money,
+    moment_of,
+    money_of,
+    priority_of,
+)
 from penstock.runner.payload import COMMAND, FUNCTION, JOB_TYPES, SHELL, read
 from penstock.server.problems import Forbidden, OverLimit, TooSlow, naming_fields
 from penstock.server.request import Request, as_answer, as_json, or_none, text_of
@@ -75,6 +85,17 @@ def may_submit(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
         message = f"must be {call.principal.addon_id} with this token"
         raise naming_fields(OverLimit, (f"{at}addon_id", message))
     call.check_limits(intent.cost_units, intent.priority, at)
+    if intent.after and call.principal.addon_id is not None:
+        _may_follow(call, intent)
+
+
+def _may_follow(call: Request[Any, Any], intent: Intent) -> None:
+    """A token that is bound to an addon knows no other addon's jobs."""
+    parents = sorted(stored_parents([intent]))
+    known = {job.job_id for job in call.store.jobs(parents) if call.owns(job.intent.addon_id)}
+    for job_id in parents:
+        if job_id not in known:
+            raise unknown_parent(job_id)
 
 
 async def _submit(call: Request[Any, Any], intents: list[Intent], wait_sec: float) -> Sequence[Receipt]:
@@ -151,6 +172,8 @@ def intent_from(submit: wire.SubmitBody) -> Intent:
         idempotency_key=submit.idempotency_key,
         retry_delays_sec=submit.retry_delays_sec,
         preemptible=submit.preemptible,
+        after=tuple(map(parse, submit.after)),
+        if_unmet=submit.if_unmet,
     )
 
 
@@ -204,7 +227,34 @@ def _derived(job: Job, why: str) -> dict[str, object]:
         "why": why,
         "allowed": _ALLOWED[job.state],
         "title": title_of(job.intent),
+        "after": tuple(map(str, job.intent.after)),
     }
+
+
+#: How many links of each kind are shown.
+_LINKS: Final = 200
+
+
+def links(call: Request[None, None]) -> wire.Links:
+    job = call.own_job(call.job_id)
+    found = call.store.links(job.job_id, _LINKS)
+    jobs = {
+        j.job_id: j
+        for j in call.store.jobs(list({end for link in found for end in (link.parent, link.child)}))
+    }
+
+    def linked(link: Link, other: JobId) -> list[wire.LinkedJob]:
+        """Empty for a job that this token may not see."""
+        j = jobs.get(other)
+        if j is None or not call.owns(j.intent.addon_id):
+            return []
+        words = (str(link.condition), str(link.status), j.state, j.intent.job_type, title_of(j.intent))
+        return [wire.LinkedJob(other, *words)]
+
+    return wire.Links(
+        [shown for link in found if link.child == job.job_id for shown in linked(link, link.parent)],
+        [shown for link in found if link.parent == job.job_id for shown in linked(link, link.child)],
+    )
 
 
 def listing(call: Request[wire.JobsQuery, None]) -> wire.Jobs:

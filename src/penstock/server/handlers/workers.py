@@ -87,6 +87,7 @@ def _claimed(app_state: AppState, claimed: list[GrantedJob]) -> wire.ClaimAnswer
             lease_id=granted.dispatch.dispatch_id,
             payload=as_json(granted.job.intent.payload),
             checkpoint=as_json(granted.checkpoint),
+            parents=as_json(granted.parents or "[]"),
         )
         for granted in claimed
     ]

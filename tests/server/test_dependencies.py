@@ -1,0 +1,100 @@
+"""Jobs that wait for other jobs, over real HTTP."""
+
+from __future__ import annotations
+
+import pytest
+
+JOB = {"addon_id": "visuals", "job_type": "indexing"}
+
+
+def claim(client):
+    return client.claim(addon_id="visuals", job_types=["indexing"], worker="w", wait_sec=5)
+
+
+def finish(client, claimed, **outcome):
+    body = {"lease_id": claimed["lease_id"], "state": "DONE"} | outcome
+    return client.post(f"/queue/jobs/{claimed['job_id']}/complete", body)
+
+
+def test_a_family_is_submitted_run_and_shown(live):
+    client = live.client
+    bodies = [JOB, JOB | {"after": ["#0"]}, JOB | {"after": ["#0:done", "#1"], "if_unmet": "wait"}]
+    answer = client.post("/queue/jobs/submit/bulk", {"jobs": bodies})
+    first, second, third = [job["job_id"] for job in answer.json["jobs"]]
+
+    job = client.job(third)
+    assert (job["after"], job["if_unmet"], job["unmet"]) == ([f"{first}:done", f"{second}:ok"], "wait", 2)
+    explained = client.get(f"/queue/jobs/{third}/explain").json
+    assert explained["reason"] == "waits_for_parents"
+    assert f"job {first[-8:]}" in explained["text"]
+
+    [claimed] = claim(client)
+    assert (claimed["job_id"], claimed["parents"]) == (first, [])
+    finish(client, claimed, result={"files": 3})
+    [claimed] = claim(client)
+    assert (claimed["job_id"], claimed["parents"]) == (second, [[first, "DONE", {"files": 3}]])
+    links = client.get(f"/queue/jobs/{second}/links").json
+    assert [(link["job_id"], link["status"]) for link in links["parents"]] == [(first, "met")]
+    assert [(link["job_id"], link["state"]) for link in links["children"]] == [(third, "QUEUED")]
+    finish(client, claimed, state="FAILED", error="no")
+
+    assert client.job(third)["state"] == "QUEUED"
+    explained = client.get(f"/queue/jobs/{third}/explain").json
+    assert explained["way_out"] == f"penstock retry {second[-8:]}"
+    client.post(f"/queue/jobs/{second}/cancel")
+    client.post(f"/queue/jobs/{second}/retry")
+    finish(client, claim(client)[0])
+    assert [claimed["job_id"] for claimed in claim(client)] == [third]
+
+
+def test_a_child_that_cannot_run_says_why(live):
+    parent = live.client.submit()
+    child = live.client.post("/queue/jobs/submit", JOB | {"after": [parent]}).json["job_id"]
+
+    live.client.post(f"/queue/jobs/{parent}/cancel")
+
+    job = live.client.job(child)
+    assert (job["state"], job["end"]) == ("CANCELED", "dependency_unmet")
+    assert job["error"] == f"it was to run after job {parent[-8:]}:ok, which is CANCELED"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"after": ["no such job"]}, 422, "after"),
+        ({"after": ["x:ended"]}, 422, "after"),
+        ({"after": "x"}, 422, "after"),
+        ({"after": ["0190"]}, 404, "there is no job 0190"),
+        ({"after": ["#0"]}, 422, "wait for each other"),
+        ({"after": ["#1"]}, 422, "names #1"),
+        ({"after": ["x", "x:done"]}, 422, "names job x twice"),
+        ({"after": ["x"] * 1001}, 422, "after"),
+        ({"if_unmet": "stop"}, 422, "if_unmet"),
+    ],
+)
+def test_a_wrong_field_is_refused_by_name_and_nothing_changes(client, fields, status, words):
+    before = client.get("/queue/jobs?limit=50").json
+
+    answer = client.post("/queue/jobs/submit", JOB | fields)
+
+    assert answer.status == status
+    assert words in str(answer.json)
+    assert client.get("/queue/jobs?limit=50").json == before
+
+
+def test_a_bound_token_can_only_depend_on_its_own_jobs(client):
+    theirs = client.submit(addon_id="others")
+    bound = client.mint(addon_id="visuals")
+    mine = bound.submit(addon_id="visuals")
+
+    known = bound.post("/queue/jobs/submit", JOB | {"after": [mine]})
+    foreign = bound.post("/queue/jobs/submit", JOB | {"after": [theirs]})
+    unknown = bound.post("/queue/jobs/submit", JOB | {"after": ["0" + theirs[1:-1] + "x"]})
+
+    assert known.status == 200
+    assert (foreign.status, unknown.status) == (404, 404)
+    assert foreign.json["code"] == unknown.json["code"] == "not_found"
+    child = client.post("/queue/jobs/submit", JOB | {"after": [theirs, mine]}).json["job_id"]
+    links = bound.get(f"/queue/jobs/{child}/links").json
+    assert [link["job_id"] for link in links["parents"]] == [mine]
+    assert theirs[-8:] not in bound.get(f"/queue/jobs/{child}/explain").json["text"]
