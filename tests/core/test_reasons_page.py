@@ -35,7 +35,7 @@ from penstock.core.jobs.worker_reasons import (
 NOW = 1_900_000_000 * SECOND
 JOB = "0b48c001"
 EXAMPLES = [
-    WaitsForParents((JobId("01900000-0000-7000-8000-00005d2f10aa"),), ("ok",), ("FAILED",), 1),
+    WaitsForParents(("01900000-0000-7000-8000-00005d2f10aa",), ("ok",), ("FAILED",), 1),
     LabelMissing(("gpu",), ("render-1",)),
     Draining("local"),
     Paused("photos"),
