@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.errors import IllegalMove
 from penstock.core.jobs.arrays import (
     MOST_INDICES,
     WINDOW,
     ArrayProgress,
+    JobArray,
+    advance,
     array_of,
+    cancel_array,
     member_id,
     member_of,
     parse_array,
     ranges_text,
+    retry_array,
+    submit_array,
 )
+from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
 
 DONE, FAILED, CANCELED = JobState.DONE, JobState.FAILED, JobState.CANCELED
@@ -77,23 +86,24 @@ def test_a_program_gives_indices_as_numbers():
 def test_the_job_of_an_index_names_its_array():
     assert member_of(member_id("01a1-e14", 17)) == ("01a1-e14", 17)
     assert member_of("01a1-e14") is None
+    assert member_of(member_id("01a1-e14", 17, 3)) == ("01a1-e14", 17)
     assert member_of("01a1_x") is None
 
 
-@given(st.sets(st.integers(0, 60), min_size=1))
-def test_positions_and_indices_are_the_same_order(indices):
+@given(st.sets(st.integers(0, 60), min_size=1), st.integers(0, 60), st.integers(1, 60))
+def test_positions_and_indices_are_the_same_order(indices, position, size):
     spec = array_of(indices)
 
-    assert [spec.index_at(position) for position in range(spec.total)] == sorted(indices)
-    assert [spec.position_of(index) for index in sorted(indices)] == list(range(len(indices)))
-    assert spec.position_of(61) is None
+    assert spec.slice(position, size) == sorted(indices)[position : position + size]
+    assert all(index in spec for index in indices)
+    assert 61 not in spec
     assert ranges_text(indices) == str(spec)
 
 
 def test_without_a_limit_a_window_of_jobs_exists_at_once():
-    progress, indices = ArrayProgress().make(parse_array("1-1000"), [])
+    progress, made = ArrayProgress().make(parse_array("1-1000"))
 
-    assert (len(indices), progress.waiting(parse_array("1-1000"))) == (WINDOW, 1_000 - WINDOW)
+    assert (len(made), progress.waiting(parse_array("1-1000"))) == (WINDOW, 1_000 - WINDOW)
 
 
 STEPS = st.lists(
@@ -108,44 +118,69 @@ STEPS = st.lists(
 
 @given(st.sets(st.integers(0, 30), min_size=1), st.sampled_from([None, 1, 2, 8]), STEPS)
 def test_an_array_does_what_a_plain_model_does(indices, at_once, steps):
-    spec = array_of(indices, at_once)
-    queue, live, states, stopped = sorted(indices), [], {}, False
-
-    def make(progress):
-        nonlocal queue
-        progress, made = progress.make(spec, [index for index in queue if index in again])
-        expected = queue[: (at_once or WINDOW) - len(live)] if len(live) < (at_once or WINDOW) else []
-        assert made == expected
-        queue = queue[len(made) :]
-        live.extend(made)
-        return progress
-
-    again: set[int] = set()
-    progress = make(ArrayProgress())
-    for what, number, state in steps:
+    """The model: a list of jobs to run, the jobs that run, and how each index ended."""
+    most = at_once or WINDOW
+    array = JobArray("x", str(array_of(indices, at_once)), Intent("a", "t"), 0)
+    again, fresh, live, ends, stopped = [], sorted(indices), {}, {}, False
+    change = submit_array(array)
+    made = list(change.jobs)
+    for what, number, state in [("nothing", 0, DONE), *steps]:
+        record = change.record
         if what == "end" and live:
-            index = live.pop(number % len(live))
-            states[index] = state
-            again.discard(index)
-            progress = progress.ended(index, state)
-        elif what == "retry" and not stopped:
-            failed = sorted(index for index, ended in states.items() if ended is FAILED)
+            index = sorted(live)[number % len(live)]
+            ends[index] = state
+            change = advance(record, {live.pop(index): state}, 1) or change
+            made = change.jobs
+        elif what == "retry":
+            failed = sorted(index for index, ended in ends.items() if ended is FAILED)
+            if stopped or not failed:
+                with pytest.raises(IllegalMove):
+                    retry_array(record, 1)
+                continue
             for index in failed:
-                del states[index]
-            waiting = [index for index in queue if index in again]
-            queue = sorted({*waiting, *failed}) + [index for index in queue if index not in again]
-            again |= set(failed)
-            progress = progress.retried()
-        elif what == "cancel" and not stopped:
+                del ends[index]
+            again = sorted([*again, *failed])
+            change = retry_array(record, 1)
+            made = change.jobs
+        elif what == "cancel":
+            cancel = cancel_array(record, 1)
+            assert (cancel is None) == (stopped or record.state is not JobState.RUNNING)
+            if cancel is None:
+                continue
             stopped = True
-            states |= dict.fromkeys(queue, CANCELED)
-            queue, again = [], again & set(live)
-            progress = progress.canceled_whole(spec)
-        again &= set(queue)
-        progress = make(progress)
-        counts = [list(states.values()).count(each) for each in (DONE, FAILED, CANCELED)]
-        assert [progress.done, progress.failed, progress.canceled] == counts
-        assert sorted(progress.live) == sorted(live)
-        assert len(live) <= (at_once or WINDOW)
-        ended = None if live or queue else FAILED if counts[1] else CANCELED if counts[2] or stopped else DONE
-        assert progress.outcome(spec) is ended
+            ends |= dict.fromkeys([*again, *fresh], CANCELED)
+            again, fresh = [], []
+            change, made = cancel, cancel.jobs
+        elif what == "end":
+            continue
+        while (again or fresh) and len(live) < most:
+            index = again.pop(0) if again else fresh.pop(0)
+            live[index] = made.pop(0)
+            assert member_of(live[index]) == ("x", index)
+        assert not made
+        record = change.record
+        progress, counts = record.progress, Counter(ends.values())
+        assert (progress.done, progress.canceled) == (counts[DONE], counts[CANCELED])
+        assert ",".join(map(str, progress.failed)) == ranges_text(i for i, e in ends.items() if e is FAILED)
+        assert sorted(record.live_jobs()) == sorted(live.values())
+        expected = FAILED if counts[FAILED] else CANCELED if counts[CANCELED] or stopped else DONE
+        assert record.state is (JobState.RUNNING if live or again or fresh else expected)
+        assert (progress.ended_at is None) == (record.state is JobState.RUNNING)
+
+
+def test_each_job_of_an_index_has_an_id_of_its_own_also_after_a_retry():
+    first = submit_array(JobArray("x", "1-2", Intent("a", "t"), 0))
+    failed = advance(first.record, {"x_1": FAILED, "x_2": DONE}, 1)
+    again = retry_array(failed.record, 2)
+
+    assert (list(first.jobs), list(again.jobs)) == (["x_1", "x_2"], ["x_1_2"])
+    assert failed.record.state is FAILED
+    assert advance(again.record, {"x_1_2": DONE}, 3).record.state is DONE
+
+
+def test_a_second_look_at_the_same_ends_changes_nothing():
+    first = submit_array(JobArray("x", "1-9%2", Intent("a", "t"), 0))
+    after = advance(first.record, {"x_1": DONE}, 1)
+
+    assert list(after.jobs) == ["x_3"]
+    assert advance(after.record, {"x_1": DONE, "x_2": JobState.RUNNING}, 2) is None

@@ -18,9 +18,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from penstock.core.errors import NotFound, NotWritten, Refused, StaleDispatch, Unavailable
+from penstock.core.errors import IllegalMove, NotFound, NotWritten, Refused, StaleDispatch, Unavailable
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import EVERYTHING, AdmissionClass
+from penstock.core.jobs.arrays import advance, ended_members, member_of
 from penstock.core.jobs.changes import Change, Renewal
 from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.intent import MAX_PAYLOAD, Intent, all_but_payload, check
@@ -41,6 +42,7 @@ from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.stores.api import (
     Apply,
+    ChangeArray,
     Complete,
     CompletedDispatch,
     Grant,
@@ -173,6 +175,8 @@ class JobService:
         )
         self._most_units = rules.capacity.most
         #: The fields of the last intent that was checked. A thread may see an older value: it checks again.
+        #: Goes on with arrays after ends of their jobs: `ArrayService.advance`.
+        self.advance_arrays: Callable[[Iterable[JobId]], None] = lambda _: None
         self._passed: object = None
 
     # submitters and people
@@ -231,14 +235,20 @@ class JobService:
                 self._passed = fields if intent.deadline_at is None else None
 
     def cancel(self, job_id: JobId, by: str = "") -> Job:
-        return self._settle(job_id, partial(self._decide, Move.CANCEL, by))
+        return self._settle(job_id, partial(self.decide, Move.CANCEL, by))
 
     def retry(self, job_id: JobId, by: str = "") -> Job:
-        return self._settle(job_id, partial(self._decide, Move.RETRY, by))
+        return self._settle(job_id, partial(self.decide, Move.RETRY, by))
 
-    def _decide(self, move: Move, by: str, job: Job) -> Change | None:
+    def decide(self, move: Move, by: str, job: Job) -> Change | None:
         now, ordering = self._store.now(), self._rules.ordering
         if move is Move.RETRY:
+            if (member := member_of(job.job_id)) is not None and self._store.array(member[0]) is not None:
+                raise IllegalMove(
+                    f"{job.job_id} belongs to an array: retry the failed indices of array {member[0]}",
+                    state=str(job.state),
+                    move=str(move),
+                )
             return changes.retry(job, now, ordering, by)
         dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
         return changes.cancel(job, dispatch, now, grace=self._rules.grace, by=by, **self._end_settings)
@@ -262,7 +272,7 @@ class JobService:
         for job in jobs:
             try:
                 check_job(job)
-                if (change := self._decide(move, by, job)) is not None:
+                if (change := self.decide(move, by, job)) is not None:
                     decided.append((job, change))
             except Refused as refusal:
                 refused.append((job.job_id, str(refusal)))
@@ -270,7 +280,7 @@ class JobService:
         for (job, _), answer in zip(decided, written, strict=True):
             try:
                 if answer is not True:
-                    self._settle(job.job_id, partial(self._decide, move, by))
+                    self._settle(job.job_id, partial(self.decide, move, by))
                 changed += 1
             except Refused as refusal:
                 refused.append((job.job_id, str(refusal)))
@@ -503,7 +513,10 @@ class JobService:
     def end_many(self, reports: Sequence[EndReport]) -> list[JobState | Refused | None]:
         """One commit for all. For each report its job's new state, or why it changed nothing."""
         reports = [_storable(report) for report in reports]
-        return self._ended(reports, self._completed(reports))
+        ending = None
+        if advances := self._advances(reports):
+            ending, *_ = self._store.commit(Complete(_done(reports)), *advances, wait=True)
+        return self._ended(reports, self._completed(reports, ending))
 
     def exchange(
         self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int = 1, worker: str = ""
@@ -522,12 +535,13 @@ class JobService:
         complete = Complete(_done(reports))
         taken_up = self._take_up(kinds, limit, worker)
         previews: SimpleQueue[list[Grant] | None] = SimpleQueue()
+        advances = self._advances(reports)
         if len(taken_up) == limit:
-            [ending] = self._store.commit(complete, wait=wait)
+            ending, *_ = self._store.commit(complete, *advances, wait=wait)
             previews.put(None)
             return PendingExchange(reports, taken_up, ending, None, previews)
         admit = self._dispatcher.claim(kinds, limit - len(taken_up), worker, previews.put)
-        ending, admitted = self._store.commit(complete, admit, wait=wait)
+        ending, *_, admitted = self._store.commit(complete, *advances, admit, wait=wait)
         admitted.add_done_callback(lambda _: previews.put(None))
         return PendingExchange(reports, taken_up, ending, admitted, previews)
 
@@ -583,6 +597,7 @@ class JobService:
             for i, report in enumerate(reports)
             if report.how is not EndReason.COMPLETED or next(done) is not True
         }
+        late = reports if self._store.shared else list(open_reports.values())
         for _ in range(_TRIES):
             if not open_reports:
                 break
@@ -603,7 +618,16 @@ class JobService:
                     del open_reports[i]
         for i in open_reports:
             answers[i] = StaleDispatch("this dispatch has been replaced", dispatch_id=reports[i].dispatch_id)
+        if members := ended_members(report.dispatch_id for report in late):
+            self.advance_arrays(members)
         return answers
+
+    def _advances(self, reports: Sequence[EndReport]) -> list[ChangeArray]:
+        """What goes on with the arrays of these jobs, in the commit that ends them."""
+        if self._store.shared:
+            return []
+        members = ended_members(report.dispatch_id for report in reports)
+        return [ChangeArray(array_id, advance, job_ids) for array_id, job_ids in members.items()]
 
     def _ending(self, report: EndReport) -> Change | Refused:
         dispatch_id, how, result, error = report

@@ -17,6 +17,7 @@ from typing import Final, Self
 
 from penstock.core.errors import Unavailable
 from penstock.core.jobs.types import MILLISECOND, SECOND, Moment, Span
+from penstock.scheduler.arrays import ArrayKeeper, ArrayService
 from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.driver import Driver, Part, SteadyClock, TimedPart
 from penstock.scheduler.hosts import HostLoad, HostRegistration, Introduction
@@ -34,6 +35,8 @@ log = logging.getLogger("penstock.driver")
 
 #: How late maintenance sees a commit that makes something due early. What it looks for comes by the second.
 _MAINTENANCE: Final[Span] = 100 * MILLISECOND
+#: How late an array sees the end of a job that no worker of this host reported.
+_ARRAYS: Final = 100 * MILLISECOND
 #: How late a schedule sees that the job which its moment waits for has ended, and how often it looks at most.
 _SCHEDULES: Final[Span] = 500 * MILLISECOND
 #: How late a host sees that an operator drained it.
@@ -84,6 +87,8 @@ class SchedulerService:
         self.learner.sample = self.job_service.forecaster.sample
         self.maintenance = Maintenance(store, rules, clock, on_shift=self.dispatcher.begin)
         self.registration = HostRegistration(store, rules, self.machine, introduction)
+        self.arrays = ArrayService(store, rules, self.job_service)
+        self.job_service.advance_arrays = self.arrays.advance
         self.schedules = ScheduleService(store, rules)
         self.schedule_firer = ScheduleFirer(store, rules, self.job_service.cancel)
         self.preempter = Preempter(store, rules, self.dispatcher, self.job_service, self.yields)
@@ -98,6 +103,7 @@ class SchedulerService:
             TimedPart(self.maintenance, pause=_MAINTENANCE),
             TimedPart(BudgetEnforcer(store, rules)),
             TimedPart(self.schedule_firer, pause=_SCHEDULES),
+            TimedPart(ArrayKeeper(self.arrays), pause=_ARRAYS),
         ]
         if rules.capacity.fixed is None:
             upkeep.append(TimedPart(LoadSampler(self.machine, LoadProbe(pids), rules.sense_every)))

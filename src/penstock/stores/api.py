@@ -44,6 +44,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import DispatcherHeld, KeyConflict, QueueFull, Unavailable
 from penstock.core.jobs.admission import Ledger
+from penstock.core.jobs.arrays import ArrayChange, ArrayRecord
 from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.dependencies import Link
 from penstock.core.jobs.intent import Intent
@@ -353,6 +354,20 @@ class RecordLoad(Operation[None], frozen=True):
     busy: float
 
 
+class ChangeArray(Operation[ArrayRecord | None], frozen=True):
+    """
+    A decision about an array, with the jobs that it makes, in one transaction. `decide` gets the array as it is (None: there is
+    none) and the states of those of its live jobs that `job_ids` names; None: all of them. It must be quick and pure, and may be
+    called again; None changes nothing. Answered with the array from then on. `intent`: of the jobs, if the caller knows it: a
+    store may have to prepare for it.
+    """
+
+    array_id: JobId
+    decide: Callable[[ArrayRecord | None, Mapping[JobId, JobState], Moment], ArrayChange | None]
+    job_ids: Sequence[JobId] | None = None
+    intent: Intent | None = None
+
+
 class Prune(Operation[int], frozen=True):
     """Forget at most `limit` settled jobs that ended before then; answered with how many. BLOCKED jobs stay."""
 
@@ -556,6 +571,12 @@ class Reads(Protocol):
 
     def load_hours(self) -> dict[int, float]:
         """How busy the hosts are on average, by the hours of the week that were recorded."""
+        ...
+
+    def array(self, array_id: JobId) -> ArrayRecord | None: ...
+
+    def arrays(self, limit: int, *, only_open: bool = False) -> list[ArrayRecord]:
+        """The newest first. `only_open`: those that have not ended."""
         ...
 
     def schedule_alarm(self) -> Moment | None:

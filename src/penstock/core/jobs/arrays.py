@@ -1,31 +1,35 @@
 """
-Arrays: one job that stands for many, one for each index (SPEC TD-3).
+Arrays: one submit that stands for many jobs, one for each index (SPEC TD-3).
 
-The array is a job of its own, which never starts: it is QUEUED until all its indices have ended, and then
-ends as they did. So everything that takes a job takes an array: cancel, retry, wait, explain, `--after`.
 Index 17 of array X is the job `X_17`, made when a place becomes free: at most `at_once` jobs of an array
-exist before their end. The transaction that ends one makes the next, so an array of 100,000 costs neither
-100,000 rows at once nor a scan.
+exist before their end. The end of one makes the next, so an array of 100,000 costs neither 100,000 rows at
+once nor a scan.
 
 What the array remembers is small: how many indices were made, which of them live, how many ended in which
-way, and which failed or were canceled. Jobs of indices may be pruned; the array's result stays.
+way, and which failed. Jobs of indices may be pruned; the array's result stays. Every decision can be made
+again from the states of the jobs that live, so an end that was missed is only seen later.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import JobId
+from penstock.core.errors import IllegalMove
+from penstock.core.jobs.changes import Note, principal_data
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.states import ENDED, JobState
+from penstock.core.jobs.types import DispatchId, JobId, Moment
 
 MOST_INDICES: Final = 1_000_000
+#: How many jobs of one array may exist at once before their end.
+MOST_AT_ONCE: Final = 1_000
 LARGEST_INDEX: Final = 999_999_999
 MOST_RANGES: Final = 1_000
 #: How many jobs of an array without `%n` exist at once before their end.
@@ -60,20 +64,20 @@ class ArraySpec(NamedTuple):
     def total(self) -> int:
         return sum(last - first + 1 for first, last in self.ranges)
 
-    def index_at(self, position: int) -> int:
-        """The index at a position, counted from 0."""
-        ends = list(accumulate(last - first + 1 for first, last in self.ranges))
-        at = bisect_right(ends, position)
-        before = ends[at - 1] if at else 0
-        return self.ranges[at].first + position - before
-
-    def position_of(self, index: int) -> int | None:
-        before = 0
+    def slice(self, position: int, size: int) -> list[int]:
+        """So many indices from a position on, which counts from 0."""
+        indices: list[int] = []
         for first, last in self.ranges:
-            if first <= index <= last:
-                return before + index - first
-            before += last - first + 1
-        return None
+            length = last - first + 1
+            if position < length:
+                indices += range(first + position, min(last, first + position + size - len(indices) - 1) + 1)
+            position = max(0, position - length)
+            if len(indices) >= size:
+                break
+        return indices
+
+    def __contains__(self, index: object) -> bool:
+        return isinstance(index, int) and any(first <= index <= last for first, last in self.ranges)
 
 
 def parse_array(text: str) -> ArraySpec:
@@ -81,8 +85,8 @@ def parse_array(text: str) -> ArraySpec:
     indices, percent, limit = text.strip().partition("%")
     at_once = None
     if percent:
-        if not limit.isdecimal() or not 0 < int(limit[:10]) <= MOST_INDICES:
-            raise ValueError(f"the limit behind % must be 1..{MOST_INDICES}, not {limit!r:.40}")
+        if not limit.isdecimal() or not 0 < int(limit[:10]) <= MOST_AT_ONCE:
+            raise ValueError(f"the limit behind % must be 1..{MOST_AT_ONCE}, not {limit!r:.40}")
         at_once = int(limit)
     words = indices.split(",")
     if len(words) > MOST_RANGES:
@@ -99,8 +103,8 @@ def parse_array(text: str) -> ArraySpec:
 
 def array_of(indices: Iterable[int], at_once: int | None = None) -> ArraySpec:
     """The array of these indices, as the text would give it. ValueError, TypeError."""
-    if at_once is not None and not 0 < at_once <= MOST_INDICES:
-        raise ValueError(f"at_once must be 1..{MOST_INDICES}, not {at_once}")
+    if at_once is not None and not 0 < at_once <= MOST_AT_ONCE:
+        raise ValueError(f"at_once must be 1..{MOST_AT_ONCE}, not {at_once}")
     if isinstance(indices, range) and indices.step == 1 and indices:
         return parse_array(str(ArraySpec((IndexRange(indices[0], indices[-1]),), at_once)))
     values = ranges_of(indices)
@@ -147,35 +151,64 @@ def _merged(ranges: Iterable[IndexRange]) -> Iterator[IndexRange]:
 # the jobs of an array
 
 
-def member_id(array_id: JobId, index: int) -> JobId:
-    return JobId(f"{array_id}{SEPARATOR}{index}")
+def member_id(array_id: str, index: int, turn: int = 1) -> JobId:
+    """`X_17`; after a retry of the array `X_17_2`: a job that failed stays as it was."""
+    again = f"{SEPARATOR}{turn}" if turn > 1 else ""
+    return JobId(f"{array_id}{SEPARATOR}{index}{again}")
 
 
 def member_of(job_id: str) -> tuple[JobId, int] | None:
     """The array and the index of a job that belongs to one."""
-    array_id, separator, index = job_id.rpartition(SEPARATOR)
-    if not separator or not index.isdecimal():
+    array_id, *numbers = job_id.split(SEPARATOR)
+    if not numbers or len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
         return None
-    return JobId(array_id), int(index)
+    return JobId(array_id), int(numbers[0])
 
 
-class ArrayProgress(Struct, frozen=True, gc=False):
+class LiveIndex(NamedTuple):
+    """`number`: the index. `turn`: which run of it this is."""
+
+    number: int
+    turn: int
+
+
+class JobArray(Struct, frozen=True):
+    """What was submitted. `intent`: of each job; its idempotency key is that of the whole array."""
+
+    array_id: JobId
+    indices: str
+    intent: Intent
+    created_at: Moment
+
+    @property
+    def spec(self) -> ArraySpec:
+        return parse_array(self.indices)
+
+    @property
+    def member_intent(self) -> Intent:
+        return replace(self.intent, idempotency_key=None)
+
+
+class ArrayProgress(Struct, frozen=True):
     """
     How far an array is. `made`: how many of its indices have become jobs. `live`: those that have not ended.
-    `again`: how many failed indices wait for another run. `stopped`: it was canceled, and makes no more jobs.
+    `failed`: the indices that failed. `again`: failed ones that wait for another run. `turn`: grows with each
+    retry. `stopped`: the array was canceled, and makes no more jobs.
     """
 
     made: int = 0
-    live: tuple[int, ...] = ()
+    live: tuple[LiveIndex, ...] = ()
     done: int = 0
-    failed: int = 0
+    failed: tuple[IndexRange, ...] = ()
     canceled: int = 0
-    again: int = 0
+    again: tuple[IndexRange, ...] = ()
+    turn: int = 1
     stopped: bool = False
+    ended_at: Moment | None = None
 
     def waiting(self, spec: ArraySpec) -> int:
         """How many indices have no job yet, or no new one."""
-        return 0 if self.stopped else spec.total - self.made + self.again
+        return 0 if self.stopped else spec.total - self.made + count_of(self.again)
 
     def room(self, spec: ArraySpec) -> int:
         """How many jobs may be made now."""
@@ -189,44 +222,149 @@ class ArrayProgress(Struct, frozen=True, gc=False):
             return JobState.FAILED
         return JobState.CANCELED if self.canceled or self.stopped else JobState.DONE
 
-    def ended(self, index: int, state: JobState) -> ArrayProgress:
-        """A job of the array ended. One that is not known to live changes nothing."""
-        if index not in self.live:
-            return self
-        live = tuple(each for each in self.live if each != index)
-        match state:
-            case JobState.DONE:
-                return replace(self, live=live, done=self.done + 1)
-            case JobState.FAILED:
-                return replace(self, live=live, failed=self.failed + 1)
-            case _:
-                return replace(self, live=live, canceled=self.canceled + 1)
-
-    def revived(self, index: int) -> ArrayProgress:
-        """A failed index was retried by itself: it lives again, above the limit if it must."""
-        return replace(self, live=(*self.live, index), failed=self.failed - 1)
+    def ended(self, ends: Mapping[int, JobState]) -> ArrayProgress:
+        """Jobs of the array ended, by their indices. One that is not known to live changes nothing."""
+        ends = {each.number: ends[each.number] for each in self.live if each.number in ends}
+        failed = [index for index, state in ends.items() if state is JobState.FAILED]
+        done = sum(state is JobState.DONE for state in ends.values())
+        return replace(
+            self,
+            live=tuple(each for each in self.live if each.number not in ends),
+            done=self.done + done,
+            failed=joined(self.failed, ranges_of(failed)) if failed else self.failed,
+            canceled=self.canceled + len(ends) - done - len(failed),
+        )
 
     def retried(self) -> ArrayProgress:
         """Every failed index waits for another run."""
-        return replace(self, failed=0, again=self.again + self.failed)
-
-    def canceled_whole(self, spec: ArraySpec) -> ArrayProgress:
-        """No more jobs are made. What was never made, or waits for another run, counts as canceled."""
-        return replace(self, stopped=True, canceled=self.canceled + self.waiting(spec), again=0)
-
-    def make(self, spec: ArraySpec, again: Sequence[int]) -> tuple[ArrayProgress, list[int]]:
-        """
-        The next indices that become jobs: those that wait for another run first. `again`: the first of these,
-        at least as many as there is room for.
-        """
-        room = self.room(spec)
-        indices = list(again[: min(room, self.again)])
-        fresh = room - len(indices)
-        indices += [spec.index_at(position) for position in range(self.made, self.made + fresh)]
-        progress = replace(
-            self,
-            made=self.made + fresh,
-            again=self.again - (room - fresh),
-            live=(*self.live, *indices),
+        return replace(
+            self, failed=(), again=joined(self.again, self.failed), turn=self.turn + 1, ended_at=None
         )
-        return progress, indices
+
+    def stop(self, spec: ArraySpec) -> ArrayProgress:
+        """No more jobs are made. What was never made, or waits for another run, counts as canceled."""
+        return replace(self, stopped=True, canceled=self.canceled + self.waiting(spec), again=())
+
+    def make(self, spec: ArraySpec) -> tuple[ArrayProgress, list[LiveIndex]]:
+        """The next indices that become jobs: those that wait for another run first."""
+        room = self.room(spec)
+        if not room:
+            return self, []
+        repeated, again = split(self.again, room)
+        fresh = room - len(repeated)
+        indices = [LiveIndex(index, self.turn) for index in repeated]
+        indices += [LiveIndex(index, 1) for index in spec.slice(self.made, fresh)]
+        return replace(self, made=self.made + fresh, again=again, live=(*self.live, *indices)), indices
+
+
+def count_of(ranges: Sequence[IndexRange]) -> int:
+    return sum(last - first + 1 for first, last in ranges)
+
+
+def joined(ranges: Sequence[IndexRange], more: Sequence[IndexRange]) -> tuple[IndexRange, ...]:
+    return tuple(_merged(sorted((*ranges, *more))))
+
+
+def split(ranges: Sequence[IndexRange], size: int) -> tuple[list[int], tuple[IndexRange, ...]]:
+    """The first indices, at most so many, and the rest."""
+    first: list[int] = []
+    for at, each in enumerate(ranges):
+        free = size - len(first)
+        if free < each.last - each.first + 1:
+            first += range(each.first, each.first + free)
+            return first, (IndexRange(each.first + free, each.last), *ranges[at + 1 :])
+        first += range(each.first, each.last + 1)
+    return first, ()
+
+
+# changes
+
+
+class ArrayRecord(NamedTuple):
+    array: JobArray
+    progress: ArrayProgress
+
+    @property
+    def state(self) -> JobState:
+        """RUNNING until the last index has ended."""
+        return self.progress.outcome(self.array.spec) or JobState.RUNNING
+
+    def live_jobs(self) -> list[JobId]:
+        return [member_id(self.array.array_id, *each) for each in self.progress.live]
+
+
+class ArrayChange(NamedTuple):
+    """A decision about an array: its record from now on, the jobs that it makes, and the events."""
+
+    record: ArrayRecord
+    jobs: Sequence[JobId]
+    notes: Sequence[Note]
+
+    @property
+    def intents(self) -> list[Intent]:
+        return [self.record.array.member_intent] * len(self.jobs)
+
+
+def submit_array(array: JobArray, by: str = "") -> ArrayChange:
+    data = {"array_id": array.array_id, "indices": array.indices, **principal_data(by)}
+    return _go_on(array, ArrayProgress(), array.created_at, [Note(EventKind.ARRAY_SUBMITTED, data=data)])
+
+
+def ended_members(dispatch_ids: Iterable[DispatchId]) -> dict[JobId, list[JobId]]:
+    """The jobs of these dispatches that belong to arrays, by array."""
+    members: dict[JobId, list[JobId]] = {}
+    for dispatch_id in dispatch_ids:
+        if SEPARATOR in dispatch_id:
+            job_id = JobId(dispatch_id.rpartition(".")[0])
+            if (member := member_of(job_id)) is not None:
+                members.setdefault(member[0], []).append(job_id)
+    return members
+
+
+def advance(record: ArrayRecord | None, states: Mapping[JobId, JobState], now: Moment) -> ArrayChange | None:
+    """
+    Go on after ends. `states`: of some or all of the jobs that live as far as the array knows. None: nothing
+    has changed, or there is no such array.
+    """
+    if record is None:
+        return None
+    ends: dict[int, JobState] = {}
+    for index, turn in record.progress.live:
+        state = states.get(member_id(record.array.array_id, index, turn))
+        if state in ENDED:
+            ends[index] = state
+    progress = record.progress.ended(ends)
+    if not ends and not progress.room(record.array.spec):
+        return None
+    return _go_on(record.array, progress, now, [])
+
+
+def cancel_array(record: ArrayRecord, now: Moment, by: str = "") -> ArrayChange | None:
+    """Make no more jobs. The caller cancels those that live. None: it was canceled, or has ended."""
+    if record.progress.stopped or record.progress.ended_at is not None:
+        return None
+    note = Note(EventKind.ARRAY_CANCELED, data={"array_id": record.array.array_id, **principal_data(by)})
+    return _go_on(record.array, record.progress.stop(record.array.spec), now, [note])
+
+
+def retry_array(record: ArrayRecord, now: Moment, by: str = "") -> ArrayChange:
+    """Run the failed indices again. IllegalMove: there are none, or the array was canceled."""
+    array_id, progress = record.array.array_id, record.progress
+    if progress.stopped:
+        raise IllegalMove("a CANCELED array cannot be retried: submit it again", array_id=array_id)
+    if not progress.failed:
+        raise IllegalMove("no index of this array has failed", array_id=array_id)
+    data = {"array_id": array_id, "indices": ",".join(map(str, progress.failed)), **principal_data(by)}
+    return _go_on(record.array, progress.retried(), now, [Note(EventKind.ARRAY_RETRIED, data=data)])
+
+
+def _go_on(array: JobArray, progress: ArrayProgress, now: Moment, notes: list[Note]) -> ArrayChange:
+    spec = array.spec
+    progress, made = progress.make(spec)
+    outcome = progress.outcome(spec)
+    if outcome is not None and progress.ended_at is None:
+        progress = replace(progress, ended_at=now)
+        counts = {"done": progress.done, "failed": count_of(progress.failed), "canceled": progress.canceled}
+        notes.append(Note(EventKind.ARRAY_ENDED, str(outcome), {"array_id": array.array_id, **counts}))
+    jobs = [member_id(array.array_id, *each) for each in made]
+    return ArrayChange(ArrayRecord(array, progress), jobs, notes)

@@ -47,6 +47,10 @@ class EventKind(StrEnum):
     ADDON_SET = "ADDON_SET"
     HOST_SET = "HOST_SET"  # an operator drained the host, or ended that
     SCHEDULE_SET = "SCHEDULE_SET"  # added, edited, paused, resumed or removed; the reason says which
+    ARRAY_SUBMITTED = "ARRAY_SUBMITTED"
+    ARRAY_CANCELED = "ARRAY_CANCELED"  # it makes no more jobs; those that live are canceled one by one
+    ARRAY_RETRIED = "ARRAY_RETRIED"  # its failed indices run again
+    ARRAY_ENDED = "ARRAY_ENDED"  # its last index has ended; the reason says how
     SCHEDULE_FIRED = "SCHEDULE_FIRED"  # a moment became a job: it was due, or a person ran the schedule
     SCHEDULE_MISSED = "SCHEDULE_MISSED"  # moments at which no scheduler ran, and that are not made up for
     SCHEDULE_SKIPPED = "SCHEDULE_SKIPPED"  # a moment became no job: an earlier one had not ended

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.core.jobs.admission import AdmissionClass, keys_of
+from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.dependencies import DependencyStatus, Link, ParentCondition
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
 from penstock.core.jobs.learning import ObservedJob
@@ -26,6 +27,7 @@ from penstock.core.jobs.types import AddonId, DispatchId, JobId, Moment
 from penstock.stores.api import Addon, Due, Learned, Overdue
 from penstock.stores.common.rows import (
     ADMISSION_CLASS,
+    array_from,
     class_from,
     dispatch_from,
     event_rows,
@@ -242,6 +244,14 @@ class SqlReads(ABC, Generic[S]):
 
     def load_hours(self) -> dict[int, float]:
         return {int(hour): float(busy) for hour, busy in self._query("load_hours")}
+
+    def array(self, array_id: JobId) -> ArrayRecord | None:
+        rows = self._query("array_by_id", {"array_id": array_id})
+        return array_from(rows[0]) if rows else None
+
+    def arrays(self, limit: int, *, only_open: bool = False) -> list[ArrayRecord]:
+        rows = self._query("open_arrays" if only_open else "newest_arrays", {"most": limit})
+        return [array_from(row) for row in rows]
 
     def schedule_alarm(self) -> Moment | None:
         [(moment,)] = self._query("schedule_alarm")

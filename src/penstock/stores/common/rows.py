@@ -23,6 +23,7 @@ import msgspec
 import uuid_utils
 
 from penstock.core.jobs.admission import AdmissionClass
+from penstock.core.jobs.arrays import ArrayProgress, ArrayRecord, JobArray
 from penstock.core.jobs.dependencies import Dependency, IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Job, dispatch_id_of
@@ -339,6 +340,26 @@ def schedule_values(record: ScheduleRecord) -> dict[str, Any]:
 def schedule_from(row: Sequence[Any]) -> ScheduleRecord:
     body, state, version = row
     return ScheduleRecord(_schedule(body), _schedule_state(state), version)
+
+
+_array: Final = msgspec.json.Decoder(JobArray).decode
+_array_progress: Final = msgspec.json.Decoder(ArrayProgress).decode
+
+
+def array_values(record: ArrayRecord) -> dict[str, Any]:
+    return {
+        "array_id": record.array.array_id,
+        "addon_id": record.array.intent.addon_id,
+        "created_at": record.array.created_at,
+        "ended_at": record.progress.ended_at,
+        "body": _json(record.array).decode(),
+        "state": _json(record.progress).decode(),
+    }
+
+
+def array_from(row: Sequence[Any]) -> ArrayRecord:
+    body, state = row
+    return ArrayRecord(_array(body), _array_progress(state))
 
 
 #: The events of a batch from their text, as `pack` makes it.

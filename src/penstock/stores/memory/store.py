@@ -17,6 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.core.jobs.admission import Account, AdmissionClass, windows
+from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.changes import Change, Note, Renewal, addon_note, completed, drain_note
 from penstock.core.jobs.dependencies import DependencyStatus
 from penstock.core.jobs.intent import Intent
@@ -32,6 +33,7 @@ from penstock.stores.api import (
     LOST_FOR,
     Admit,
     Apply,
+    ChangeArray,
     ChangeSchedule,
     Complete,
     Depth,
@@ -99,8 +101,8 @@ class MemoryStore(MemoryTables):
                 return self._follow_pending()
             case SetAddon():
                 return self._set_addon(operation)
-            case ChangeSchedule() | RecordLoad():
-                return self._write_schedule(operation)
+            case ChangeSchedule() | RecordLoad() | ChangeArray():
+                return self._change_record(operation)
             case Prune(before, limit):
                 return self._prune(before, limit)
             case Shift(by):
@@ -132,13 +134,13 @@ class MemoryStore(MemoryTables):
         counted = self._tally.items()
         return sum(n for (a, state), n in counted if state is JobState.QUEUED and addon_id in (None, a))
 
-    def _insert(self, _: int, intent: Intent) -> Receipt:
+    def _insert(self, _: int, intent: Intent, job_id: JobId | None = None) -> Receipt:
         now = self._clock()
         self._last_no += 1
         its_place = place(intent, now, None, self._ordering)
         job = Job(
             no=self._last_no,
-            job_id=JobId(self._new_id()),
+            job_id=job_id or JobId(self._new_id()),
             intent=replace(intent, after=tuple(replace(d, named="") for d in intent.after)),
             state=JobState.QUEUED,
             created_at=now,
@@ -346,6 +348,13 @@ class MemoryStore(MemoryTables):
         note = addon_note(addon_id, account.weight, account.paused, operation.by)
         self._note(self._clock(), note, None)
 
+    def _change_record(
+        self, operation: ChangeSchedule | RecordLoad | ChangeArray
+    ) -> ScheduleWritten | ArrayRecord | None:
+        if isinstance(operation, ChangeArray):
+            return self._change_array(operation)
+        return self._write_schedule(operation)
+
     def _write_schedule(self, operation: ChangeSchedule | RecordLoad) -> ScheduleWritten | None:
         """A decision about a schedule, or the load of an hour by which one may choose its hour."""
         if isinstance(operation, RecordLoad):
@@ -369,7 +378,25 @@ class MemoryStore(MemoryTables):
             self._note(change.at, note, None)
         return ScheduleWritten(record, receipt)
 
+    def _change_array(self, operation: ChangeArray) -> ArrayRecord | None:
+        record, now = self._arrays.get(operation.array_id), self._clock()
+        job_ids = operation.job_ids
+        if job_ids is None:
+            job_ids = [] if record is None else record.live_jobs()
+        states = {job_id: self._jobs[job_id].state for job_id in job_ids if job_id in self._jobs}
+        change = operation.decide(record, states, now)
+        if change is None:
+            return record
+        for job_id, intent in zip(change.jobs, change.intents, strict=True):
+            self._insert(0, intent, job_id)
+        self._arrays[operation.array_id] = change.record
+        for note in change.notes:
+            self._note(now, note, None)
+        return change.record
+
     def _prune(self, before: Moment, limit: int) -> int:
+        for record in [r for r in self._arrays.values() if (r.progress.ended_at or before) < before]:
+            del self._arrays[record.array.array_id]
         old = [
             job
             for job in self._jobs.values()

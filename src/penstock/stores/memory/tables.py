@@ -23,6 +23,7 @@ from penstock.core.jobs.admission import (
     keys_of,
     windows,
 )
+from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.changes import Note
 from penstock.core.jobs.dependencies import DependencyStatus, Fate, IfUnmet, Link, ParentCondition, fate
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
@@ -62,6 +63,7 @@ class MemoryTables:
         self._spent: Counter[tuple[AddonId, str]] = Counter()
         self._hosts: dict[HostId, Host] = {}
         self._schedules: dict[str, ScheduleRecord] = {}
+        self._arrays: dict[JobId, ArrayRecord] = {}
         self._learned: dict[str, str] = {}
         self._learned_upto = 0
         self._schedules_due: dict[str, Moment] = {}
@@ -261,6 +263,16 @@ class MemoryTables:
             for (_, hour), busy in self._load_hours.items():
                 hours.setdefault(hour, []).append(busy)
         return {hour: sum(values) / len(values) for hour, values in hours.items()}
+
+    def array(self, array_id: JobId) -> ArrayRecord | None:
+        return self._arrays.get(array_id)
+
+    def arrays(self, limit: int, *, only_open: bool = False) -> list[ArrayRecord]:
+        with self._lock:
+            newest = sorted(
+                self._arrays.values(), key=lambda r: (r.array.created_at, r.array.array_id), reverse=True
+            )
+        return [r for r in newest if not only_open or r.progress.ended_at is None][:limit]
 
     def schedule_alarm(self) -> Moment | None:
         with self._lock:

@@ -27,14 +27,17 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.changes import Note, addon_note, drain_note
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import Moment
 from penstock.stores.api import (
     Admit,
     Apply,
+    ChangeArray,
     ChangeSchedule,
     Clock,
     Complete,
@@ -57,7 +60,7 @@ from penstock.stores.api import (
     Submit,
 )
 from penstock.stores.common.group_commit import failed, outcome_of
-from penstock.stores.common.rows import forget, schedule_values, uuid7
+from penstock.stores.common.rows import array_from, array_values, forget, schedule_values, uuid7
 from penstock.stores.common.writes import learn, new_job_id, record_load, register_host, remove_host
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses, accounts_from
 from penstock.stores.postgres.changes import Effects, PostgresWriteBatch, RenewBatcher, lock_ledger
@@ -184,6 +187,8 @@ class PostgresStore(PostgresReads):
             self.database.transact(lambda session: session.execute("add_ledger", columns([key])))
         if isinstance(operation, ChangeSchedule) and operation.change.job is not None:
             self.submits.rows.prepare([operation.change.job.intent])
+        if isinstance(operation, ChangeArray) and operation.intent is not None:
+            self.submits.rows.prepare([operation.intent])
         if isinstance(operation, Prune):  # if no process reads events, none has numbered them
             self._number()
 
@@ -201,8 +206,8 @@ class PostgresStore(PostgresReads):
                 return self._follow(session)
             case SetAddon():
                 return self._set_addon(session, operation)
-            case ChangeSchedule() | RecordLoad():
-                return self._write_schedule(session, operation)
+            case ChangeSchedule() | RecordLoad() | ChangeArray():
+                return self._change_record(session, operation)
             case Prune(before, limit):
                 return self._prune(session, before, limit)
             case Shift():
@@ -251,6 +256,13 @@ class PostgresStore(PostgresReads):
             writes.defer(session)
         return bool(rows)
 
+    def _change_record(
+        self, session: DatabaseSession, operation: ChangeSchedule | RecordLoad | ChangeArray
+    ) -> ScheduleWritten | ArrayRecord | None:
+        if isinstance(operation, ChangeArray):
+            return self._change_array(session, operation)
+        return self._write_schedule(session, operation)
+
     def _write_schedule(
         self, session: DatabaseSession, operation: ChangeSchedule | RecordLoad
     ) -> ScheduleWritten | None:
@@ -281,9 +293,36 @@ class PostgresStore(PostgresReads):
         writes.defer(session)
         return ScheduleWritten(record, receipt)
 
+    def _change_array(self, session: DatabaseSession, operation: ChangeArray) -> ArrayRecord | None:
+        """The row stays locked until the COMMIT, so of several schedulers one makes the next jobs."""
+        now, [rows] = self.database.lock(session, ("lock_array", {"array_id": operation.array_id}))
+        record = array_from(rows[0]) if rows else None
+        job_ids = operation.job_ids
+        if job_ids is None:
+            job_ids = [] if record is None else record.live_jobs()
+        found = session.execute("states_of", {"ids": array(sorted(job_ids))}) if job_ids else []
+        change = operation.decide(record, {job_id: JobState(state) for job_id, state in found}, now)
+        if change is None:
+            return record
+        if change.jobs:
+            batch = session.batch
+            self.submits.submit_named(session, Submit(change.intents), change.jobs)
+            session.batch = batch  # the submit has drawn one of its own for its events
+        values = array_values(change.record)
+        if record is None:
+            session.defer("add_array", values)
+        else:
+            session.defer("set_array", {name: values[name] for name in ("array_id", "ended_at", "state")})
+        writes = PostgresWriteBatch()
+        for note in change.notes:
+            writes.note(now, note)
+        writes.defer(session)
+        return change.record
+
     def _prune(self, session: DatabaseSession, before: Moment, limit: int) -> int:
         now, old = self._old_jobs(session, before, limit)
         session.defer("forget_commits", None)
+        session.defer("forget_arrays", {"before": before})
         if not old:
             return 0
         nos, ids = array([no for no, *_ in old]), {job_id for _, job_id, *_ in old}

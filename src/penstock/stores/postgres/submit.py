@@ -139,6 +139,13 @@ class SubmitBatcher(GroupCommit):
         [[receipt]] = self._submit(session, [submit])
         return receipt
 
+    def submit_named(
+        self, session: DatabaseSession, submit: Submit, job_ids: Sequence[JobId]
+    ) -> list[Receipt]:
+        """Jobs with these ids, as part of another transaction of the store. The caller has prepared their row."""
+        [receipts] = self._submit(session, [submit], new_id=iter(job_ids).__next__)
+        return receipts
+
     def _submit_in_savepoint(
         self, connection: Any, submit: Submit, notice: tuple[str, Values]
     ) -> list[Receipt]:
@@ -148,7 +155,12 @@ class SubmitBatcher(GroupCommit):
         return receipts
 
     def _submit(
-        self, session: DatabaseSession, submits: Sequence[Submit], *, exact: bool = True
+        self,
+        session: DatabaseSession,
+        submits: Sequence[Submit],
+        *,
+        exact: bool = True,
+        new_id: Callable[[], str] | None = None,
     ) -> list[list[Receipt]]:
         """`exact`: no other process may submit up to a depth limit at the same time."""
         keys = sorted({key for s in submits for intent in s.intents if (key := key_of(intent))})
@@ -170,7 +182,9 @@ class SubmitBatcher(GroupCommit):
             if exact and not all(_fits(depth, queued, more, share=2) for depth in limits):
                 *_, rows = session.execute_many(("lock_depth", None), ("queued", None))
                 queued = Counter(dict(rows))
-        batch = _Batch(self.rows, now, self._new_id, answers[0] if keys else (), queued, existing=existing)
+        batch = _Batch(
+            self.rows, now, new_id or self._new_id, answers[0] if keys else (), queued, existing=existing
+        )
         receipts = [batch.take(submit) for submit in submits]
         batch.defer(session)
         if batch.edges:

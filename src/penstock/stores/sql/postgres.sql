@@ -742,3 +742,31 @@ SELECT nextval('penstock.batch'), at, jobs
 FROM (SELECT max(ended_at) AS at, array_agg(no ORDER BY ended_at, no) AS jobs
       FROM (SELECT no, ended_at, row_number() OVER (ORDER BY ended_at, no) / 1000 AS part, ended_at / 3600000000 AS hour FROM penstock.job
             WHERE ended_at IS NOT NULL AND state <> 'BLOCKED') AS old GROUP BY hour, part ORDER BY hour, part) AS parts;
+
+-- name: array_columns
+SELECT a.body, a.state FROM penstock.job_array a
+
+-- name: array_by_id
+@array_columns WHERE a.array_id = %(array_id)s;
+
+-- name: lock_array
+@array_columns WHERE a.array_id = %(array_id)s FOR UPDATE;
+
+-- name: newest_arrays
+@array_columns ORDER BY a.created_at DESC, a.array_id DESC LIMIT %(most)s;
+
+-- name: open_arrays
+@array_columns WHERE a.ended_at IS NULL ORDER BY a.created_at DESC, a.array_id DESC LIMIT %(most)s;
+
+-- name: add_array
+INSERT INTO penstock.job_array (array_id, addon_id, created_at, ended_at, body, state)
+VALUES (%(array_id)s, %(addon_id)s, %(created_at)s, %(ended_at)s, %(body)s, %(state)s);
+
+-- name: set_array
+UPDATE penstock.job_array SET ended_at = %(ended_at)s, state = %(state)s WHERE array_id = %(array_id)s;
+
+-- name: forget_arrays
+DELETE FROM penstock.job_array WHERE ended_at < %(before)s;
+
+-- name: states_of
+SELECT j.job_id, j.state FROM penstock.job_full j WHERE j.job_id = ANY(%(ids)s::text[]);

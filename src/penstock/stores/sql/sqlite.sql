@@ -536,3 +536,31 @@ WHERE NOT EXISTS (SELECT 1 FROM event_batch t WHERE t.job_no = j.no AND t.batch 
 
 -- name: audit_fold
 SELECT j.job_id FROM event e CROSS JOIN job_full j ON j.job_id = e.job_id WHERE j.events = e.n AND e.state <> j.state;
+
+-- name: array_columns
+SELECT a.body, a.state FROM job_array a
+
+-- name: array_by_id
+@array_columns WHERE a.array_id = :array_id;
+
+-- name: lock_array
+@array_columns WHERE a.array_id = :array_id;
+
+-- name: newest_arrays
+@array_columns ORDER BY a.created_at DESC, a.array_id DESC LIMIT :most;
+
+-- name: open_arrays
+@array_columns WHERE a.ended_at IS NULL ORDER BY a.created_at DESC, a.array_id DESC LIMIT :most;
+
+-- name: add_array
+INSERT INTO job_array (array_id, addon_id, created_at, ended_at, body, state)
+VALUES (:array_id, :addon_id, :created_at, :ended_at, :body, :state);
+
+-- name: set_array
+UPDATE job_array SET ended_at = :ended_at, state = :state WHERE array_id = :array_id;
+
+-- name: forget_arrays
+DELETE FROM job_array WHERE ended_at < :before;
+
+-- name: states_of
+SELECT j.job_id, j.state FROM json_each(:ids) AS asked CROSS JOIN job_full j ON j.job_id = asked.value;

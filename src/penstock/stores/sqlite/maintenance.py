@@ -9,12 +9,15 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.changes import Note, addon_note, drain_note
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, HostId, Moment, Span
 from penstock.stores.api import (
+    NO_LIMIT,
+    ChangeArray,
     ChangeSchedule,
     DrainHost,
     Learn,
@@ -28,7 +31,7 @@ from penstock.stores.api import (
     SetAddon,
     Shift,
 )
-from penstock.stores.common.rows import forget, listed, schedule_values
+from penstock.stores.common.rows import array_from, array_values, forget, listed, schedule_values
 from penstock.stores.common.writes import NO_JOB, learn, new_job_id, record_load, register_host, remove_host
 from penstock.stores.sqlite.changes import submit
 from penstock.stores.sqlite.connection import SQL
@@ -91,7 +94,16 @@ def _drain_host(tx: Transaction, host: HostId, draining: bool, by: str) -> bool:
     return True
 
 
-def write_schedule(tx: Transaction, operation: ChangeSchedule | RecordLoad) -> ScheduleWritten | None:
+def change_record(
+    tx: Transaction, operation: ChangeSchedule | RecordLoad | ChangeArray
+) -> ScheduleWritten | ArrayRecord | None:
+    """A row that makes jobs, with the jobs."""
+    if isinstance(operation, ChangeArray):
+        return _change_array(tx, operation)
+    return _write_schedule(tx, operation)
+
+
+def _write_schedule(tx: Transaction, operation: ChangeSchedule | RecordLoad) -> ScheduleWritten | None:
     """A decision about a schedule, or the load of an hour by which one may choose its hour."""
     if isinstance(operation, RecordLoad):
         record_load(tx, operation, tx.now)
@@ -112,8 +124,31 @@ def write_schedule(tx: Transaction, operation: ChangeSchedule | RecordLoad) -> S
     return ScheduleWritten(record, receipt)
 
 
+def _change_array(tx: Transaction, operation: ChangeArray) -> ArrayRecord | None:
+    row = tx.one("lock_array", {"array_id": operation.array_id})
+    record = None if row is None else array_from(row)
+    tx.flush_jobs()
+    job_ids = operation.job_ids
+    if job_ids is None:
+        job_ids = [] if record is None else record.live_jobs()
+    states = {job_id: JobState(state) for job_id, state in tx.execute("states_of", {"ids": listed(job_ids)})}
+    change = operation.decide(record, states, tx.now)
+    if change is None:
+        return record
+    submit(tx, change.intents, NO_LIMIT, change.jobs)
+    values = array_values(change.record)
+    if record is None:
+        tx.execute("add_array", values)
+    else:
+        tx.execute("set_array", {name: values[name] for name in ("array_id", "ended_at", "state")})
+    for note in change.notes:
+        tx.add_note(tx.now, note, NO_JOB)
+    return change.record
+
+
 def _prune(tx: Transaction, before: Moment, limit: int) -> int:
     tx.flush_jobs()
+    tx.execute("forget_arrays", {"before": before})
     values = {"before": before, "most": limit}
     batches, done = _old_done(tx, values)
     settled = [tuple(row) for row in tx.execute("old_jobs", values)]

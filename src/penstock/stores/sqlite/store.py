@@ -24,6 +24,7 @@ from penstock.core.jobs.types import JobId
 from penstock.stores.api import (
     Admit,
     Apply,
+    ChangeArray,
     ChangeSchedule,
     Clock,
     Complete,
@@ -58,7 +59,7 @@ from penstock.stores.sqlite.guard import (
     refuse_behind,
     refuse_missing,
 )
-from penstock.stores.sqlite.maintenance import AcceptLoss, maintain, write_schedule
+from penstock.stores.sqlite.maintenance import AcceptLoss, change_record, maintain
 from penstock.stores.sqlite.reads import SqliteReads
 from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, SubmitRelayServer
 from penstock.stores.sqlite.transaction import Transaction
@@ -265,8 +266,8 @@ def _write(tx: Transaction, operation: Operation[Any]) -> Any:
             return follow_pending(tx, apply)
         case Renew():
             return renew(tx, operation)
-        case ChangeSchedule() | RecordLoad():
-            return write_schedule(tx, operation)
+        case ChangeSchedule() | RecordLoad() | ChangeArray():
+            return change_record(tx, operation)
     return maintain(tx, operation)
 
 

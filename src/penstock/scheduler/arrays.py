@@ -1,0 +1,181 @@
+"""
+Arrays: what people and programs do with them (`ArrayService`), and the part of the driver that goes on after
+ends which no worker reported (`ArrayKeeper`): leases that ran out, cancels, deadlines, ends on other hosts.
+
+The report of an end goes on with the array in its own commit where the store can do that, and in the next
+commit otherwise. Whatever is killed in between, the keeper looks at the jobs that live and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Final, TypeAlias
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from penstock.core.errors import BadIntent, KeyConflict, NotFound, Refused
+from penstock.core.jobs import arrays
+from penstock.core.jobs.arrays import ArrayChange, ArrayRecord, ArraySpec, JobArray, member_id
+from penstock.core.jobs.changes import Change
+from penstock.core.jobs.intent import Intent, check
+from penstock.core.jobs.job import Job
+from penstock.core.jobs.states import ENDED, JobState, Move
+from penstock.core.jobs.types import HOUR, SECOND, JobId, Moment, Span
+from penstock.scheduler.job_service import JobService
+from penstock.scheduler.rules import SchedulerRules
+from penstock.stores.api import Apply, ChangeArray, Store, committed
+from penstock.stores.common.rows import uuid7
+
+Decide: TypeAlias = Callable[[ArrayRecord | None, Mapping[JobId, JobState], Moment], ArrayChange | None]
+
+#: The end of a job wakes the keeper; this is for an end whose wake-up got lost.
+_AGAIN: Final[Span] = 1 * SECOND
+#: How many arrays the keeper looks at in one step.
+_MOST_OPEN: Final = 1_000
+_TRIES: Final = 8
+
+
+class ArrayService:
+    """`by`: the principal, for the trail."""
+
+    def __init__(self, store: Store, rules: SchedulerRules, job_service: JobService) -> None:
+        self._store, self._rules, self._job_service = store, rules, job_service
+
+    def submit(self, intent: Intent, indices: ArraySpec | str, by: str = "") -> tuple[ArrayRecord, bool]:
+        """
+        Durable when it returns, with whether it is new: the idempotency key covers the whole array. BadIntent,
+        KeyConflict.
+        """
+        spec = self._checked(intent, indices)
+        array_id = _array_id(intent)
+
+        def decide(known: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment) -> ArrayChange | None:
+            if known is None:
+                return arrays.submit_array(JobArray(array_id, str(spec), intent, now), by)
+            if (known.array.indices, known.array.intent) != (str(spec), intent):
+                raise KeyConflict(
+                    f"idempotency_key {intent.idempotency_key!r} was used for another array",
+                    field="idempotency_key",
+                    array_id=array_id,
+                )
+            return None
+
+        is_new = self._store.array(array_id) is None
+        return self._change(array_id, decide, replace(intent, idempotency_key=None)), is_new
+
+    def get(self, array_id: str) -> ArrayRecord:
+        record = self._store.array(JobId(array_id))
+        if record is None:
+            raise NotFound(f"there is no array {array_id!r:.80}", array_id=array_id)
+        return record
+
+    def newest(self, limit: int = 50) -> list[ArrayRecord]:
+        return self._store.arrays(limit)
+
+    def job_of(self, array_id: str, index: int) -> JobId:
+        """The newest job of an index. NotFound: it has none yet, or no longer."""
+        record = self.get(array_id)
+        turns = range(record.progress.turn, 0, -1)
+        names = [member_id(array_id, index, turn) for turn in turns]
+        known = {job.job_id for job in self._store.jobs(names)}
+        for name in names:
+            if name in known:
+                return name
+        why = "has no job yet" if index in record.array.spec else f"is not in {record.array.indices}"
+        raise NotFound(f"index {index} of array {array_id} {why}", array_id=array_id, index=index)
+
+    def cancel(self, array_id: str, by: str = "") -> ArrayRecord:
+        """No more jobs are made, and those that live are canceled: the queued ones have ended when this returns."""
+        record = self.get(array_id)
+
+        def decide(known: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment) -> ArrayChange | None:
+            return None if known is None else arrays.cancel_array(known, now, by)
+
+        record = self._change(record.array.array_id, decide)
+        for _ in range(_TRIES):
+            living = [job for job in self._store.jobs(record.live_jobs()) if job.state not in ENDED]
+            changes = [change for job in living if (change := self._cancel_change(job, by)) is not None]
+            if all(committed(self._store, Apply(changes))):
+                break
+        self.advance([record.array.array_id])
+        return self.get(array_id)
+
+    def retry(self, array_id: str, by: str = "") -> ArrayRecord:
+        """Run the failed indices again. IllegalMove: none has failed, or the array was canceled."""
+        record = self.get(array_id)
+
+        def decide(known: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment) -> ArrayChange | None:
+            return None if known is None else arrays.retry_array(known, now, by)
+
+        return self._change(record.array.array_id, decide, record.array.member_intent)
+
+    def advance(self, array_ids: Iterable[JobId]) -> None:
+        """Go on with these arrays after ends of their jobs."""
+        for array_id in array_ids:
+            record = self._store.array(array_id)
+            if record is not None and record.progress.ended_at is None:
+                self._change(array_id, arrays.advance, record.array.member_intent)
+
+    def open_arrays(self) -> list[ArrayRecord]:
+        return self._store.arrays(_MOST_OPEN, only_open=True)
+
+    def behind(self, records: Sequence[ArrayRecord]) -> list[JobId]:
+        """Those of the open arrays that an end was missed for, or that have room for more jobs."""
+        live = {name: record.array.array_id for record in records for name in record.live_jobs()}
+        living = {job.job_id for job in self._store.jobs(list(live)) if job.state not in ENDED}
+        late = {array_id for name, array_id in live.items() if name not in living}
+        late |= {r.array.array_id for r in records if r.progress.room(r.array.spec)}
+        return sorted(late)
+
+    def _checked(self, intent: Intent, indices: ArraySpec | str) -> ArraySpec:
+        problems: list[tuple[str, str]] = []
+        spec = None
+        try:
+            spec = arrays.parse_array(str(indices))
+        except ValueError as error:
+            problems.append(("array", str(error)))
+        if intent.after:
+            problems.append(("after", "cannot be given with an array: submit the array when they have ended"))
+        try:
+            check(intent, self._store.now(), most_units=self._rules.capacity.most)
+        except BadIntent as bad:
+            problems += [(problem["field"], problem["message"]) for problem in bad.problems]
+        if problems or spec is None:
+            raise BadIntent.of(*problems)
+        return spec
+
+    def _cancel_change(self, job: Job, by: str) -> Change | None:
+        try:
+            return self._job_service.decide(Move.CANCEL, by, job)
+        except Refused:  # it ended meanwhile
+            return None
+
+    def _change(self, array_id: JobId, decide: Decide, intent: Intent | None = None) -> ArrayRecord:
+        record = committed(self._store, ChangeArray(array_id, decide, intent=intent))
+        if record is None:
+            raise NotFound(f"there is no array {array_id}", array_id=array_id)
+        return record
+
+
+def _array_id(intent: Intent) -> JobId:
+    """With a key always the same, so that the same request again finds the array."""
+    if intent.idempotency_key is None:
+        return JobId(uuid7())
+    text = f"{intent.addon_id}\0{intent.idempotency_key}"
+    return JobId(str(UUID(bytes=blake2b(text.encode(), digest_size=16).digest())))
+
+
+class ArrayKeeper:
+    """A part of the driver. Without open arrays it costs one small query when something was committed."""
+
+    def __init__(self, service: ArrayService) -> None:
+        self._service = service
+
+    def step(self, now: Moment) -> Moment:
+        records = self._service.open_arrays()
+        if not records:
+            return now + HOUR
+        self._service.advance(self._service.behind(records))
+        return now + _AGAIN

@@ -1,0 +1,270 @@
+"""Arrays in every store: what is made when, and that nothing is made twice or lost, whatever ends how."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound
+from penstock.core.jobs.arrays import WINDOW, member_of, ranges_text
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.states import ENDED, JobState, Schedules
+from penstock.core.jobs.types import SECOND, EndReason
+from penstock.scheduler.arrays import ArrayKeeper, ArrayService
+from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers, WorkerKinds
+from penstock.scheduler.job_service import JobService
+from penstock.scheduler.maintenance import Maintenance
+from penstock.scheduler.rules import SchedulerRules
+from penstock.stores.api import Prune, Query, committed
+
+RULES = SchedulerRules(capacity=Capacity(fixed=100), schedules=Schedules(crash=(), unavailable=()))
+JOB = Intent("a", "t", cost_units=1, payload='{"x": 1}')
+DONE, FAILED, CANCELED = JobState.DONE, JobState.FAILED, JobState.CANCELED
+HOW = {DONE: EndReason.COMPLETED, FAILED: EndReason.JOB_ERROR}
+
+
+class ArrayKit:
+    """The scheduler on a store, without threads. A worker runs what it claims until the test ends it."""
+
+    def __init__(self, kit):
+        self.kit, self.store, self.running = kit, kit.store, {}
+        self.begin()
+
+    def begin(self):
+        """As a scheduler that starts on the store: it knows nothing but what is there."""
+        dispatcher = Dispatcher(self.store, RULES, HostLoad(RULES), PullingWorkers())
+        self.jobs = JobService(self.store, RULES, dispatcher)
+        self.arrays = ArrayService(self.store, RULES, self.jobs)
+        self.jobs.advance_arrays = self.arrays.advance
+        self.keeper = ArrayKeeper(self.arrays)
+
+    def submit(self, indices, intent=JOB):
+        record, _ = self.arrays.submit(intent, indices)
+        return record.array.array_id
+
+    def work(self):
+        """Claim what there is: the indices that run."""
+        for job, dispatch, _ in self.jobs.claim(WorkerKinds(), 100, "w"):
+            self.running[job.job_id] = dispatch.dispatch_id
+        return sorted(member_of(job_id)[1] for job_id in self.running)
+
+    def end(self, *job_ids, how=DONE):
+        for job_id in job_ids:
+            self.jobs.end(self.running.pop(job_id), HOW[how], error=None if how is DONE else "it failed")
+
+    def names(self, array_id):
+        return sorted(
+            job.job_id for job in self.store.find(Query(limit=5_000)) if job.job_id.startswith(array_id)
+        )
+
+
+@pytest.fixture
+def scene(kit):
+    return ArrayKit(kit)
+
+
+def test_only_so_many_jobs_exist_as_may_run_at_once(scene):
+    array_id = scene.submit("1-100000%3")
+
+    assert scene.names(array_id) == [f"{array_id}_{n}" for n in (1, 2, 3)]
+    assert scene.work() == [1, 2, 3]
+    assert scene.store.job(f"{array_id}_2").intent == JOB
+
+
+def test_the_end_of_one_makes_the_next_without_another_step(scene):
+    array_id = scene.submit("1-5%2")
+    scene.work()
+
+    scene.end(f"{array_id}_2")
+
+    assert scene.work() == [1, 3]
+    assert scene.arrays.get(array_id).progress.done == 1
+
+
+def test_without_a_limit_a_window_exists(scene):
+    assert len(scene.names(scene.submit("1-1000"))) == WINDOW
+
+
+def test_an_array_ends_with_its_last_index_and_says_so_in_the_trail(scene):
+    array_id = scene.submit("7,9")
+    scene.work()
+    scene.end(f"{array_id}_7")
+    assert scene.arrays.get(array_id).state is JobState.RUNNING
+    scene.end(f"{array_id}_9")
+
+    assert scene.arrays.get(array_id).state is DONE
+    [event] = scene.store.events_of({EventKind.ARRAY_ENDED}, 0, 10)
+    assert (event.reason, event.data) == (
+        "DONE",
+        {"array_id": array_id, "done": 2, "failed": 0, "canceled": 0},
+    )
+    assert scene.store.arrays(10, only_open=True) == []
+    assert [record.array.array_id for record in scene.store.arrays(10)] == [array_id]
+
+
+def test_failed_indices_run_again_and_no_others(scene):
+    array_id = scene.submit("1-4%2")
+    while scene.work():
+        for job_id in sorted(scene.running):
+            scene.end(job_id, how=FAILED if member_of(job_id)[1] % 2 else DONE)
+    before = scene.arrays.get(array_id)
+
+    scene.arrays.retry(array_id)
+
+    assert (before.state, ranges_text([1, 3])) == (FAILED, ",".join(map(str, before.progress.failed)))
+    assert scene.work() == [1, 3]
+    assert scene.arrays.job_of(array_id, 3) == f"{array_id}_3_2"
+    assert scene.arrays.job_of(array_id, 2) == f"{array_id}_2"
+    scene.end(*sorted(scene.running))
+    assert scene.arrays.get(array_id).state is DONE
+    with pytest.raises(IllegalMove, match="no index"):
+        scene.arrays.retry(array_id)
+
+
+def test_a_job_of_an_array_is_retried_with_the_array(scene):
+    array_id = scene.submit("1")
+    scene.work()
+    scene.end(f"{array_id}_1", how=FAILED)
+
+    with pytest.raises(IllegalMove, match=f"retry the failed indices of array {array_id}"):
+        scene.jobs.retry(f"{array_id}_1")
+
+
+def test_a_canceled_array_makes_no_more_jobs_and_cancels_those_that_wait(scene):
+    array_id = scene.submit("1-100000%4")
+    started = scene.jobs.claim(WorkerKinds(), 1, "w")[0].job.job_id
+
+    record = scene.arrays.cancel(array_id)
+
+    assert (record.state, record.progress.canceled) == (JobState.RUNNING, 99_999)
+    assert scene.store.job(started).state is JobState.RUNNING  # it was told to stop
+    assert sum(scene.store.job(name).state is CANCELED for name in scene.names(array_id)) == 3
+    scene.kit.later(60)
+    Maintenance(scene.store, RULES).step(scene.store.now())
+    scene.keeper.step(scene.store.now())
+    assert (scene.arrays.get(array_id).state, len(scene.names(array_id))) == (CANCELED, 4)
+    assert scene.arrays.cancel(array_id).state is CANCELED  # again: the first answer may have been lost
+    with pytest.raises(IllegalMove, match="CANCELED"):
+        scene.arrays.retry(array_id)
+
+
+def test_an_end_that_no_worker_reports_is_seen_by_the_keeper(scene):
+    array_id = scene.submit("1-3%1")
+    scene.jobs.cancel(f"{array_id}_1")
+
+    scene.keeper.step(scene.store.now())
+
+    assert scene.names(array_id) == [f"{array_id}_1", f"{array_id}_2"]
+    assert scene.arrays.get(array_id).progress.canceled == 1
+
+
+def test_the_key_of_an_array_covers_the_whole_array(scene):
+    keyed = Intent("a", "t", idempotency_key="k")
+    first, is_new = scene.arrays.submit(keyed, "1-9%2")
+    again, is_new_again = scene.arrays.submit(keyed, "1-9%2")
+
+    assert (first, is_new, is_new_again) == (again, True, False)
+    with pytest.raises(KeyConflict):
+        scene.arrays.submit(keyed, "1-9%3")
+    assert len(scene.names(first.array.array_id)) == 2
+
+
+@pytest.mark.parametrize("indices", ["1-1000000000", "", "9-1", "1-9%0"])
+def test_a_bad_array_is_refused_by_name_and_changes_nothing(scene, indices):
+    before = scene.kit.everything()
+    with pytest.raises(BadIntent) as refused:
+        scene.arrays.submit(JOB, indices)
+
+    assert [problem["field"] for problem in refused.value.problems] == ["array"]
+    assert (scene.kit.everything(), scene.store.arrays(10)) == (before, [])
+
+
+def test_the_result_of_an_array_outlives_its_jobs(scene):
+    array_id = scene.submit("1-6%2")
+    for _ in range(2):
+        scene.work()
+        for job_id in sorted(scene.running):
+            scene.end(job_id, how=FAILED if member_of(job_id)[1] == 2 else DONE)
+    scene.kit.later(10)
+    committed(scene.store, Prune(scene.store.now() - SECOND, 100))
+
+    record = scene.arrays.get(array_id)
+    assert (record.progress.done, record.progress.failed) == (3, ((2, 2),))
+    assert scene.names(array_id) == [f"{array_id}_5", f"{array_id}_6"]
+    with pytest.raises(NotFound, match="index 1"):
+        scene.arrays.job_of(array_id, 1)
+    with pytest.raises(NotFound, match="is not in 1-6%2"):
+        scene.arrays.job_of(array_id, 7)
+
+
+def play(scene, seed):
+    """Random arrays with random ends, cancels, retries and new schedulers, beside a plain model of each."""
+    dice = Random(seed)
+    models = {}
+    for _ in range(dice.randint(1, 3)):
+        size, at_once = dice.randint(1, 12), dice.choice([None, 1, 2, 5])
+        array_id = scene.submit(f"1-{size}" + (f"%{at_once}" if at_once else ""))
+        models[array_id] = {
+            "most": at_once or WINDOW,
+            "wait": list(range(1, size + 1)),
+            "ends": {},
+            "stopped": False,
+        }
+    for _ in range(60):
+        scene.work()
+        array_id = dice.choice(sorted(models))
+        model = models[array_id]
+        match dice.choice(["end", "end", "end", "end", "retry", "cancel", "restart"]):
+            case "end" if mine := sorted(name for name in scene.running if name.startswith(array_id)):
+                job_id, how = dice.choice(mine), dice.choice([DONE, DONE, FAILED])
+                scene.end(job_id, how=how)
+                model["ends"][member_of(job_id)[1]] = how
+            case "retry":
+                failed = sorted(index for index, end in model["ends"].items() if end is FAILED)
+                if model["stopped"] or not failed:
+                    with pytest.raises(IllegalMove):
+                        scene.arrays.retry(array_id)
+                    continue
+                scene.arrays.retry(array_id)
+                for index in failed:
+                    del model["ends"][index]
+            case "cancel" if dice.random() < 0.2:
+                if scene.arrays.get(array_id).state is JobState.RUNNING:
+                    scene.arrays.cancel(array_id)
+                    model["stopped"] = True
+                    for job_id in [name for name in scene.running if name.startswith(array_id)]:
+                        scene.end(job_id)  # it was told to stop: its first reason counts
+                    for index in model["wait"]:
+                        model["ends"].setdefault(index, CANCELED)
+            case "restart":
+                scene.begin()
+        check(scene, array_id, model)
+
+
+def check(scene, array_id, model):
+    record = scene.arrays.get(array_id)
+    counts, progress = Counter(model["ends"].values()), record.progress
+    living = [name for name in record.live_jobs() if scene.store.job(name).state not in ENDED]
+    assert len(living) == len(progress.live) <= model["most"]
+    open_indices = [index for index in model["wait"] if index not in model["ends"]]
+    assert len(living) == min(model["most"], len(open_indices))
+    assert (
+        progress.done,
+        ranges_text(i for i, e in model["ends"].items() if e is FAILED),
+        progress.canceled,
+    ) == (
+        counts[DONE],
+        ",".join(map(str, progress.failed)),
+        counts[CANCELED],
+    )
+    assert (progress.ended_at is None) == bool(open_indices)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_arrays_do_what_a_plain_model_does(scene, seed):
+    play(scene, seed)
+    assert scene.store.audit() == []
