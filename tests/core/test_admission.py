@@ -285,6 +285,7 @@ EXAMPLES = [
     NoWorkerSeen("thumnail", ("resize", "thumbnail"), NOW - 5 * SECOND),
     NoWorkerSeen("t" * 128),
     WorkerGone(NOW - 300 * SECOND, 2),
+    WorkerGone(None),
     RunnerDisabled("local"),
     NotDispatched("jobs.db"),
     NoFunction("thumnail", ("thumbnail",)),

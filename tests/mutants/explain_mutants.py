@@ -27,8 +27,16 @@ MUTANTS = [
         "explain: a job that cannot start is named as ahead",
         "penstock/core/jobs/forecast.py",
         "_ahead",
-        "        and _needs_units_alone(inputs, line)\n",
+        "        and _needs_units_alone(inputs, line, head)\n",
         "",
+        _TABLE,
+    ),
+    Mutant(
+        "explain: a job that no worker takes up is named as ahead",
+        "penstock/core/jobs/forecast.py",
+        "_needs_units_alone",
+        "if late and not inputs.take_place(line.admission_class):",
+        "if False:",
         _TABLE,
     ),
     Mutant(

@@ -359,6 +359,15 @@ def ahead_is_not_ready(kit):
     return kit, kit.submit(addon_id="greedy", cost_units=60, priority=45)[0], {"other": other}
 
 
+def ahead_has_no_worker_after_three_timeouts(kit):
+    kit.submit(addon_id="z", priority=90, cost_units=5)
+    for wait in (30, 30, 30, 60, 30, 120):
+        kit.step()
+        kit.later(wait)
+    other = running(present(kit), addon_id="greedy", cost_units=60)
+    return kit, kit.submit(addon_id="greedy", cost_units=60, priority=45)[0], {"other": other}
+
+
 # workers
 
 
@@ -419,6 +428,28 @@ def worker_gone_after_a_run(kit):
     end(kit, job_id, EndReason.JOB_ERROR, error="it broke")
     kit.later(60)
     return kit, job_id, {}
+
+
+def learn(kit):
+    while kit.job_service.learner.step(kit.now) <= kit.now:
+        pass
+
+
+def worker_of_a_scheduler_before(kit):
+    """The kit that answers has started after the one whose worker ran such a job."""
+    job_id = running(present(kit), addon_id="a", job_type="t")
+    kit.later(3)
+    end(kit, job_id, EndReason.COMPLETED)
+    kit.later(60)
+    learn(kit)
+    kit = kit.under()
+    return kit, kit.submit()[0], {}
+
+
+def type_that_ran_under_a_scheduler_before(kit):
+    kit, first, _ = worker_of_a_scheduler_before(kit)
+    kit.job_service.cancel(first)
+    return kit, kit.submit(job_type="tt")[0], {}
 
 
 def worker_came_a_moment_ago(kit):

@@ -283,6 +283,21 @@ TABLE = [
         {"reason": "worker_gone", "gates": ["worker_gone"], "short": "its worker was last seen 60 s ago", "next_step": "a worker for it comes back", "way_out": "penstock cancel {job}", "last_failure": [1, 2, "it broke"], "waited": [["turn", 55.0], ["retry_delay", 5.0]]},
     ),
     Row(
+        s.worker_of_a_scheduler_before,
+        "Waiting for 0 s. Such jobs ran before, and no worker has asked for them since the scheduler started.",
+        {"reason": "worker_gone", "gates": ["worker_gone"], "short": "its worker has not come since the scheduler started", "next_step": "a worker for it comes back", "way_out": "penstock cancel {job}"},
+    ),
+    Row(
+        s.type_that_ran_under_a_scheduler_before,
+        "Waiting for 0 s. No worker for type 'tt' has been seen since the scheduler started 0 s ago; known types: t. Did you mean t?",
+        {"reason": "no_worker", "gates": ["no_worker"], "short": "no worker for type tt seen; did you mean t?", "next_step": "a worker asks for jobs of type tt", "way_out": "penstock cancel {job}"},
+    ),
+    Row(
+        s.ahead_has_no_worker_after_three_timeouts,
+        "Waiting for 0 s. It needs 60 units; 30 of 90 are free. Job {other} uses the rest.",
+        {"reason": "no_room", "gates": ["no_room"], "ahead": [], "short": "needs 60 units; 30 of 90 are free", "next_step": "running jobs end and free their units", "way_out": "penstock cancel {other}", "held_by": ["other"]},
+    ),
+    Row(
         s.worker_came_a_moment_ago,
         "Waiting for 1 s. Attempt 1 of 2 failed (it broke). Nothing is in its way: it starts with the next round.",
         {"reason": "", "gates": [], "short": "starts with the next round", "next_step": "the next round starts it", "way_out": "penstock cancel {job}", "last_failure": [1, 2, "it broke"], "waited": [["retry_delay", 5.0], ["turn", 1.0]]},

@@ -22,6 +22,7 @@ from penstock.core.jobs.explain import Explanation, Findings, HostStanding, Pree
 from penstock.core.jobs.forecast import Outlook, likely_starts, outlook, reachable
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of
+from penstock.core.jobs.learning import TypeStats
 from penstock.core.jobs.preemption import Cycle
 from penstock.core.jobs.reasons import (
     CapReached,
@@ -49,6 +50,7 @@ from penstock.core.jobs.worker_reasons import (
 )
 from penstock.scheduler.dispatcher import Dispatcher, RoundWorkers
 from penstock.scheduler.forecaster import Forecaster
+from penstock.scheduler.learning import Learner
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Receipt, Store
 
@@ -73,10 +75,15 @@ class _View(NamedTuple):
 
 class Explainer:
     def __init__(
-        self, store: Store, rules: SchedulerRules, dispatcher: Dispatcher, forecaster: Forecaster
+        self,
+        store: Store,
+        rules: SchedulerRules,
+        dispatcher: Dispatcher,
+        forecaster: Forecaster,
+        learner: Learner,
     ) -> None:
         self._store, self._rules, self._dispatcher = store, rules, dispatcher
-        self._forecaster = forecaster
+        self._forecaster, self._learner = forecaster, learner
         self._since = store.now()
         #: The cycle of preemption that is under way on this host.
         self.preemption: Callable[[], Cycle | None] = lambda: None
@@ -273,8 +280,29 @@ class Explainer:
             return None
         if came is not None:
             return WorkerGone(came, job.counters.start)
+        if (elsewhere := self._seen_elsewhere(admission_class)) is not None:
+            return AwaitsWorker(elsewhere)
+        addon_id, job_type = admission_class.addon_id, admission_class.job_type
+        if any((one.addon_id, one.job_type) == (addon_id, job_type) for one in self._types_run()):
+            return WorkerGone(None, job.counters.start)
         since = self._since if now - self._since < _STARTED_LATELY else None
-        return NoWorkerSeen(admission_class.job_type, self._known_types(viewer), since)
+        return NoWorkerSeen(job_type, self._known_types(viewer), since)
+
+    def _seen_elsewhere(self, admission_class: AdmissionClass) -> Moment | None:
+        """When a worker of another host last took a job of this kind that still runs."""
+        if not self._store.shared:
+            return None
+        like = (admission_class.addon_id, admission_class.job_type)
+        taken = [
+            dispatch.admitted_at
+            for dispatch in self._store.live(addon_id=like[0], phases=[DispatchPhase.LEASED])
+            if dispatch.host != self._rules.host and dispatch.admission_class.job_type == like[1]
+        ]
+        return max(taken, default=None)
+
+    def _types_run(self) -> list[TypeStats]:
+        """Job types that have run before, on any host, as far as that was learned."""
+        return [one for one in self._learner.stats() if one.runs]
 
     def _full_workers(self, admission_class: AdmissionClass) -> WorkersFull | None:
         names = self._dispatcher.workers.names_for(admission_class)
@@ -289,11 +317,12 @@ class Explainer:
         return WorkersFull(name, most, len(running), names[name].addon_id or "")
 
     def _known_types(self, viewer: Viewer | None) -> tuple[str, ...]:
-        """Types that a worker asked for, or that run now; for a viewer, those of its own addon."""
+        """Types that a worker asked for, that run now or ran before; for a viewer, those of its own addon."""
         addon_id = None if viewer is None else viewer.addon_id
         asked = self._dispatcher.workers.types_asked_for(addon_id)
         leased = self._store.live(addon_id=addon_id, phases=[DispatchPhase.LEASED])
-        names = asked | {dispatch.admission_class.job_type for dispatch in leased}
+        before = {one.job_type for one in self._types_run() if addon_id in (None, one.addon_id)}
+        names = asked | before | {dispatch.admission_class.job_type for dispatch in leased}
         return tuple(sorted(name for name in names if not name.startswith(OWN_TYPES)))
 
     # in flight

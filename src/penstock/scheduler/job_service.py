@@ -171,7 +171,7 @@ class JobService:
         )
         self._yields, self.explainer = (
             yields or YieldRequests(),
-            Explainer(store, rules, dispatcher, self.forecaster),
+            Explainer(store, rules, dispatcher, self.forecaster, self.learner),
         )
         self._most_units = rules.capacity.most
         #: The fields of the last intent that was checked. A thread may see an older value: it checks again.

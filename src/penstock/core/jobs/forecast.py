@@ -35,6 +35,7 @@ from penstock.core.jobs.reasons import (
     UnitsKept,
 )
 from penstock.core.jobs.round import (
+    MOST_START_TIMEOUTS,
     AdmissionView,
     Pick,
     Placement,
@@ -171,7 +172,7 @@ def _ahead(
         for line in view.lines()
         if line.admission_class != admission_class
         and (head := next(line.jobs, None)) is not None
-        and _needs_units_alone(inputs, line)
+        and _needs_units_alone(inputs, line, head)
     ]
     ahead = sorted(head for head in heads if head[0] < mine)
     return tuple(
@@ -179,10 +180,15 @@ def _ahead(
     )
 
 
-def _needs_units_alone(inputs: RoundInputs, line: ReadyQueue) -> bool:
+def _needs_units_alone(inputs: RoundInputs, line: ReadyQueue, head: QueuedJob) -> bool:
     """Whether the head can start when it has units. A job that waits for anything else is not ahead of any."""
-    if inputs.offer(line.admission_class) is Placement.LEAVE:
+    offer = inputs.offer(line.admission_class)
+    if offer is Placement.LEAVE:
         return False
+    if offer is Placement.RESERVE and head.fence >= MOST_START_TIMEOUTS:  # each of them made a fence
+        late = inputs.view.start_timeouts(head) >= MOST_START_TIMEOUTS
+        if late and not inputs.take_place(line.admission_class):
+            return False  # no worker takes it up, so rounds reserve it no more
     reason = inputs.gates(line.admission_class, urgent=line.urgent).refusal()
     return reason is None or isinstance(reason, NotEnoughUnits)
 

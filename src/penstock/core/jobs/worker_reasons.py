@@ -122,7 +122,7 @@ class NoWorkerSeen(BaseReason, frozen=True):
 class WorkerGone(BaseReason, frozen=True):
     """A worker for such jobs was here, and has not asked for a while."""
 
-    last_came_at: Moment
+    last_came_at: Moment | None  # None: before this scheduler started
     timeouts: int = 0  # reservations that no worker took up
 
     code: ClassVar = "worker_gone"
@@ -134,9 +134,16 @@ class WorkerGone(BaseReason, frozen=True):
         times = (
             "" if not self.timeouts else f"; {self.timeouts} reservation{'s' * (self.timeouts > 1)} ran out"
         )
-        return f"Its worker has gone: the last request for such jobs was {spelled(now - self.last_came_at)} ago{times}."
+        if self.last_came_at is None:
+            return (
+                f"Such jobs ran before, and no worker has asked for them since the scheduler started{times}."
+            )
+        asked = spelled(now - self.last_came_at)
+        return f"Its worker has gone: the last request for such jobs was {asked} ago{times}."
 
     def short(self, now: Moment) -> str:
+        if self.last_came_at is None:
+            return "its worker has not come since the scheduler started"
         return f"its worker was last seen {spelled(now - self.last_came_at)} ago"
 
     def next_step(self) -> str:
