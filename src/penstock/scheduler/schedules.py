@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from penstock.core.errors import KeyConflict, NotFound, QueueFull, Unavailable
+from penstock.core.errors import KeyConflict, NotFound, QueueFull, Refused, Unavailable
 from penstock.core.jobs import schedules
 from penstock.core.jobs.load_hours import HourAverage, quietest_line
 from penstock.core.jobs.schedules import Schedule, ScheduleChange, ScheduleRecord
@@ -198,7 +198,7 @@ class ScheduleFirer:
                 self._cancel_job(record, job_id)
 
     def _cancel_job(self, record: ScheduleRecord, job_id: JobId) -> None:
-        with suppress(NotFound):  # it was pruned meanwhile
+        with suppress(Refused):  # it ended or was pruned meanwhile
             self._cancel(job_id, f"schedule {record.name}")
 
 

@@ -1,0 +1,149 @@
+"""
+Four schedulers on one database, killed with kill -9 at random instants: each moment becomes one job, or what its
+policy says. The clock is the test's own, so that a thousand days take minutes (`make soak`) and a few take seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise, takewhile
+from pathlib import Path
+from time import sleep
+
+import pytest
+from tests.postgres.schedule_clock import SharedClock
+
+from penstock.core.jobs import schedules
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.schedules import Missed, Overlap, Schedule
+from penstock.core.jobs.types import HOUR, MINUTE, SECOND, when
+from penstock.stores.api import ChangeSchedule, Query, committed
+
+SOAK = "PENSTOCK_SOAK" in os.environ
+DAYS = 1_000 if SOAK else 5
+T0 = 1_773_500_000 * SECOND  # March 2026: the clocks of Berlin change in two weeks
+JOB = Intent("a", "t", cost_units=1)
+#: Every policy of overlap and of missed moments.
+SCHEDULES = [
+    Schedule("every-moment", JOB, cron="30 */4 * * *", zone="Europe/Berlin", overlap=Overlap.QUEUE, missed=Missed.ALL, missed_limit=1_000),
+    Schedule("every-n", JOB, every_sec=5 * 3_600, overlap=Overlap.SKIP, missed=Missed.ALL, missed_limit=1_000),
+    Schedule("latest", JOB, cron="0 */6 * * *", overlap=Overlap.QUEUE, missed=Missed.LATEST),
+    Schedule("skip", JOB, cron="15 * * * *", zone="Asia/Kolkata", overlap=Overlap.SKIP, missed=Missed.SKIP),
+    Schedule("cancel", JOB, cron="*/40 0-6 * * *", zone="America/New_York", overlap=Overlap.CANCEL_RUNNING),
+]  # fmt: skip
+
+
+class Fleet:
+    def __init__(self, place, clock_file):
+        program = Path(__file__).with_name("schedule_host.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(program), place.dsn, place.schema, str(clock_file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.kills = 0
+        self.pids = [self.start() for _ in range(4)]
+
+    def start(self):
+        print(file=self.process.stdin, flush=True)
+        return int(self.process.stdout.readline())
+
+    def kill_one(self, dice):
+        at = dice.randrange(len(self.pids))
+        os.kill(self.pids[at], signal.SIGKILL)
+        self.kills += 1
+        self.pids[at] = self.start()
+
+    def close(self):
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.mark.soak
+@pytest.mark.long
+def test_each_moment_becomes_one_job_however_many_schedulers_are_killed(opened, postgres_emptied, tmp_path):
+    clock_file = tmp_path / "clock"
+    clock_file.write_bytes(T0.to_bytes(8, "little"))
+    clock, dice = SharedClock(clock_file), random.Random(DAYS)
+    store = opened(clock)
+    for schedule in SCHEDULES:
+        committed(store, ChangeSchedule(schedules.add(schedule, T0, "test")))
+    fleet = Fleet(postgres_emptied.place, clock_file)
+    try:
+        while clock() < T0 + DAYS * 24 * HOUR:
+            # To the next moment, so that it is fired in time, or past some of them.
+            alarm = store.schedule_alarm() if dice.random() < 0.5 else 0
+            step = dice.choice([10 * MINUTE, 40 * MINUTE, 3 * HOUR, 9 * HOUR])
+            clock.set(alarm if alarm > clock() else clock() + step)
+            if dice.random() < 0.3:
+                sleep(dice.random() * 0.02)  # a random instant for the kill, and nothing that is waited for
+                fleet.kill_one(dice)
+            if dice.random() < 0.9:  # else the next moments find the last ones unfired
+                settle(store, clock)
+        settle(store, clock, everything=True)
+    finally:
+        fleet.close()
+
+    assert fleet.kills > DAYS / 2
+    check(store)
+
+
+def settle(store, clock, *, everything=False):
+    """Until every moment up to now is dealt with. The lease of a killed scheduler ends by the clock."""
+    looks = 0
+    while True:
+        alarm = store.schedule_alarm()
+        waiting = everything and store.find(Query(states=["QUEUED", "DISPATCHING", "RUNNING"], limit=1))
+        if alarm > clock() and not waiting:
+            return
+        looks += 1
+        sleep(0.003)  # what is waited for is the store; this leaves the machine to the schedulers
+        if looks % 20 == 0:
+            clock.set(clock() + 21 * SECOND)
+
+
+def check(store):
+    kinds = [kind for kind in EventKind if kind.startswith("SCHEDULE_")]
+    events = store.events_of(kinds, 0, 10_000_000)
+    trail = store.events(0, 10_000_000)
+    ended = {
+        event.job_id: event.seq
+        for event in trail
+        if event.state is not None and event.state in ("DONE", "FAILED", "CANCELED")
+    }
+    for record in store.schedules():
+        own = [event for event in events if event.data["schedule"] == record.name]
+        fired = [event for event in own if event.kind is EventKind.SCHEDULE_FIRED]
+        skipped = [event.data["moment"] for event in own if event.kind is EventKind.SCHEDULE_SKIPPED]
+        missed = sum(event.data["count"] for event in own if event.kind is EventKind.SCHEDULE_MISSED)
+        moments = [event.data["moment"] for event in fired]
+        came = takewhile(
+            lambda m, last=record.state.last_moment: m <= last, record.schedule.timing.moments(T0)
+        )
+        all_moments = [when(moment).isoformat() for moment in came]
+
+        assert {1} == set(Counter([*moments, *skipped]).values()), record.name
+        assert {*moments, *skipped} <= set(all_moments), record.name
+        assert len(all_moments) == len(moments) + len(skipped) + missed, record.name
+        if record.name in ("every-moment", "every-n"):
+            assert 0 == missed
+        if record.name == "every-moment":
+            assert moments == all_moments
+        jobs = store.find(Query(tag=record.schedule.tag, limit=1_000_000))
+        assert [event.data["job_id"] for event in fired] == [job.job_id for job in jobs], record.name
+        tags = [f"moment:{moment.replace('+00:00', 'Z')}" for moment in moments]
+        assert tags == [job.intent.tags[-1] for job in jobs]
+        # No job of a schedule is submitted before the one before it has ended.
+        for before, after in pairwise(fired):
+            assert ended[before.data["job_id"]] < after.seq, record.name
+        assert record.name == "cancel" or "CANCELED" not in {job.state for job in jobs}
