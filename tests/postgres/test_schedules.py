@@ -71,6 +71,7 @@ class Fleet:
 
 @pytest.mark.soak
 @pytest.mark.long
+@pytest.mark.timeout(40 * DAYS)
 def test_each_moment_becomes_one_job_however_many_schedulers_are_killed(opened, postgres_emptied, tmp_path):
     clock_file = tmp_path / "clock"
     clock_file.write_bytes(T0.to_bytes(8, "little"))

@@ -16,6 +16,7 @@ PAGES = {
     "jobs": ("jobs", "photos"),
     "job": ("jobs/{done}", "Request"),
     "command": ("jobs/{command}", "Output"),
+    "schedules": ("schedules", "nightly"),
     "machine": ("machine", "Units by job"),
     "addons": ("addons", "photos"),
     "pools": ("pools", "encode"),

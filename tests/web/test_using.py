@@ -44,6 +44,7 @@ def test_an_empty_scheduler_says_so_on_every_page(fresh, tabs):
         ("machine", "Nothing is in flight"),
         ("addons", "No addon has submitted anything yet"),
         ("pools", "No program is attached"),
+        ("schedules", "No schedules."),
     ]:
         tab.open(path)
 
@@ -490,3 +491,29 @@ def test_a_page_whose_session_is_revoked_shows_nothing_more_without_being_touche
 
     assert tab.shows("penstock login")
     tab.expect("401", "ERR_")
+
+
+# schedules
+
+
+def test_a_schedule_shows_its_moments_and_can_be_run_paused_and_resumed(fresh, tabs):
+    fresh.client.add_schedule("nightly", job_of("a", "t"), cron="0 6 * * *", zone="Asia/Kolkata")
+    tab = tabs(fresh).sign_in()
+    tab.open("schedules")
+    tab.shows("0 6 * * *")
+    assert [" 06:00"] * 5 == [
+        text[-6:] for text in tab.page.locator("td[data-label=Next] .mono").all_inner_texts()
+    ]
+
+    tab.page.get_by_role("button", name="Run nightly now").click()
+    tab.shows("QUEUED", "td[data-label='Last jobs']")
+    [fired] = fresh.client.schedule("nightly").last
+    tab.shows(fired.job_id[-8:])
+    tab.page.get_by_role("button", name="Pause nightly").click()
+    tab.shows("paused", "td[data-label=Next]")
+    assert fresh.client.schedule("nightly").paused
+    tab.page.get_by_role("button", name="Resume nightly").click()
+    tab.shows("06:00", "td[data-label=Next]")
+    assert not fresh.client.schedule("nightly").paused
+    tab.page.get_by_role("link", name="nightly", exact=True).click()
+    tab.shows(fired.job_id[-8:])

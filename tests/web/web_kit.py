@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock import wire
+from penstock.client.client import job_of
 from tests.daemon import Daemon
 from tests.waiting import LONG
 
@@ -105,6 +106,9 @@ def populate(client):
         "me", "penstock.command", {"argv": ["sh", "-c", script]}, cost_units=5
     ).job_id
     client.wait(jobs["command"], LONG)
+    nightly = job_of("photos", "report", {EVIL: [EVIL, MARK]})
+    client.add_schedule("nightly", nightly, cron="0 6 * * mon-fri", zone="Europe/Berlin")
+    jobs["scheduled"] = client.run_schedule("nightly").job_id
     for number in range(3):
         jobs[f"queued{number}"] = client.submit("mail", "send", {"n": number}, cost_units=UNITS).job_id
     return jobs
