@@ -265,7 +265,7 @@ def test_a_job_whose_time_has_not_come_says_so_in_the_list(home):
     queued(home, earliest_start_at=datetime.now(UTC) + timedelta(hours=3))
     home.open(f"jobs?addon={home.addon}")
 
-    assert home.shows("not before ")
+    assert home.shows("starts in ")
 
 
 def test_a_failed_job_is_retried(home):
