@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import apsw
 import pytest
 from msgspec.structs import replace
+from tests.contract.conftest import T0, ManualClock, StoreKit
+from tests.contract.test_sqlite import steps_of
 
 from penstock.core.errors import BadIntent, NotFound
 from penstock.core.jobs import changes
@@ -14,6 +17,8 @@ from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.stores.api import Apply, Complete, CompletedDispatch, Depth, Follow, Prune, Submit, committed
 from penstock.stores.common import following
+from penstock.stores.sqlite.connection import SQL
+from penstock.stores.sqlite.store import SqliteStore
 
 OK, DONE, FAILED = ParentCondition.OK, ParentCondition.DONE, ParentCondition.FAILED
 
@@ -395,3 +400,59 @@ def test_an_end_and_a_retry_in_one_operation_are_both_followed(kit):
 
     assert kit.state(child) == "FAILED"  # the other parent is still canceled
     assert str(kit.store.job(parent.job_id).state) == JobState.DONE
+
+
+# what it costs
+
+
+def waiting_file(path, waiting, parents):
+    """A file with a parent of one child that runs, and beside it `waiting` children of other parents."""
+    store = SqliteStore(path, lambda: T0)
+    kit = StoreKit(store, ManualClock())
+    [first] = kit.submit(cost_units=1)
+    child_of(kit, first)
+    others = kit.submit(parents, cost_units=1, earliest_start_at=T0 + 3_600 * SECOND)
+    for other in others:
+        kit.submit(waiting // parents, after=after(other))
+    kit.tick(lease=True)
+    return kit, first
+
+
+def test_the_cost_of_a_release_follows_what_is_released_and_not_what_waits(tmp_path):
+    costs = []
+    for waiting in (10, 5_000):
+        kit, first = waiting_file(tmp_path / f"{waiting}.db", waiting, 10)
+        costs.append(steps_of(kit.store, lambda: complete(kit, first)))  # noqa: B023 - called at once
+        kit.store.close()
+
+    assert costs[1] <= costs[0] * 1.2 + 1
+
+
+def test_the_end_of_one_parent_of_many_does_not_look_at_the_others(tmp_path):
+    costs = []
+    for parents in (2, 900):
+        store = SqliteStore(tmp_path / f"{parents}.db", lambda: T0)
+        kit = StoreKit(store, ManualClock())
+        first, *_ = others = kit.submit(parents, cost_units=1)
+        child_of(kit, *others)
+        kit.tick(lease=True, limit=1)
+        costs.append(steps_of(store, lambda: complete(kit, first)))  # noqa: B023 - called at once
+        store.close()
+
+    assert costs[1] <= costs[0] * 1.2 + 1
+
+
+def test_plain_jobs_pay_one_statement_for_a_transaction_that_ends_jobs(tmp_path):
+    store = SqliteStore(tmp_path / "jobs.db", lambda: T0)
+    kit = StoreKit(store, ManualClock())
+    jobs = kit.submit(50, cost_units=1)
+    kit.tick(lease=True)
+    statements = []
+    store._con.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: statements.append(event["sql"]))
+
+    complete(kit, *jobs)
+
+    store._con.trace_v2(0)
+    [about_dependencies] = [sql for sql in statements if "dependency" in sql or "pending_end" in sql]
+    assert about_dependencies in SQL["dependencies_exist"]
+    store.close()

@@ -1,0 +1,116 @@
+"""Bugs that somebody could write into jobs that wait for other jobs."""
+
+from __future__ import annotations
+
+from tests.mutants.planting import Mutant
+
+FOLLOWING = "penstock/stores/common/following.py"
+CORE = "penstock/core/jobs/dependencies.py"
+CONTRACT = ("tests/contract/test_dependencies.py", "-k", "memory or sqlite")
+
+MUTANTS = [
+    Mutant(
+        "dependencies: a child starts when its first parent is done",
+        FOLLOWING,
+        "_Following._write",
+        "if not child.unmet and child.row.unmet]",
+        "if child.met and child.row.unmet]",
+        CONTRACT,
+    ),
+    Mutant(
+        "dependencies: the children of a canceled child are not told",
+        FOLLOWING,
+        "_Following._judge",
+        "self._next.append(EndedJob(row.child_no, row.child_id, state))",
+        "pass",
+        CONTRACT,
+    ),
+    Mutant(
+        "dependencies: what is beyond the bound is forgotten",
+        FOLLOWING,
+        "_Following._write",
+        "if postponed:\n            rows.postpone(postponed)",
+        "pass",
+        CONTRACT,
+    ),
+    Mutant(
+        "dependencies: a retried child does not wait again",
+        FOLLOWING,
+        "follow",
+        "if move.state is JobState.QUEUED)",
+        "if False)",
+        CONTRACT,
+    ),
+    Mutant(
+        "dependencies: a canceled child keeps its parents from being pruned",
+        FOLLOWING,
+        "_Following._write",
+        "if self._canceled:",
+        "if False:",
+        CONTRACT,
+    ),
+    Mutant(
+        "dependencies: a child waits for a retry of a canceled parent",
+        CORE,
+        "",
+        "Verdict.IMPOSSIBLE: {\n        IfUnmet.CANCEL: Fate.CANCEL,\n        IfUnmet.FAIL: Fate.FAIL,\n        IfUnmet.WAIT: Fate.CANCEL,",
+        "Verdict.IMPOSSIBLE: {\n        IfUnmet.CANCEL: Fate.CANCEL,\n        IfUnmet.FAIL: Fate.FAIL,\n        IfUnmet.WAIT: Fate.WAIT,",
+        ("tests/core/test_dependencies.py",),
+    ),
+    Mutant(
+        "dependencies: a blocked parent counts as ended",
+        CORE,
+        "",
+        "(JobState.QUEUED, JobState.DISPATCHING, JobState.RUNNING, JobState.BLOCKED), Verdict.UNDECIDED",
+        "(JobState.QUEUED, JobState.DISPATCHING, JobState.RUNNING, JobState.BLOCKED), Verdict.MET",
+        ("tests/core/test_dependencies.py",),
+    ),
+    Mutant(
+        "dependencies: an edit puts a waiting child into line",
+        "penstock/stores/memory/tables.py",
+        "MemoryQueues.put",
+        "WAITS_FOR_PARENTS if job.unmet else place.line(now)",
+        "place.line(now)",
+        CONTRACT,
+    ),
+    Mutant(
+        "dependencies: a released child keeps the age of its submit",
+        "penstock/core/jobs/ordering.py",
+        "released_place",
+        "max(place.ready_at, now)",
+        "place.ready_at",
+        CONTRACT,
+    ),
+    Mutant(
+        "dependencies: completions on SQLite are not followed",
+        "penstock/stores/sqlite/changes.py",
+        "complete",
+        "if tx.has_dependencies:",
+        "if False:",
+        CONTRACT,
+    ),
+    Mutant(
+        "dependencies: a parent that a child waits for is pruned",
+        "penstock/stores/memory/store.py",
+        "MemoryStore._prune",
+        " and not self._awaited(job)",
+        "",
+        CONTRACT,
+    ),
+    Mutant(
+        "dependencies: a token of one addon waits for jobs of another",
+        "penstock/server/handlers/jobs.py",
+        "_may_follow",
+        "if call.owns(job.intent.addon_id)",
+        "if True",
+        ("tests/server/test_dependencies.py",),
+    ),
+    Mutant(
+        "dependencies: results of parents are read before they are on disk",
+        "penstock/scheduler/job_service.py",
+        "_needs_no_reads",
+        " and not (grant.job is not None and grant.job.intent.after)",
+        "",
+        ("tests/library/test_dependencies.py",),
+    ),
+]
