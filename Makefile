@@ -8,7 +8,7 @@ FUZZ ?= 100
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: docs docs-serve test-migrate first-minute bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-against bench-page walks size texts screenshots chromium pgbouncer lock format
+.PHONY: container sbom docs docs-serve test-migrate first-minute bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-against bench-page walks size texts screenshots chromium pgbouncer lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -87,6 +87,13 @@ bench-page: .venv chromium  ## what ten open pages cost the scheduler
 
 first-minute: .venv chromium  ## build wheel and sdist, install each on its own, see a job run on the page, under two minutes
 	$(BIN)/python -m tests.web.first_minute
+
+container: .venv  ## build the image on a base from debootstrap and run it (needs root, buildah and debootstrap)
+	$(BIN)/python -m build --wheel --outdir dist .
+	ops/try-container
+
+sbom: .venv  ## dist/penstock-VERSION.cdx.json: what a release contains, as CycloneDX
+	$(BIN)/python ops/sbom.py
 
 screenshots: .venv chromium  ## the README's pictures, of a scheduler at work
 	$(BIN)/python -m tests.web.pictures

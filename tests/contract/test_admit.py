@@ -258,6 +258,17 @@ def test_a_paused_addon_waits_and_weights_are_kept(kit):
     ]
 
 
+def test_waiting_units_are_counted_by_the_labels_that_a_host_must_have(kit):
+    kit.submit(n=3, cost_units=20)
+    kit.submit(n=2, cost_units=30, labels=("gpu",))
+    kit.submit(cost_units=5, addon_id="b", labels=("gpu",))
+    kit.submit(cost_units=50, labels=("gpu",), earliest_start_at=kit.now + 60 * SECOND)
+
+    assert kit.store.waiting_by_labels() == {(): (3, 60), ("gpu",): (3, 65)}
+    kit.tick()
+    assert kit.store.waiting_by_labels() == {("gpu",): (3, 65)}
+
+
 def test_every_dispatch_has_a_higher_fence_than_the_last(kit):
     [job_id] = kit.submit()
     fences = []

@@ -307,6 +307,21 @@ def test_labels_of_metrics_are_bounded_whatever_users_name_their_addons(live):
     assert len(set(re.findall(r'penstock_addon_units\{addon="([^"]+)"\}', text))) == 51
 
 
+def test_metrics_tell_how_many_units_wait_for_each_set_of_labels_and_no_more_than_fifty(live):
+    jobs = [
+        {"addon_id": "a", "job_type": "t", "cost_units": 2, "labels": [f"label-{number}"]}
+        for number in range(70)
+    ]
+    live.client.post("/queue/jobs/submit/bulk", {"jobs": jobs})
+    text = metrics(live)
+    waiting = dict(re.findall(r'penstock_waiting_units\{labels="([^"]*)"\} (\S+)', text))
+
+    assert waiting[""] == "0.0"
+    assert waiting["other"] == "40.0"
+    assert len(waiting) == 52
+    assert 'penstock_waiting_jobs{labels="other"} 20.0' in text
+
+
 def test_metrics_need_their_scope(live):
     reader = live.client.mint(scopes=["jobs:read"])
 

@@ -24,10 +24,11 @@ from penstock.scheduler.stats import Histogram
 from penstock.server.app_state import AppState
 from penstock.server.event_hub import oldest_queued_sec
 from penstock.server.request import Request
-from penstock.stores.api import Addon
+from penstock.stores.api import Addon, WaitingWork
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _NAMED_ADDONS: Final = 50
+_NAMED_LABELS: Final = 50
 _NAMED_TYPES: Final = 50
 
 
@@ -61,6 +62,15 @@ class MetricsCollector(Collector):
         yield _gauge("penstock_addon_jobs", about, queued_and_running, "addon", "state")
         units = {(name,): sum(addon.units for addon in group) for name, group in named.items()}
         yield _gauge("penstock_addon_units", "Units an addon holds.", units, "addon")
+        waiting = _bounded_labels(store.waiting_by_labels())
+        about = "Units that ready jobs wait for, by the labels that a host must have."
+        yield _gauge(
+            "penstock_waiting_units", about, {key: work.units for key, work in waiting.items()}, "labels"
+        )
+        about = "Ready jobs that wait for units, by the labels that a host must have."
+        yield _gauge(
+            "penstock_waiting_jobs", about, {key: work.jobs for key, work in waiting.items()}, "labels"
+        )
         yield _gauge("penstock_oldest_queued_seconds", "Age of the job that has been queued longest.", age)
         yield _gauge("penstock_waiting_submits", "Submits that wait for room.", service.waitlist.waiting)
 
@@ -124,6 +134,18 @@ def _bounded(addons: list[Addon]) -> dict[str, list[Addon]]:
     ranked = sorted(addons, key=lambda addon: -sum(addon.jobs.values()))
     named = {str(addon.addon_id): [addon] for addon in ranked[:_NAMED_ADDONS]}
     return named | ({"other": ranked[_NAMED_ADDONS:]} if len(ranked) > _NAMED_ADDONS else {})
+
+
+def _bounded_labels(waiting: Mapping[tuple[str, ...], WaitingWork]) -> dict[tuple[str], WaitingWork]:
+    """Jobs without labels are always there, so that a scaler that asks for them gets a number."""
+    ranked = sorted(waiting.items(), key=lambda item: -item[1].units)
+    named = {("",): WaitingWork(0, 0)} | {
+        (" ".join(labels),): work for labels, work in ranked[:_NAMED_LABELS]
+    }
+    rest = [work for _, work in ranked[_NAMED_LABELS:]]
+    if rest:
+        named["other",] = WaitingWork(sum(work.jobs for work in rest), sum(work.units for work in rest))
+    return named
 
 
 def _gauge(name: str, about: str, values: float | Mapping[Any, float], *labels: str) -> Metric:

@@ -236,6 +236,13 @@ def among_newest(query: Query) -> Query:
     return replace(query, states=(), after=0, newest_first=True, limit=MOST_SEARCHED)
 
 
+class WaitingWork(NamedTuple):
+    """How many jobs wait, and the units that they need together."""
+
+    jobs: int
+    units: int
+
+
 class Addon(Struct, frozen=True):
     addon_id: AddonId
     weight: int = 100
@@ -598,6 +605,10 @@ class Reads(Protocol):
     def ledger(self, host: HostId) -> Ledger: ...
 
     def addons(self) -> list[Addon]: ...
+
+    def waiting_by_labels(self) -> dict[tuple[str, ...], WaitingWork]:
+        """What is ready and waits for units, by the labels that a host must have for it."""
+        ...
 
 
 class Upkeep(Protocol):

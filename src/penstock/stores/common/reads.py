@@ -24,7 +24,7 @@ from penstock.core.jobs.load import Host
 from penstock.core.jobs.schedules import ScheduleRecord
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, JobId, Moment
-from penstock.stores.api import Addon, Due, Learned, Overdue
+from penstock.stores.api import Addon, Due, Learned, Overdue, WaitingWork
 from penstock.stores.common.rows import (
     ADMISSION_CLASS,
     array_from,
@@ -252,6 +252,10 @@ class SqlReads(ABC, Generic[S]):
     def arrays(self, limit: int, *, only_open: bool = False) -> list[ArrayRecord]:
         rows = self._query("open_arrays" if only_open else "newest_arrays", {"most": limit})
         return [array_from(row) for row in rows]
+
+    def waiting_by_labels(self) -> dict[tuple[str, ...], WaitingWork]:
+        rows = self._query("waiting_by_labels")
+        return {tuple(labels.split()): WaitingWork(int(jobs), int(units)) for labels, jobs, units in rows}
 
     def schedule_alarm(self) -> Moment | None:
         [(moment,)] = self._query("schedule_alarm")

@@ -35,7 +35,18 @@ from penstock.core.jobs.schedules import ScheduleRecord
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
 from penstock.core.text import ascii_lower
-from penstock.stores.api import MOST_SEARCHED, Addon, Clock, Due, Learned, Overdue, Query, Relay, among_newest
+from penstock.stores.api import (
+    MOST_SEARCHED,
+    Addon,
+    Clock,
+    Due,
+    Learned,
+    Overdue,
+    Query,
+    Relay,
+    WaitingWork,
+    among_newest,
+)
 from penstock.stores.common.following import EndedJob
 from penstock.stores.common.rows import uuid7
 
@@ -273,6 +284,15 @@ class MemoryTables:
                 self._arrays.values(), key=lambda r: (r.array.created_at, r.array.array_id), reverse=True
             )
         return [r for r in newest if not only_open or r.progress.ended_at is None][:limit]
+
+    def waiting_by_labels(self) -> dict[tuple[str, ...], WaitingWork]:
+        waiting: dict[tuple[str, ...], WaitingWork] = {}
+        with self._lock:
+            for admission_class, _, jobs in self._lines.lines():
+                before = waiting.get(admission_class.labels, WaitingWork(0, 0))
+                units = before.units + len(jobs) * admission_class.cost_units
+                waiting[admission_class.labels] = WaitingWork(before.jobs + len(jobs), units)
+        return waiting
 
     def schedule_alarm(self) -> Moment | None:
         with self._lock:

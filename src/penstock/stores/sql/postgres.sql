@@ -589,6 +589,10 @@ SELECT min(due_at) FROM penstock.schedule WHERE due_at IS NOT NULL;
 INSERT INTO penstock.load_hour (host, hour, busy, at) VALUES (%(host)s, %(hour)s, %(busy)s, %(at)s)
 ON CONFLICT (host, hour) DO UPDATE SET busy = load_hour.busy + %(newest)s * (excluded.busy - load_hour.busy), at = excluded.at;
 
+-- name: waiting_by_labels
+SELECT labels, count(*), sum(cost_units) FROM penstock.queue JOIN penstock.admission_class ON admission_class.no = queue.class_no
+WHERE line > 0 GROUP BY labels;
+
 -- name: load_hours
 SELECT hour, avg(busy) FROM penstock.load_hour GROUP BY hour;
 

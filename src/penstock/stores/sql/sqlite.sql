@@ -422,6 +422,10 @@ SELECT min(due_at) FROM schedule WHERE due_at IS NOT NULL;
 INSERT INTO load_hour (host, hour, busy, at) VALUES (:host, :hour, :busy, :at)
 ON CONFLICT (host, hour) DO UPDATE SET busy = load_hour.busy + :newest * (excluded.busy - load_hour.busy), at = excluded.at;
 
+-- name: waiting_by_labels
+SELECT labels, count(*), sum(cost_units) FROM queue JOIN admission_class ON admission_class.no = queue.class_no
+WHERE line > 0 GROUP BY labels;
+
 -- name: load_hours
 SELECT hour, avg(busy) FROM load_hour GROUP BY hour;
 

@@ -1,0 +1,87 @@
+"""What a release says of itself: its bill of materials, its version and its changelog; its container and compose files."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+
+import pytest
+
+import penstock
+from tests import ROOT
+
+
+def requirements(name, extras=()):
+    """The distributions that pip installs for this one, here."""
+    packaging = pytest.importorskip("packaging.requirements")
+    for line in metadata.requires(name) or ():
+        requirement = packaging.Requirement(line)
+        contexts = [{"extra": extra} for extra in extras] or [{"extra": ""}]
+        if requirement.marker is None or any(requirement.marker.evaluate(context) for context in contexts):
+            yield requirement.name.lower().replace("_", "-"), tuple(requirement.extras)
+
+
+def closure(roots):
+    found, waiting = set(), list(roots)
+    while waiting:
+        name, extras = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += requirements(name, extras)
+    return found
+
+
+def test_the_bill_of_materials_has_all_that_pip_installs_with_its_hashes(tmp_path):
+    file = tmp_path / "sbom.json"
+    subprocess.run(
+        [sys.executable, str(ROOT / "ops" / "sbom.py"), str(file)], check=True, capture_output=True
+    )
+    bill = json.loads(file.read_text())
+    named = {component["name"] for component in bill["components"]}
+
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert bill["metadata"]["component"]["version"] == penstock.__version__
+    assert closure(requirements("penstock", ("jobs", "postgres"))) <= named
+    assert {"preact", "uplot"} <= named
+    assert all(component["hashes"] for component in bill["components"])
+
+
+def test_the_version_has_a_dated_section_of_the_changelog():
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+    assert re.search(rf"^## {re.escape(penstock.__version__)} - \d{{4}}-\d\d-\d\d$", text, re.MULTILINE)
+
+
+def test_the_project_has_classifiers_for_every_python_that_it_supports():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+    assert project["requires-python"] == ">=3.11"
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(
+        project["classifiers"]
+    )
+
+
+def test_the_image_has_a_user_without_rights_a_health_check_and_no_pip():
+    text = (ROOT / "ops" / "Containerfile").read_text("utf-8")
+    last = text.rpartition("\nFROM ")[2]
+
+    assert re.search(r"^USER 10001$", last, re.MULTILINE)
+    assert re.search(r'^HEALTHCHECK .* CMD \["penstock", "capacity", "--json"\]$', last, re.MULTILINE)
+    assert "pip uninstall --yes pip" in text
+
+
+def test_the_compose_file_names_settings_that_exist():
+    settings = set(
+        re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "settings.md").read_text("utf-8"), re.MULTILINE)
+    )
+    variables = {f"PENSTOCK_{name.replace('.', '_').upper()}" for name in settings}
+    compose = (ROOT / "ops" / "compose.yml").read_text("utf-8")
+    used = set(re.findall(r"^ +(PENSTOCK_\w+):", compose, re.MULTILINE))
+
+    assert used == {"PENSTOCK_DATABASE", "PENSTOCK_HOST_NAME"}
+    assert used <= variables
+    assert "password@" not in compose
