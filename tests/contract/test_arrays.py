@@ -8,12 +8,12 @@ from random import Random
 import pytest
 
 from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound
-from penstock.core.jobs.arrays import WINDOW, member_of, ranges_text
+from penstock.core.jobs.arrays import WINDOW, ranges_text
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import ENDED, JobState, Schedules
-from penstock.core.jobs.types import SECOND, EndReason
+from penstock.core.jobs.types import SECOND, EndReason, member_of
 from penstock.scheduler.arrays import ArrayKeeper, ArrayService
 from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers, WorkerKinds
 from penstock.scheduler.job_service import JobService

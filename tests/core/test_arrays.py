@@ -18,7 +18,6 @@ from penstock.core.jobs.arrays import (
     array_of,
     cancel_array,
     member_id,
-    member_of,
     parse_array,
     ranges_text,
     retry_array,
@@ -26,6 +25,7 @@ from penstock.core.jobs.arrays import (
 )
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import member_of
 
 DONE, FAILED, CANCELED = JobState.DONE, JobState.FAILED, JobState.CANCELED
 

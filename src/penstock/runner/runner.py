@@ -27,7 +27,7 @@ from penstock.core.jobs.round import AdmissionView, RoundResult
 from penstock.core.jobs.spending import Standing
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.tracker import Effect, Step, Tracker
-from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, seconds
+from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, member_of, seconds
 from penstock.runner.channels import Frame, IoLoop
 from penstock.runner.control_socket import ControlSocket, RunRequests
 from penstock.runner.leftovers import WORKER, Leftovers, OutputCleaner
@@ -355,6 +355,9 @@ class Runner:
             "PENSTOCK_SOCKET": self._control_socket.address,
             "PENSTOCK_JOB_TOKEN": run.token,
         }
+        if (member := member_of(run.job.job_id)) is not None:
+            array_id, index = member
+            variables |= {"PENSTOCK_ARRAY_ID": array_id, "PENSTOCK_ARRAY_INDEX": str(index)}
         return variables if self._settings.url is None else variables | {"PENSTOCK_URL": self._settings.url}
 
     @property

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from penstock.core.errors import IllegalMove, NotFound, NotWritten, Refused, StaleDispatch, Unavailable
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import EVERYTHING, AdmissionClass
-from penstock.core.jobs.arrays import advance, ended_members, member_of
+from penstock.core.jobs.arrays import advance, ended_members
 from penstock.core.jobs.changes import Change, Renewal
 from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.intent import MAX_PAYLOAD, Intent, all_but_payload, check
@@ -30,7 +30,7 @@ from penstock.core.jobs.learning import TypeStats
 from penstock.core.jobs.reasons import Reason
 from penstock.core.jobs.round import AdmissionView, RoundResult, decide_standalone_lease
 from penstock.core.jobs.states import MOVES, DispatchPhase, JobState, Move
-from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Money
+from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Money, member_of
 from penstock.core.jobs.viewer import Viewer
 from penstock.core.text import error_text, storable, storable_json, type_name
 from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds

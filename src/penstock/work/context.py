@@ -31,7 +31,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.core.errors import JobStopped
-from penstock.core.jobs.types import DispatchId, Moment, Money, money_of, when
+from penstock.core.jobs.types import DispatchId, Moment, Money, member_of, money_of, when
 from penstock.core.text import checked_json, json_text
 
 _NO_DISPATCH: Final = DispatchId("")
@@ -135,6 +135,12 @@ class JobContext:
     @property
     def tags(self) -> tuple[str, ...]:
         return self._facts.tags
+
+    @property
+    def array_index(self) -> int | None:
+        """The index of a job that belongs to an array; None: it belongs to none."""
+        member = member_of(self._facts.job_id)
+        return None if member is None else member[1]
 
     @property
     def deadline(self) -> datetime | None:

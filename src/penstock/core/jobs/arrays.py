@@ -25,7 +25,7 @@ from penstock.core.jobs.changes import Note, principal_data
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.states import ENDED, JobState
-from penstock.core.jobs.types import DispatchId, JobId, Moment
+from penstock.core.jobs.types import SEPARATOR, DispatchId, JobId, Moment, member_of
 
 MOST_INDICES: Final = 1_000_000
 #: How many jobs of one array may exist at once before their end.
@@ -34,8 +34,6 @@ LARGEST_INDEX: Final = 999_999_999
 MOST_RANGES: Final = 1_000
 #: How many jobs of an array without `%n` exist at once before their end.
 WINDOW: Final = 256
-#: Between the id of an array and an index.
-SEPARATOR: Final = "_"
 _RANGE: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 _SPEC_WORDS: Final = "indices such as 1-1000, 0,5,7-9 or 1-1000%8, where 8 run at once"
 
@@ -155,14 +153,6 @@ def member_id(array_id: str, index: int, turn: int = 1) -> JobId:
     """`X_17`; after a retry of the array `X_17_2`: a job that failed stays as it was."""
     again = f"{SEPARATOR}{turn}" if turn > 1 else ""
     return JobId(f"{array_id}{SEPARATOR}{index}{again}")
-
-
-def member_of(job_id: str) -> tuple[JobId, int] | None:
-    """The array and the index of a job that belongs to one."""
-    array_id, *numbers = job_id.split(SEPARATOR)
-    if not numbers or len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
-        return None
-    return JobId(array_id), int(numbers[0])
 
 
 class LiveIndex(NamedTuple):

@@ -149,3 +149,15 @@ def spelled(span: Span) -> str:
         if count >= 2 * size:
             return f"{count // size} {unit}"
     return f"{count} s"
+
+
+#: Between the id of an array and an index.
+SEPARATOR: Final = "_"
+
+
+def member_of(job_id: str) -> tuple[JobId, int] | None:
+    """The array and the index of a job that belongs to an array: `X_17`, or `X_17_2` after a retry."""
+    array_id, *numbers = job_id.split(SEPARATOR)
+    if not numbers or len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
+        return None
+    return JobId(array_id), int(numbers[0])
