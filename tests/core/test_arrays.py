@@ -163,7 +163,9 @@ def test_an_array_does_what_a_plain_model_does(indices, at_once, steps):
         assert (progress.done, progress.canceled) == (counts[DONE], counts[CANCELED])
         assert ",".join(map(str, progress.failed)) == ranges_text(i for i, e in ends.items() if e is FAILED)
         assert sorted(record.live_jobs()) == sorted(live.values())
-        expected = FAILED if counts[FAILED] else CANCELED if counts[CANCELED] or stopped else DONE
+        expected = (
+            CANCELED if stopped else FAILED if counts[FAILED] else CANCELED if counts[CANCELED] else DONE
+        )
         assert record.state is (JobState.RUNNING if live or again or fresh else expected)
         assert (progress.ended_at is None) == (record.state is JobState.RUNNING)
 

@@ -75,11 +75,12 @@ def _code_of(job: wire.JobInfo) -> int | None:
 @click.argument("job", type=JOB)
 @click.option("-f", "--follow", is_flag=True, help="Continue until the job ends.")
 @click.option("--attempt", type=Whole(1), help="The output of this attempt instead of the last.")
+@click.option("--index", type=Whole(0), help="JOB is an array: the output of this index.")
 @passes
 @interruptible()
-def logs(session: CliSession, job: str, follow: bool, attempt: int | None) -> None:
+def logs(session: CliSession, job: str, follow: bool, attempt: int | None, index: int | None) -> None:
     """Print the output of a job: its standard output on standard output, its errors on standard error."""
-    job_id = session.job_id(job)
+    job_id = session.job_id(job) if index is None else _job_of_index(session, job, index)
     if follow:
         _follow(session, job_id, _lines if session.as_json else _print)
         return
@@ -93,6 +94,12 @@ def logs(session: CliSession, job: str, follow: bool, attempt: int | None) -> No
     else:
         for page in pages:
             _print(page)
+
+
+def _job_of_index(session: CliSession, array: str, index: int) -> str:
+    from penstock.cli.arrays import find
+
+    return str(session.client.array(find(session, array), index=index).job_id)
 
 
 def _pages(session: CliSession, job_id: str, attempt: int | None) -> Iterator[wire.Logs]:

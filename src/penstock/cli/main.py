@@ -42,6 +42,7 @@ VERBS: Final = {
     "rerun": ("job_commands", "submit a new job with the request of an old one"),
     "edit": ("job_commands", "change the priority and the times of a queued job"),
     "job": ("job_commands", "report from inside a command: checkpoint, progress, spend, log, should-yield"),
+    "array": ("arrays", "look at arrays of jobs: ls, show, wait, cancel, retry; `submit --array` makes one"),
     "schedule": (
         "schedules",
         "submit jobs by the clock: add, ls, show, edit, pause, resume, run, rm, import",

@@ -77,10 +77,10 @@ class CliSession:
             if not newest:
                 fail("there are no jobs yet", NOT_FOUND)
             return newest[0].job_id
-        if len(part) == 36:
+        if len(part) == 36 or (len(part) > 37 and part[36] == "_"):  # of an array: its id and the index
             return part
-        if not re.fullmatch("[0-9a-f-]+", part):
-            fail(f"{part!r} is not a part of an id: ids consist of 0-9, a-f and -", NOT_FOUND)
+        if not re.fullmatch("[0-9a-f_-]+", part):
+            fail(f"{part!r} is not a part of an id: ids consist of 0-9, a-f, - and _", NOT_FOUND)
         if len(part) < 4:
             fail(f"{part!r} is too short: give at least four characters of the id", NOT_FOUND)
         ids = self.client.find(part, limit=6)

@@ -85,6 +85,11 @@ COMMAND_LINE: Final = {"allow_interspersed_args": False}
 @click.command(context_settings=COMMAND_LINE)
 @click.option("-t", "--type", "job_type", help="Submit a job for an addon's worker instead of a command.")
 @click.option("--payload", help="The payload of the job: JSON, @FILE, or - for standard input.")
+@click.option(
+    "--array",
+    metavar="INDICES[%N]",
+    help="A job for each index, N at once: 1-1000%8. Commands see it as PENSTOCK_ARRAY_INDEX.",
+)
 @click.argument("command", nargs=-1, metavar="[CMD...]")
 @described
 @passes
@@ -93,12 +98,16 @@ def submit(
     /,
     job_type: str | None,
     payload: str | None,
+    array: str | None,
     command: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Submit a command, or with --type a job for an addon. Prints the id of the job once it is durable."""
+    """Submit a command, or with --type a job for an addon. Prints the id of the job or array once it is durable."""
     if (job_type is None) == (not command):
         raise click.UsageError("give a command, or --type for an addon's worker")
+    if array is not None:
+        _submit_array(session, array, job_type, payload, command, **options)
+        return
     if job_type is None:
         answer = submit_command(session, command, **options)
     elif any([options.pop("env"), options.pop("shell"), options.pop("cwd")]):
@@ -114,6 +123,37 @@ def submit(
         session.aside.print("[yellow]This job is not expected to start before its deadline.[/]")
     else:
         session.aside.print(f"[dim]penstock explain {short(answer.job_id)}[/]")
+
+
+def _submit_array(
+    session: CliSession,
+    array: str,
+    job_type: str | None,
+    payload: str | None,
+    command: tuple[str, ...],
+    *,
+    addon: str,
+    env: tuple[str, ...],
+    shell: bool,
+    cwd: str | None,
+    **fields: Any,
+) -> None:
+    from penstock.client.client import job_of
+
+    content: Any = None
+    if job_type is None:
+        job_type, content = command_payload(command, env=env, shell=shell, cwd=cwd)
+    else:
+        content = read_payload(payload)
+    given = {name: value for name, value in fields.items() if value is not None}
+    given["after"] = tuple(_parent(session, word) for word in given.get("after", ()))
+    try:
+        answer = session.client.submit_array(array, job_of(addon, job_type, content, **given))
+    except BadIntent as bad:
+        raise wrong_options(bad) from None
+    if not session.print_json(answer):
+        echo(answer.array_id)
+        session.aside.print(f"[dim]penstock array wait {short(answer.array_id)}[/]")
 
 
 def submit_command(

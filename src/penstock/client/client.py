@@ -180,6 +180,31 @@ class Client:
         query = {"attempt": attempt, "offset": offset, "wait_sec": wait_sec or None}
         return self._get(f"queue/jobs/{_part(job_id)}/logs", wire.Logs, query, wait_sec=wait_sec)
 
+    # arrays
+
+    def submit_array(self, array: str, job: wire.SubmitBody) -> wire.ArrayInfo:
+        """`array`: the indices, and how many at once: `1-1000%8`. `job`: what `job_of` makes."""
+        again = job.idempotency_key is not None
+        return self._post("arrays/submit", wire.ArrayBody(array=array, job=job), wire.ArrayInfo, again=again)
+
+    def arrays(self, *, addon_id: str | None = None, limit: int = 50) -> list[wire.ArrayInfo]:
+        """The newest first."""
+        return self._get("arrays", wire.ArrayList, {"addon_id": addon_id, "limit": limit}).arrays
+
+    def array(self, array_id: str, *, index: int | None = None, wait_sec: float = 0) -> wire.ArrayInfo:
+        """
+        With `wait_sec` the answer comes when the last index has ended, or when the time is over. With
+        `index` it names the newest job of that index (`job_id`).
+        """
+        query = {"index": index} | ({"wait_sec": wait_sec} if wait_sec else {})
+        return self._get(f"arrays/{_part(array_id)}", wire.ArrayInfo, query, wait_sec=wait_sec)
+
+    def cancel_array(self, array_id: str) -> wire.ArrayInfo:
+        return self._post(f"arrays/{_part(array_id)}/cancel", None, wire.ArrayInfo, again=True)
+
+    def retry_array(self, array_id: str) -> wire.ArrayInfo:
+        return self._post(f"arrays/{_part(array_id)}/retry", None, wire.ArrayInfo)
+
     # schedules
 
     def schedules(self, *, addon_id: str | None = None) -> list[wire.ScheduleInfo]:

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeAlias, Typ
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.errors import BadArgument, KeyConflict
+from penstock.core.errors import BadArgument, BadIntent, KeyConflict
+from penstock.core.jobs.arrays import array_of
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import JobId
 from penstock.core.text import safe_repr
+from penstock.library.arrays import ArrayHandle
 from penstock.library.handle import JobHandle
 from penstock.library.options import JobOptions, Options
 from penstock.stores.api import Receipt
@@ -148,6 +150,21 @@ class JobFunction(Generic[P, C, R]):
         argument itself where there is one (a tuple or a dict as the one argument is written `((1, 2),)`).
         """
         return self.enqueue_many_by(self._submit, calls)
+
+    def enqueue_array(
+        self, indices: Iterable[int], *args: Any, at_once: int | None = None, **kwargs: Any
+    ) -> ArrayHandle[R]:
+        """
+        One call for each index, at most `at_once` of them at once; the function reads its own as
+        `penstock.current_job().array_index`. One row on disk, however many indices. A unique key is that of the whole array.
+        """
+        try:
+            spec = array_of(indices, at_once)
+        except ValueError as error:
+            raise BadIntent.of(("array", str(error))) from None
+        intent = self._intent(args, kwargs)
+        record, created = self.scheduler.array_service.submit(intent, spec, self.scheduler.principal)
+        return ArrayHandle(self.scheduler, record.array.array_id, self.arguments, created=created)
 
     def enqueue_many_by(self, submit: Submit, calls: Iterable[Any]) -> list[JobHandle[R]]:
         intents = [self._intent(*_call(item)) for item in calls]

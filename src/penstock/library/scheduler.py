@@ -57,6 +57,7 @@ from penstock.library.options import (
     store_at,
 )
 from penstock.library.schedules import ScheduleHandle, ScheduleOptions, declare, make_schedule
+from penstock.scheduler.arrays import ArrayService
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
@@ -426,6 +427,11 @@ class Scheduler:
         """The one of the running half knows the machine; any other knows the file."""
         work = self.work
         return self._open.service.job_service if work is None else work.service.job_service
+
+    @property
+    def array_service(self) -> ArrayService:
+        work = self.work
+        return self._open.service.arrays if work is None else work.service.arrays
 
     @property
     def schedule_service(self) -> ScheduleService:

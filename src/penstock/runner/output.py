@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 STREAMS: Final = ("stdout", "stderr", "log")
 _HEADER: Final = Struct("<BxxxIq")
 _NAME: Final = re.compile(r"\d{16}")
-_PART: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
+_PART: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from msgspec.structs import fields
 
 from penstock import wire
 from penstock.scheduler.hosts import VERSION
-from penstock.server.handlers import admin, jobs, live, schedules, workers
+from penstock.server.handlers import admin, arrays, jobs, live, schedules, workers
 from penstock.server.metrics import CONTENT_TYPE, metrics
 from penstock.server.request import Decoder, Request
 from penstock.wire import PREFIX, ProblemDetails, Scope
@@ -95,6 +95,13 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     _post("queue/retry/bulk", _SUBMIT, jobs.retry_bulk, "Retry the jobs that a filter finds, 500 at a time"),
     # schedules
+    _post("arrays/submit", _SUBMIT, arrays.array_submit, "Submit an array: a job for each index"),
+    _get("arrays", _READ, arrays.array_list, "List arrays, the newest first"),
+    _get(
+        "arrays/{array_id}", _READ, arrays.array_get, "Get an array, at once or when its last index has ended"
+    ),
+    _post("arrays/{array_id}/cancel", _CANCEL, arrays.array_cancel, "Cancel all indices that have not ended"),
+    _post("arrays/{array_id}/retry", _SUBMIT, arrays.array_retry, "Run the failed indices of an array again"),
     _get("schedules", _READ, schedules.schedule_list, "List schedules with their next moments and last jobs"),
     _get("schedules/{name}", _READ, schedules.schedule_get, "Get a schedule"),
     _post(

@@ -436,7 +436,7 @@ class Rerun(WireRequest):
 class FindQuery(WireRequest):
     """`part`: any part of an id; they are shown by their last 8."""
 
-    part: Annotated[str, Meta(min_length=4, max_length=36, pattern=r"^[0-9a-f-]+$(?!\n)")]
+    part: Annotated[str, Meta(min_length=4, max_length=60, pattern=r"^[0-9a-f_-]+$(?!\n)")]
     limit: Annotated[int, Meta(ge=1, le=100)] = 10
 
 

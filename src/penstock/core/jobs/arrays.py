@@ -208,7 +208,7 @@ class ArrayProgress(Struct, frozen=True):
         """How the array ends; None: it has not ended."""
         if self.live or self.waiting(spec):
             return None
-        if self.failed:
+        if self.failed and not self.stopped:
             return JobState.FAILED
         return JobState.CANCELED if self.canceled or self.stopped else JobState.DONE
 

@@ -154,7 +154,7 @@ function Search({ value, onSearch }) {
   return html`<${Field} type="search" aria-label="Search in ids, names, arguments, tags and errors" placeholder="id, name, argument or error" value=${value} onCommit=${onSearch} />`;
 }
 
-const PART_OF_AN_ID = /^[0-9a-f-]{4,36}$/;
+const PART_OF_AN_ID = /^[0-9a-f_-]{4,60}$/;
 
 const ABLE = { cancel: ["QUEUED", "DISPATCHING", "RUNNING", "BLOCKED"], retry: ["FAILED", "BLOCKED"] };
 

@@ -1,0 +1,46 @@
+"""Arrays of commands, from the command line to the output of one index."""
+
+from __future__ import annotations
+
+import json
+
+
+def test_an_array_of_commands_runs_once_for_each_index(shell):
+    array_id = shell(
+        "submit",
+        "--array",
+        "1-5%2",
+        "--shell",
+        "--",
+        'echo "index $PENSTOCK_ARRAY_INDEX"; test $PENSTOCK_ARRAY_INDEX != 4',
+    ).stdout.strip()
+
+    waited = shell("array", "wait", array_id, "--timeout", "60s")
+
+    assert waited.returncode == 1, waited.stderr
+    assert "4 of 5 done, 0 live, 0 to come, 2 at once" in waited.stdout
+    assert "1 failed: 4" in waited.stdout
+    assert shell("logs", array_id, "--index", "3").stdout == "index 3\n"
+    assert shell("logs", "last", "--index", "4").stdout == "index 4\n"
+    assert json.loads(shell("array", "show", array_id[-8:], "--json").stdout or "{}")["failed_indices"] == "4"
+    assert array_id[-6:] in shell("array", "ls").stdout
+
+
+def test_an_array_is_canceled_as_a_whole(shell):
+    array_id = shell("submit", "--array", "1-100000%4", "--", "sleep", "60").stdout.strip()
+
+    canceled = shell.answer("array", "cancel", array_id)
+    waited = shell("array", "wait", array_id, "--timeout", "60s")
+
+    assert canceled["canceled"] + canceled["live"] + canceled["failed"] == 100_000
+    assert (waited.returncode, " canceled" in waited.stdout) == (6, True)
+    assert shell("array", "retry", array_id).returncode == 5
+
+
+def test_a_bad_array_is_refused_by_its_option(shell):
+    for indices in ("9-1", "1-5%0", "1-1000000000", ""):
+        refused = shell("submit", "--array", indices, "--", "true")
+
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "--array" in refused.stderr
+    assert shell("array", "show", "nothing").returncode == 4
