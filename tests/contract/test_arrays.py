@@ -48,8 +48,8 @@ class ArrayKit:
 
     def work(self):
         """Claim what there is: the indices that run."""
-        for job, dispatch, _ in self.jobs.claim(WorkerKinds(), 100, "w"):
-            self.running[job.job_id] = dispatch.dispatch_id
+        for granted in self.jobs.claim(WorkerKinds(), 100, "w"):
+            self.running[granted.job.job_id] = granted.dispatch.dispatch_id
         return sorted(member_of(job_id)[1] for job_id in self.running)
 
     def end(self, *job_ids, how=DONE):
