@@ -36,9 +36,20 @@ def run_as_script(page: Path, folder: Path) -> list[str]:
 def test_the_examples_of_the_readme_run_as_they_stand(tmp_path):
     lines = run_as_script(ROOT / "README.md", tmp_path)
 
-    assert lines[:2] == ["99.small.jpg", "Hello, user 7!"]
-    assert "No process runs the jobs of jobs.db now" in lines[2]
-    assert lines[3] == "5"
+    assert lines[:3] == ["5", "99.small.jpg", "Hello, user 7!"]
+    assert "o process runs the jobs of jobs.db now" in lines[3]
+    assert lines[4] == "5"
+
+
+def test_the_figures_of_the_readme_are_those_of_the_pages_about_speed():
+    table = (ROOT / "README.md").read_text("utf-8").partition("## Compared")[2].partition("\n## ")[0]
+    measured = "".join(
+        (ROOT / "docs" / "why" / name).read_text("utf-8") for name in ("job-speed.md", "pool-speed.md")
+    )
+    figures = re.findall(r"\d[\d,.]*\d/s|\d\.\d+ (?:ms|times)|\*\*\d\.\d+\*\*", table)
+
+    assert len(figures) > 10
+    assert [f for f in figures if re.sub(r"\*|/s| ms| times", "", f) not in measured] == []
 
 
 def test_the_examples_of_the_page_about_pools_run_as_they_stand(tmp_path):
@@ -55,7 +66,7 @@ def test_every_python_example_compiles(page):
 def test_every_command_that_the_readme_promises_is_a_target():
     targets = set(re.findall(r"^([a-z.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
-    assert {"run", "test", "bench-pools", "bench-graphs", ".venv"} <= targets
+    assert {"run", "test", "docs", "bench-pools", "bench-graphs", ".venv"} <= targets
     assert (
         set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE)) <= targets
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
+from pathlib import Path
 from typing import assert_type, get_args, get_type_hints
 
 import pytest
@@ -92,3 +94,19 @@ def test_every_public_name_has_an_example_and_the_example_uses_names_that_exist(
 
     assert code
     assert set(used) <= set(penstock.__all__)
+
+
+def test_the_page_about_pools_has_every_option_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pools.md").read_text("utf-8")
+    table = page.partition("## All options and their defaults")[2]
+    shown: dict[str, str] = {}
+    for names, default in re.findall(r"^\| (`[^|]+`) \|[^|]*\| (.*) \|$", table, re.MULTILINE):
+        options, values = re.findall(r"`(\w+)`", names), re.findall(r"`([^`]*)`", default)
+        shown |= dict(zip(options, values, strict=False)) | dict.fromkeys(options[len(values) :], "")
+    parameters = dict(inspect.signature(penstock.WorkerPool).parameters)
+    defaults = {name: repr(parameter.default).replace("'", '"') for name, parameter in parameters.items()}
+
+    assert shown.keys() == defaults.keys()
+    assert {name: value for name, value in shown.items() if name != "workers"} == {
+        name: value for name, value in defaults.items() if name != "workers"
+    }
