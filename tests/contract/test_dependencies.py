@@ -250,7 +250,7 @@ def test_a_child_of_a_parent_that_has_ended_is_judged_at_once(kit, if_unmet):
     [receipt] = committed(kit.store, Submit([intent]))
     runs = child_of(kit, parent.job_id, condition=FAILED)
 
-    expected = {"cancel": "CANCELED", "fail": "FAILED", "wait": "QUEUED"}[if_unmet]
+    expected = {"cancel": "CANCELED", "fail": "FAILED", "wait": "QUEUED", "any": "CANCELED"}[if_unmet]
     assert (receipt.state, kit.state(receipt.job_id)) == (expected, expected)
     assert started(kit) == {runs}
 
@@ -400,6 +400,35 @@ def test_an_end_and_a_retry_in_one_operation_are_both_followed(kit):
 
     assert kit.state(child) == "FAILED"  # the other parent is still canceled
     assert str(kit.store.job(parent.job_id).state) == JobState.DONE
+
+
+def test_one_parent_can_be_enough(kit):
+    parents = kit.submit(4, cost_units=1)
+    alarm = child_of(kit, *parents, condition=FAILED, if_unmet=IfUnmet.ANY, cost_units=1)
+    kit.tick(lease=True)
+
+    complete(kit, parents[0])
+    assert kit.store.job(alarm).unmet == 3
+    dispatches = {d.job_id: d for d in kit.store.live()}
+    kit.end(dispatches[parents[1]], EndReason.JOB_ERROR)
+
+    assert started(kit) == {alarm}
+    assert [str(link.status) for link in kit.store.links(alarm)] == ["void", "met", "void", "void"]
+    complete(kit, parents[2])
+    kit.end(dispatches[parents[3]], EndReason.JOB_ERROR)
+    assert kit.state(alarm) == "RUNNING"
+
+
+def test_a_child_for_which_one_parent_is_enough_is_canceled_when_none_is_left(kit):
+    parents = kit.submit(3, cost_units=1)
+    alarm = child_of(kit, *parents, condition=FAILED, if_unmet=IfUnmet.ANY)
+    kit.tick(lease=True)
+
+    complete(kit, *parents[:2])
+    assert kit.state(alarm) == "QUEUED"
+    complete(kit, parents[2])
+
+    assert kit.state(alarm) == "CANCELED"
 
 
 # what it costs

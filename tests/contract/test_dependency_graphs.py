@@ -31,20 +31,25 @@ class Model:
 
     def __init__(self):
         self.state, self.parents, self.if_unmet, self.met = {}, {}, {}, set()
+        self.dropped = set()
 
     def add(self, job_id, parents, if_unmet):
         self.state[job_id], self.parents[job_id], self.if_unmet[job_id] = "QUEUED", parents, if_unmet
 
     def waits_for(self, child):
-        return [p for p, _ in self.parents[child] if (p, child) not in self.met]
+        open_ones = [p for p, _ in self.parents[child] if (p, child) not in self.met | self.dropped]
+        one_is_enough = self.if_unmet[child] == "any" and len(
+            self.met & {(p, child) for p, _ in self.parents[child]}
+        )
+        return [] if one_is_enough else open_ones
 
     def settle(self):
         """Look at everything again until nothing changes."""
         before = None
-        while before != (before := (dict(self.state), len(self.met))):
+        while before != (before := (dict(self.state), len(self.met), len(self.dropped))):
             for child in sorted(self.state):
                 for parent, condition in self.parents[child]:
-                    if self.state[child] == "QUEUED" and (parent, child) not in self.met:
+                    if self.state[child] == "QUEUED" and parent in self.waits_for(child):
                         self.judge(parent, child, condition)
 
     def judge(self, parent, child, condition):
@@ -54,9 +59,11 @@ class Model:
         holds = {"ok": state == "DONE", "failed": state == "FAILED", "done": True}[condition]
         if holds:
             self.met.add((parent, child))
+        elif self.if_unmet[child] == "any" and len(self.waits_for(child)) > 1:
+            self.dropped.add((parent, child))
         elif self.if_unmet[child] == "fail":
             self.state[child] = "FAILED"
-        elif self.if_unmet[child] == "cancel" or state != "FAILED":
+        elif self.if_unmet[child] != "wait" or state != "FAILED":
             self.state[child] = "CANCELED"
 
 
@@ -206,7 +213,10 @@ class Play:
         links = [link for job_id in self.model.state for link in self.store.links(job_id)]
         for link in links:
             met = (link.parent, link.child) in self.model.met
-            assert met == (link.status is DependencyStatus.MET) or self.model.state[link.child] != "DONE"
+            if (
+                self.model.if_unmet[link.child] != "any"
+            ):  # there the order of the parents decides which one was met
+                assert met == (link.status is DependencyStatus.MET) or self.model.state[link.child] != "DONE"
         assert self.store.audit() == []
 
     def stuck(self):

@@ -39,6 +39,7 @@ WORDS = {
     Fate.MEET: "one parent less to wait for",
     Fate.CANCEL: "is CANCELED",
     Fate.FAIL: "is FAILED",
+    Fate.DROP: "one parent less to hope for; CANCELED without any",
 }
 
 
@@ -48,7 +49,7 @@ def fate_table():
         f"| {verdict} | " + " | ".join(WORDS[FATES[verdict][if_unmet]] for if_unmet in IfUnmet) + " |"
         for verdict in Verdict
     ]
-    return "\n".join([head, "|---|---|---|---|", *rows])
+    return "\n".join([head, "|---|---|---|---|---|", *rows])
 
 
 def test_the_page_about_dependencies_is_made_from_the_tables():

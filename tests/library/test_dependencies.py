@@ -78,9 +78,9 @@ def test_explain_names_the_parents_and_the_way_out(real):
         ({"after": "0190"}, TypeError, "list of jobs"),
         ({"after": [7]}, TypeError, "a job, the id of one"),
         ({"after": [("x", "ended")]}, TypeError, "'ok', 'done', 'failed'"),
-        ({"if_unmet": "stop"}, ValueError, "'cancel', 'fail', 'wait'"),
+        ({"if_unmet": "stop"}, ValueError, "'cancel', 'fail', 'wait', 'any'"),
         ({"after": ["x", "x"]}, ValueError, "names job x twice"),
-        ({"after": [str(n) for n in range(1001)]}, ValueError, "at most 1000"),
+        ({"after": [str(n) for n in range(10_001)]}, ValueError, "at most 10000"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(real, given, error, words):

@@ -45,7 +45,7 @@ MUTANTS = [
         "dependencies: a canceled child keeps its parents from being pruned",
         FOLLOWING,
         "_Following._write",
-        "if self._canceled:",
+        "if self._void:",
         "if False:",
         CONTRACT,
     ),

@@ -56,9 +56,9 @@ _OPTIONS = (
     click.option("--after", multiple=True, metavar="JOB[:ok|:done|:failed]",
                  help="Start after this job: when it is DONE (or :ok), has ended in whatever way (:done), or is "
                       "FAILED (:failed). A part of its id or `last` will do; may be repeated."),
-    click.option("--if-unmet", type=click.Choice(["cancel", "fail", "wait"]), default="cancel",
-                 help="What becomes of the job if a job of --after ends otherwise: canceled, failed, or it waits "
-                      "for a retry."),
+    click.option("--if-unmet", type=click.Choice(["cancel", "fail", "wait", "any"]), default="cancel",
+                 help="What becomes of the job if a job of --after ends otherwise: canceled, failed, it waits "
+                      "for a retry, or any other job of --after is enough."),
     click.option("--key", "idempotency_key", help="Idempotency key: two submits with one key make one job."),
     click.option("--cwd", type=click.Path(exists=True, file_okay=False, resolve_path=True),
                  help="The directory in which the command starts; by default the current one."),

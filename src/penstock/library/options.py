@@ -51,7 +51,7 @@ When: TypeAlias = "datetime | timedelta | int | float"
 RunWhenWord: TypeAlias = Literal["any", "normal", "quiet"]
 #: A job, or its id, that must be DONE; with "done" it must have ended, with "failed" it must be FAILED.
 Parent: TypeAlias = "str | HasId | tuple[str | HasId, Literal['ok', 'done', 'failed']]"
-IfUnmetWord: TypeAlias = Literal["cancel", "fail", "wait"]
+IfUnmetWord: TypeAlias = Literal["cancel", "fail", "wait", "any"]
 
 
 class HasId(Protocol):

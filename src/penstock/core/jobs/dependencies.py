@@ -27,8 +27,8 @@ from penstock.core.jobs.types import JobId
 if TYPE_CHECKING:
     from penstock.core.jobs.intent import Intent
 
-#: How many parents a job may have. A batch waits for any number of jobs.
-MOST_PARENTS: Final = 1_000
+#: How many parents a job may have.
+MOST_PARENTS: Final = 10_000
 #: `#3` names the job at position 3 of the same submit.
 LOCAL: Final = "#"
 
@@ -45,6 +45,7 @@ class IfUnmet(StrEnum):
     CANCEL = "cancel"
     FAIL = "fail"
     WAIT = "wait"  # for a retry of the parent, if it can be retried
+    ANY = "any"  # the first parent that ends as it must is enough; canceled if none does
 
 
 class Dependency(Struct, frozen=True, gc=False):
@@ -64,7 +65,7 @@ class Dependency(Struct, frozen=True, gc=False):
 class DependencyStatus(StrEnum):
     OPEN = "open"
     MET = "met"
-    VOID = "void"  # the child was canceled
+    VOID = "void"  # it no longer matters: the child was canceled, or another parent was enough
 
 
 class Link(Struct, frozen=True, gc=False):
@@ -90,6 +91,7 @@ class Fate(StrEnum):
     MEET = "meet"  # one parent less to wait for; without any it is ready
     CANCEL = "cancel"
     FAIL = "fail"
+    DROP = "drop"  # this parent no longer matters; without any other the child is canceled
 
 
 _RUNS: Final = dict.fromkeys(
@@ -119,11 +121,13 @@ FATES: Final[Mapping[Verdict, Mapping[IfUnmet, Fate]]] = {
         IfUnmet.CANCEL: Fate.CANCEL,
         IfUnmet.FAIL: Fate.FAIL,
         IfUnmet.WAIT: Fate.WAIT,
+        IfUnmet.ANY: Fate.DROP,
     },
     Verdict.IMPOSSIBLE: {
         IfUnmet.CANCEL: Fate.CANCEL,
         IfUnmet.FAIL: Fate.FAIL,
         IfUnmet.WAIT: Fate.CANCEL,
+        IfUnmet.ANY: Fate.DROP,
     },
 }
 
@@ -194,7 +198,7 @@ def unknown_parent(job_id: str) -> NotFound:
 
 def problems(after: Sequence[Dependency], if_unmet: IfUnmet) -> Iterator[tuple[str, str]]:
     if len(after) > MOST_PARENTS:
-        yield "after", f"must name at most {MOST_PARENTS} jobs; a batch waits for any number"
+        yield "after", f"must name at most {MOST_PARENTS} jobs"
     names = [dependency.job_id for dependency in after]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from penstock.core.jobs.changes import Change, Note, miss_dependency
-from penstock.core.jobs.dependencies import Fate, IfUnmet, ParentCondition, fate
+from penstock.core.jobs.dependencies import DependencyStatus, Fate, IfUnmet, ParentCondition, fate
 from penstock.core.jobs.job import EventKind, Job
 from penstock.core.jobs.states import ENDED, JobState
 from penstock.core.jobs.types import JobId, Moment
@@ -74,12 +74,12 @@ class FollowRows(Protocol):
         """Apply a change that ends the child."""
         ...
 
-    def meet(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def settle(self, pairs: Sequence[tuple[int, int]], status: DependencyStatus) -> None:
         """The dependencies of these children on these parents: parent, child."""
         ...
 
     def void(self, children: Sequence[int]) -> None:
-        """The open dependencies of children that were canceled."""
+        """The open dependencies of children for which they no longer matter."""
         ...
 
     def wait(self, unmet: Sequence[tuple[int, int]]) -> None:
@@ -116,7 +116,13 @@ class _Child:
     row: OpenDependency
     unmet: int
     met: dict[int, JobId] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
     ended: bool = False
+
+    def is_settled(self, parent_no: int) -> bool:
+        """Whether the end of this parent changes nothing any more."""
+        one_is_enough = self.row.if_unmet == IfUnmet.ANY and bool(self.met)
+        return self.ended or one_is_enough or parent_no in self.met or parent_no in self.dropped
 
 
 class _Following:
@@ -125,14 +131,15 @@ class _Following:
         self._children: dict[int, _Child] = {}
         #: The open dependencies of children that begin to wait, by parent: a store may not find them yet.
         self._held: dict[int, list[OpenDependency]] = {}
-        self._canceled: list[int] = []
+        #: Children whose open dependencies no longer matter.
+        self._void: list[int] = []
         self._next: list[EndedJob] = []
 
     def run(self, ended: Sequence[EndedJob], held: Sequence[int]) -> None:
         if held:
             self._hold(held)
         self._next += ended
-        self._canceled += [end.no for end in ended if end.state is JobState.CANCELED]
+        self._void += [end.no for end in ended if end.state is JobState.CANCELED]
         postponed: list[EndedJob] = []
         while self._next and self._budget > 0:
             level, self._next = sorted({end.no: end for end in self._next}.values()), []
@@ -168,13 +175,19 @@ class _Following:
 
     def _judge(self, row: OpenDependency, parent: JobState) -> None:
         child = self._children.setdefault(row.child_no, _Child(row, row.unmet))
-        if child.ended or row.parent_no in child.met:
+        if child.is_settled(row.parent_no):
             return
         condition = ParentCondition(row.condition)
         what = fate(condition, parent, IfUnmet(row.if_unmet))
         if what is Fate.MEET:
             child.unmet -= 1
             child.met[row.parent_no] = row.parent_id
+            if row.if_unmet == IfUnmet.ANY:
+                child.unmet = 0
+                self._void.append(row.child_no)
+        elif what is Fate.DROP and child.unmet > 1:
+            child.unmet -= 1
+            child.dropped.add(row.parent_no)
         elif what is not Fate.WAIT:
             self._budget -= END_COST
             child.ended = True
@@ -187,15 +200,17 @@ class _Following:
             state = JobState.FAILED if what is Fate.FAIL else JobState.CANCELED
             self._next.append(EndedJob(row.child_no, row.child_id, state))
             if state is JobState.CANCELED:
-                self._canceled.append(row.child_no)
+                self._void.append(row.child_no)
 
     def _write(self, postponed: Sequence[EndedJob]) -> None:
         waiting = [child for _, child in sorted(self._children.items()) if not child.ended]
         rows = self._rows
         if met := [(parent, child.row.child_no) for child in waiting for parent in child.met]:
-            rows.meet(sorted(met))
-        if self._canceled:
-            rows.void(sorted(set(self._canceled)))
+            rows.settle(sorted(met), DependencyStatus.MET)
+        if dropped := [(parent, child.row.child_no) for child in waiting for parent in child.dropped]:
+            rows.settle(sorted(dropped), DependencyStatus.VOID)
+        if self._void:
+            rows.void(sorted(set(self._void)))
         if unmet := [(c.row.child_no, c.unmet) for c in waiting if c.unmet and c.unmet != c.row.unmet]:
             rows.wait(unmet)
         # A child that never waited is in line already.

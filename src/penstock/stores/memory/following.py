@@ -60,9 +60,9 @@ class MemoryFollowRows:
         if not self._store._apply(decide(self._store._jobs[child.child_id])):
             raise AssertionError(f"{child.child_id}: a queued child could not be ended")
 
-    def meet(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def settle(self, pairs: Sequence[tuple[int, int]], status: DependencyStatus) -> None:
         for parent, child in pairs:
-            self._store._dependencies[self._ids[child]][self._ids[parent]].status = DependencyStatus.MET
+            self._store._dependencies[self._ids[child]][self._ids[parent]].status = status
 
     def void(self, children: Sequence[int]) -> None:
         for child in children:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from penstock.core.jobs.changes import Change, Note
+from penstock.core.jobs.dependencies import DependencyStatus
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.states import JobState
@@ -82,8 +83,8 @@ class PostgresFollowRows:
         if not effects.apply(decide(effects.jobs[child.child_id])):
             raise AssertionError(f"{child.child_id}: a queued child could not be ended")
 
-    def meet(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self._deferred.append(("meet_dependencies", columns(list(pairs))))
+    def settle(self, pairs: Sequence[tuple[int, int]], status: DependencyStatus) -> None:
+        self._deferred.append(("settle_dependencies", [str(status), *columns(list(pairs))]))
 
     def void(self, children: Sequence[int]) -> None:
         self._deferred.append(("void_dependencies", [array(children)]))

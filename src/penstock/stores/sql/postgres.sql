@@ -645,8 +645,8 @@ SELECT d.parent, p.job_id, p.state, d.child, c.job_id, d.condition, d.if_unmet, 
 FROM penstock.dependency d JOIN penstock.job c ON c.no = d.child JOIN penstock.job_full p ON p.no = d.parent
 WHERE d.child = ANY(%(children)s::bigint[]) AND d.status = 'open' ORDER BY d.child, d.parent;
 
--- name: meet_dependencies
-UPDATE penstock.dependency SET status = 'met' FROM unnest(%s::bigint[], %s::bigint[]) AS asked (parent, child)
+-- name: settle_dependencies
+UPDATE penstock.dependency SET status = %s FROM unnest(%s::bigint[], %s::bigint[]) AS asked (parent, child)
 WHERE dependency.child = asked.child AND dependency.parent = asked.parent;
 
 -- name: void_dependencies

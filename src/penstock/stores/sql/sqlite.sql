@@ -465,8 +465,8 @@ SELECT d.parent, p.job_id, p.state, d.child, c.job_id, d.condition, d.if_unmet, 
 FROM json_each(:children) AS asked CROSS JOIN dependency d ON d.child = asked.value AND d.status = 'open'
 CROSS JOIN job c ON c.no = d.child CROSS JOIN job_full p ON p.no = d.parent ORDER BY d.child, d.parent;
 
--- name: meet_dependencies
-UPDATE dependency SET status = 'met' FROM json_each(?) AS asked WHERE dependency.child = asked.value ->> 1 AND dependency.parent = asked.value ->> 0;
+-- name: settle_dependencies
+UPDATE dependency SET status = ? FROM json_each(?) AS asked WHERE dependency.child = asked.value ->> 1 AND dependency.parent = asked.value ->> 0;
 
 -- name: void_dependencies
 UPDATE dependency SET status = 'void' WHERE status = 'open' AND child IN (SELECT value FROM json_each(?));

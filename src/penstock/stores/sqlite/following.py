@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from penstock.core.jobs.changes import Change, Note
+from penstock.core.jobs.dependencies import DependencyStatus
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
@@ -43,8 +44,8 @@ class SqliteFollowRows:
         if not self._apply(self._tx, decide(job)):
             raise AssertionError(f"{child.child_id}: a queued child could not be ended")
 
-    def meet(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self._tx.write("meet_dependencies", (listed(pairs),), len(pairs))
+    def settle(self, pairs: Sequence[tuple[int, int]], status: DependencyStatus) -> None:
+        self._tx.write("settle_dependencies", (status, listed(pairs)), len(pairs))
 
     def void(self, children: Sequence[int]) -> None:
         self._tx.execute("void_dependencies", (listed(children),))
