@@ -579,3 +579,26 @@ def test_what_was_learned_about_job_types_is_shown(shell):
     assert lines[0].split()[:3] == ["addon", "type", "size"]
     assert lines[2].split()[:3] == ["learned", "penstock.command", "small"]
     assert shell("stats", "--addon", "unheard").stdout.startswith("Nothing was learned yet")
+
+
+def test_a_batch_is_submitted_and_addressed_as_one(shell, tmp_path):
+    lines = tmp_path / "lines"
+    lines.write_text("true\n# nothing\ntrue\nfalse\n")
+    marks = {name: tmp_path / name for name in ("end", "failure")}
+
+    answer = shell(
+        *("batch", "submit", "nightly", str(lines), "--on-end", f"touch {marks['end']}"),
+        *("--on-failure", f"touch {marks['failure']}"),
+    )
+    waited = shell("batch", "wait", "nightly")
+
+    assert answer.stdout.startswith("3 jobs")
+    assert waited.returncode == 1
+    assert "3 of 3 ended: 2 DONE, 1 FAILED" in waited.stdout.replace("1 FAILED, 2 DONE", "2 DONE, 1 FAILED")
+    until(lambda: all(mark.exists() for mark in marks.values()))
+    assert shell.answer("batch", "show", "nightly")["total"] == 3
+    assert shell("batch", "retry", "nightly").stdout == "1 jobs queued again\n"
+    assert shell("batch", "wait", "nightly").returncode == 1
+    assert shell("batch", "cancel", "nightly").stdout == "0 jobs canceled\n"
+    assert "there is a batch nightly already" in shell("batch", "submit", "nightly", str(lines)).stderr
+    assert "there is no batch other" in shell("batch", "show", "other").stderr

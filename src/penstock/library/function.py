@@ -170,6 +170,17 @@ class JobFunction(Generic[P, C, R]):
         intents = [self._intent(*_call(item)) for item in calls]
         return [self._handle(receipt) for receipt in submit(intents)] if intents else []
 
+    def request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intent:
+        """The intent of a call, for a batch."""
+        return self._intent(args, kwargs)
+
+    def requests(self, calls: Iterable[Any]) -> list[Intent]:
+        """The intents of calls as `enqueue_many` takes them."""
+        return [self._intent(*_call(item)) for item in calls]
+
+    def handle(self, receipt: Receipt) -> JobHandle[R]:
+        return self._handle(receipt)
+
     def _submit(self, intents: Sequence[Intent]) -> list[Receipt]:
         return self.scheduler.submit(intents, self._options.wait_for_space)
 

@@ -40,6 +40,7 @@ from penstock.core.jobs.schedules import check as check_schedule
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId
 from penstock.core.jobs.worker_reasons import NoFunction, NotDispatched
+from penstock.library.batches import Batch, Callback
 from penstock.library.function import Arguments, JobFunction, place_of
 from penstock.library.handle import JobHandle, ResultWaiter
 from penstock.library.job_runner import BackgroundWork, RunningWork
@@ -315,6 +316,15 @@ class Scheduler:
         return self.job_service.edit(job_id, by=self.principal, **fields).state
 
     # submitting
+
+    def batch(
+        self, name: str, *, on_end: Callback | None = None, on_failure: Callback | None = None
+    ) -> Batch:
+        """
+        A named set of jobs, submitted together at the end of its `with` block. `on_end`: a job that starts when all
+        have ended; `on_failure`: one that starts when the first has failed.
+        """
+        return Batch(self, name, on_end, on_failure)
 
     def submit(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
         return self.job_service.submit(intents, wait_sec)
