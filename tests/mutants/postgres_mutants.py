@@ -433,7 +433,7 @@ MUTANTS = [
         "postgres: what is forgotten is still told",
         "penstock/stores/common/rows.py",
         "forget",
-        " or told[_JOB_ID] in gone else",
+        " or _job_of(row) in gone else",
         " else",
         ("tests/contract", "-kpostgres"),
     ),

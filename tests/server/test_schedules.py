@@ -6,6 +6,8 @@ from datetime import datetime
 
 import pytest
 
+from penstock.stores.api import RecordLoad, committed
+
 JOB = {"addon_id": "a", "job_type": "report", "payload": {"day": 1}, "priority": "high", "cost_limit": 2.5}
 BODY = {"name": "nightly", "cron": "0 6 * * mon-fri", "zone": "Europe/Berlin", "job": JOB}
 
@@ -187,3 +189,16 @@ def test_a_schedule_of_a_command_takes_the_right_to_run_commands(kit):
     for act, body in (("run", {}), ("resume", {}), ("edit", {"cron": "@hourly"})):
         assert 403 == other.post(f"/schedules/nightly/{act}", body).status, act
     assert 200 == other.post("/schedules/nightly/pause").status
+
+
+def test_the_quietest_hour_before_a_time_is_the_one_with_the_least_recorded_load(kit):
+    for hour in range(168):
+        committed(kit.store, RecordLoad("here", hour, 1.0 if hour % 24 == 3 else 5.0))
+    body = {name: value for name, value in BODY.items() if name not in ("cron", "zone")}
+
+    added = kit.client.post("/schedules/add", body | {"quietest_hour_before": "06:00"})
+    edited = kit.client.post("/schedules/nightly/edit", {"quietest_hour_before": "03:30"})
+
+    assert "0 3 * * *" == added.json["cron"]
+    assert "30 3 * * *" != edited.json["cron"]
+    assert 200 == edited.status

@@ -26,7 +26,7 @@ from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.arrays import ArrayProgress, ArrayRecord, JobArray
 from penstock.core.jobs.dependencies import Dependency, IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import Dispatch, Job, dispatch_id_of
+from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of
 from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host, QuietState
 from penstock.core.jobs.ordering import Place, QueuedJob
@@ -364,7 +364,8 @@ def array_from(row: Sequence[Any]) -> ArrayRecord:
 
 #: The events of a batch from their text, as `pack` makes it.
 event_rows: Final = msgspec.json.Decoder(list[Any]).decode
-_JOB_ID: Final = 2
+_KIND, _JOB_ID, _DATA = 1, 2, 7
+_FIRED: Final = str(EventKind.SCHEDULE_FIRED)
 #: The character NUL as JSON writes it. The same letters behind an escaped backslash are no NUL.
 _NUL: Final = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 
@@ -380,8 +381,14 @@ def pack(events: Sequence[Sequence[Any] | None]) -> bytes:
 
 def forget(text: str, gone: Collection[str]) -> str | None:
     """The text without the events of these jobs; None when no event remains."""
-    kept = [None if row is None or row[_JOB_ID] in gone else row for row in event_rows(text)]
+    kept = [None if row is None or _job_of(row) in gone else row for row in event_rows(text)]
     return pack(kept).decode() if any(kept) else None
+
+
+def _job_of(row: Sequence[Any]) -> str | None:
+    """The job that an event is forgotten with. That of a fired schedule goes with the job which it was fired as."""
+    job_id: str | None = row[_DATA]["job_id"] if row[_KIND] == _FIRED else row[_JOB_ID]
+    return job_id
 
 
 class Queued(QueuedJob, frozen=True, gc=False):

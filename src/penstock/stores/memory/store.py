@@ -407,7 +407,10 @@ class MemoryStore(MemoryTables):
             self._forget(job)
         if old:
             gone = {job.job_id for job in old}
-            self._events = [event for event in self._events if event.job_id not in gone]
+            # The event of a fired schedule goes with the job which it was fired as.
+            fired = EventKind.SCHEDULE_FIRED
+            of = ((e.data["job_id"] if e.kind is fired else e.job_id, e) for e in self._events)
+            self._events = [event for job_id, event in of if job_id not in gone]
             pruned = Note(EventKind.PRUNED, data={"jobs": len(old), "before": before})
             self._note(self._clock(), pruned, None)
         return len(old)

@@ -61,7 +61,16 @@ from penstock.stores.api import (
 )
 from penstock.stores.common.group_commit import failed, outcome_of
 from penstock.stores.common.rows import array_from, array_values, forget, schedule_values, uuid7
-from penstock.stores.common.writes import learn, new_job_id, record_load, register_host, remove_host
+from penstock.stores.common.writes import (
+    NO_JOB,
+    EventRow,
+    event_row,
+    learn,
+    new_job_id,
+    record_load,
+    register_host,
+    remove_host,
+)
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses, accounts_from
 from penstock.stores.postgres.changes import Effects, PostgresWriteBatch, RenewBatcher, lock_ledger
 from penstock.stores.postgres.database import Database, DatabaseSession
@@ -277,20 +286,24 @@ class PostgresStore(PostgresReads):
         _, [known] = self.database.lock(session, ("lock_schedule", {"name": change.name}))
         if change.version != (known[0][0] if known else 0):
             return None
-        receipt, batch = None, session.batch
+        receipt = None
         if change.job is not None:
-            receipt = self.submits.submit_in(session, Submit([change.job.intent], depth))
-            session.batch = batch  # the submit has drawn one of its own for its events
+
+            def events_for(receipt: Receipt) -> list[EventRow]:
+                return [event_row(change.at, note, NO_JOB) for note in change.events(new_job_id(receipt))]
+
+            receipt = self.submits.submit_in(session, Submit([change.job.intent], depth), events_for)
         job_id = new_job_id(receipt)
         record = change.row(job_id)
         if record is None:
             session.defer("remove_schedule", {"name": change.name})
         else:
             session.defer("set_schedule" if known else "add_schedule", schedule_values(record))
-        writes = PostgresWriteBatch()
-        for note in change.events(job_id):
-            writes.note(change.at, note)
-        writes.defer(session)
+        if job_id is None:  # else the submit has written them
+            writes = PostgresWriteBatch()
+            for note in change.events(None):
+                writes.note(change.at, note)
+            writes.defer(session)
         return ScheduleWritten(record, receipt)
 
     def _change_array(self, session: DatabaseSession, operation: ChangeArray) -> ArrayRecord | None:

@@ -34,7 +34,7 @@ from penstock.core.jobs.types import AddonId, JobId, Moment
 from penstock.stores.api import NO_LIMIT, Depth, Operation, Receipt, Submit
 from penstock.stores.common.group_commit import BatchUnknown, GroupCommit
 from penstock.stores.common.rows import intent_row, job_row, pack
-from penstock.stores.common.writes import UsedKeys, key_of, take
+from penstock.stores.common.writes import EventRow, UsedKeys, key_of, take
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
 from penstock.stores.postgres.changes import Effects
 from penstock.stores.postgres.database import Database, DatabaseSession
@@ -134,9 +134,14 @@ class SubmitBatcher(GroupCommit):
                     return self._submit_in_savepoint(connection, submit, notice)
             return self._submit_in_savepoint(connection, submit, notice)
 
-    def submit_in(self, session: DatabaseSession, submit: Submit) -> Receipt:
-        """One job, as part of another transaction of the store. The caller has prepared its row."""
-        [[receipt]] = self._submit(session, [submit])
+    def submit_in(
+        self, session: DatabaseSession, submit: Submit, events_for: Callable[[Receipt], list[EventRow]]
+    ) -> Receipt:
+        """
+        One job, as part of another transaction of the store. The caller has prepared its row. `events_for`:
+        events that are kept as long as the job, if it is new: they are in the batch of its submit.
+        """
+        [[receipt]] = self._submit(session, [submit], events_for=events_for)
         return receipt
 
     def submit_named(
@@ -161,6 +166,7 @@ class SubmitBatcher(GroupCommit):
         *,
         exact: bool = True,
         new_id: Callable[[], str] | None = None,
+        events_for: Callable[[Receipt], list[EventRow]] | None = None,
     ) -> list[list[Receipt]]:
         """`exact`: no other process may submit up to a depth limit at the same time."""
         keys = sorted({key for s in submits for intent in s.intents if (key := key_of(intent))})
@@ -186,6 +192,8 @@ class SubmitBatcher(GroupCommit):
             self.rows, now, new_id or self._new_id, answers[0] if keys else (), queued, existing=existing
         )
         receipts = [batch.take(submit) for submit in submits]
+        if events_for is not None:
+            batch.more_events = events_for(receipts[0][0])
         batch.defer(session)
         if batch.edges:
             receipts = self._depend(session, batch, receipts)
@@ -251,6 +259,7 @@ class _Batch:
             for addon_id, key, job_id, state, body in used
         }
         self.jobs: list[tuple[JobId, Intent]] = []
+        self.more_events: list[EventRow] = []
 
     def take(self, submit: Submit) -> list[Receipt]:
         depth = NO_LIMIT if self._queued is None else submit.depth
@@ -299,7 +308,8 @@ class _Batch:
 
     def _events(self) -> dict[str, Any]:
         now, kind, state = self._now, EventKind.SUBMITTED, JobState.QUEUED
-        events = [(now, kind, job_id, 1, state, "", None, None) for job_id, _ in self.jobs]
+        events: list[EventRow] = [(now, kind, job_id, 1, state, "", None, None) for job_id, _ in self.jobs]
+        events += self.more_events
         return {"size": len(events), "events": pack(events)}
 
 
