@@ -47,7 +47,7 @@ class EventKind(StrEnum):
     ADDON_SET = "ADDON_SET"
     HOST_SET = "HOST_SET"  # an operator drained the host, or ended that
     SCHEDULE_SET = "SCHEDULE_SET"  # added, edited, paused, resumed or removed; the reason says which
-    ARRAY_SUBMITTED = "ARRAY_SUBMITTED"
+    ARRAY_SUBMITTED = "ARRAY_SUBMITTED"  # one request for many indices was accepted
     ARRAY_CANCELED = "ARRAY_CANCELED"  # it makes no more jobs; those that live are canceled one by one
     ARRAY_RETRIED = "ARRAY_RETRIED"  # its failed indices run again
     ARRAY_ENDED = "ARRAY_ENDED"  # its last index has ended; the reason says how
