@@ -567,15 +567,21 @@ def test_a_host_that_nobody_knows_is_told_with_those_there_are(shell):
 
 
 def test_what_was_learned_about_job_types_is_shown(shell):
-    shell("run", "--addon", "learned", "--tag", "size:small", "--", "true")
-    until(lambda: shell.answer("stats", "--addon", "learned")["types"], what="the learner")
-    types = shell.answer("stats", "--addon", "learned")["types"]
+    code = "x = b'x' * 150_000_000"
+    shell("run", "--addon", "learned", "--tag", "size:small", "--", sys.executable, "-c", code)
+
+    def learned():
+        types = shell.answer("stats", "--addon", "learned")["types"]
+        return types if types and types[0]["memory_bytes"] else None
+
+    types = until(learned, what="the learner")
     lines = shell("stats", "--addon", "learned").stdout.splitlines()
 
     assert [(one["job_type"], one["size"], one["runs"]) for one in types] == [
         ("penstock.command", "", 1),
         ("penstock.command", "small", 1),
     ]
+    assert 150_000_000 < types[0]["memory_bytes"] < 300_000_000
     assert lines[0].split()[:3] == ["addon", "type", "size"]
     assert lines[2].split()[:3] == ["learned", "penstock.command", "small"]
     assert shell("stats", "--addon", "unheard").stdout.startswith("Nothing was learned yet")

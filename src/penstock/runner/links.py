@@ -51,6 +51,7 @@ class ActiveDispatch(ActiveLease):
     spent: Money = 0
     #: JSON: the results of its parents; None: it has none.
     parents: str | None = None
+    peak: int = 0  # bytes: the most that one process of a command had in memory
 
     def __post_init__(self) -> None:
         ttl = seconds(self.dispatch.expires_at - self.dispatch.admitted_at)

@@ -483,6 +483,8 @@ class Runner:
         return grant.dispatch.dispatch_id
 
     def _run_over(self, run: ActiveDispatch, outcome: Outcome) -> None:
+        if run.peak:
+            self._service.learner.saw_peak(run.job.job_id, run.peak)
         if held := self._lost.pop(run, None):
             del self._leases.live[held]
             self._service.job_service.release(held)

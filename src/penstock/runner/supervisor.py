@@ -209,6 +209,8 @@ class ProcessSupervisor:
 
     def _gone(self, warden: WardenLink) -> None:
         run = self._commands.pop(warden, None)
+        if run is not None and warden.report is not None:
+            run.peak = warden.report["peak"]
         for each in self.functions.gone(warden) if run is None else [run]:
             self._on_end(each, each.outcome or _judge(each, warden))
 

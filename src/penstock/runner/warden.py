@@ -38,6 +38,7 @@ from penstock.runner.process_tree import (
 _MAX_STDERR: Final = 4_096
 #: Seconds between two kills while a process lives: one that was forking has finished forking by then.
 _AGAIN: Final = 0.02
+_KILOBYTE: Final = 1_024
 
 LIMITS: Final = {
     "memory_mb": (resource.RLIMIT_AS, 1_048_576),
@@ -89,6 +90,7 @@ class Warden:
         self._stderr_end = b""
         self._root = 0
         self._code: int | None = None  # of the root, once it has ended
+        self._peak = 0  # bytes: the most that one of its processes had in memory
         self._until: float | None = None
         self._killing: str | None = None
         self._kill_at: float | None = None
@@ -323,11 +325,12 @@ class Warden:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            self._peak = max(self._peak, used.ru_maxrss * _KILOBYTE)
             if pid == self._root:
                 self._code = os.waitstatus_to_exitcode(status)
                 if self._kill_at is None and descendants(os.getpid()):
@@ -359,6 +362,7 @@ class Warden:
             "op": "gone",
             "code": self._code,
             "killed": self._killing,
+            "peak": self._peak,
             "stderr": last.decode(errors="replace"),
         }
         for call in list(self._folders):
