@@ -108,7 +108,7 @@ LOADS = (
         "three hosts of 40 units; four addons with weights, priorities and durations of their own, one in bursts",
         [
             Source(_intent("mail", "send", 5), _exponential(6), 1),
-            Source(_intent("video", "encode", 20), _lognormal(60, 0.7), 3),
+            Source(_intent("video", "encode", 20), _lognormal(20, 0.7), 3),
             Source(_intent("shop", "report", 10, Priority.HIGH), _lognormal(12, 1.0), 1),
             Source(_intent("scan", "page", 10, Priority.LOW), _lognormal(10, 0.5), 2, burst=20),
         ],
@@ -208,7 +208,7 @@ class Outcome(NamedTuple):
 class Stage:
     """The real scheduler on a virtual clock, with workers that end a job when its load says so."""
 
-    def __init__(self, load: Load, *, with_oracle: bool = True, every: int = 1) -> None:
+    def __init__(self, load: Load, *, every: int = 1) -> None:
         self.load, self.now, self.every = load, T0, every
         numbers = count(1)
         rules = SchedulerRules(
@@ -237,7 +237,7 @@ class Stage:
         self.lengths: dict[JobId, tuple[Span, int]] = {}
         self.predictions: dict[JobId, tuple[StartRange, StartRange | None, float | None, Moment, str]] = {}
         self.waits: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=50))
-        self.truth = oracle(load) if with_oracle else None
+        self.truth = oracle(load)
         self.outcomes: list[Outcome] = []
         self.queued = 0
 
@@ -295,7 +295,7 @@ class Stage:
         learned = forecaster.ranges([job_id]).get(job_id)
         if learned is None:
             raise RuntimeError(f"no range for {job_id} of {name}")
-        true = None if self.truth is None else forecaster.ranges([job_id], knowledge=self.truth).get(job_id)
+        true = forecaster.ranges([job_id], knowledge=self.truth).get(job_id)
         waits = self.waits[name]
         average = fmean(waits) if waits else None
         self.predictions[job_id] = (learned, true, average, self.now, name)
@@ -362,11 +362,12 @@ def figures(outcomes: Sequence[Outcome]) -> Figures:
     )
 
 
-def measured(load: Load, *, jobs: int, seeds: Sequence[int], every: int, with_oracle: bool = True) -> Figures:
-    outcomes: list[Outcome] = []
-    for seed in seeds:
-        outcomes += Stage(load, with_oracle=with_oracle, every=every).run(arrivals(load, jobs, seed))
-    return figures(outcomes)
+def outcomes_of(load: Load, *, jobs: int, seed: int, every: int) -> list[Outcome]:
+    return Stage(load, every=every).run(arrivals(load, jobs, seed))
+
+
+def measured(load: Load, *, jobs: int, seeds: Sequence[int], every: int) -> Figures:
+    return figures([one for seed in seeds for one in outcomes_of(load, jobs=jobs, seed=seed, every=every)])
 
 
 def rows(jobs: int, seeds: Sequence[int], every: int, only: str | None = None) -> Iterator[str]:

@@ -121,6 +121,12 @@ def test_a_run_that_began_long_ago_ends_sooner_if_durations_are_known():
     assert later[1] == pytest.approx(10, abs=1)
 
 
+def test_a_run_that_outlasted_the_short_ones_is_a_long_one():
+    made = world([(MAIL, False, waiting(1))], runs=1, capacity=10, duration=lasting(1, 100), lasted=50)
+
+    assert seconds_of(range_of(made, "m0"))[0] == pytest.approx(50, abs=10)
+
+
 def test_all_hosts_take_part():
     one = seconds_of(range_of(world([(MAIL, False, waiting(24))]), "m23"))
     three = seconds_of(range_of(world([(MAIL, False, waiting(24))], hosts=3), "m23"))

@@ -57,6 +57,8 @@ _LEAST_WEIGHT: Final = 1e-3
 #: The ratio 1 in a sketch of ratios: a sketch counts whole numbers.
 ONE: Final = 1_000_000
 _MOST_SHAPES: Final = 8
+#: Jobs that arrive within this time of each other are one burst.
+_TOGETHER: Final[Span] = SECOND // 20
 #: The prior: how an expectation may differ from the truth, as factors.
 _PRIOR_FACTORS: Final = (0.5, 0.7, 0.85, 1.0, 1.0, 1.2, 1.4, 2.0)
 
@@ -221,7 +223,7 @@ class Arrivals(Struct):
         at = max(at, self.at)
         self.since = self.since or at
         kept = 0.5 ** ((at - self.at) / ARRIVALS_HALF_LIFE)
-        together = self.at and at - self.at < SECOND
+        together = self.at and at - self.at < _TOGETHER
         self.jobs = self.jobs * kept + weight
         self.bursts = self.bursts * kept + (0.0 if together else weight)
         self.at = at
