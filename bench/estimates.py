@@ -112,7 +112,7 @@ LOADS = (
             Source(_intent("shop", "report", 10, Priority.HIGH), _lognormal(12, 1.0), 1),
             Source(_intent("scan", "page", 10, Priority.LOW), _lognormal(10, 0.5), 2, burst=20),
         ],
-        use=0.95,
+        use=1.0,
         hosts=3,
         weights={"video": 200},
     ),

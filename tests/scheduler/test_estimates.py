@@ -6,20 +6,19 @@ makes the table of docs/estimates.md. Seeds are fixed and time is virtual, so th
 from __future__ import annotations
 
 import pytest
-from bench.estimates import LOADS, figures, outcomes_of
+from bench.estimates import LOADS, measured
+
+#: Every so many jobs get a prediction: seldom where queues are long and plays take long.
+EVERY = {"steady": 20, "bursty": 40, "wide": 16, "several": 8}
 
 
 @pytest.mark.long
-def test_ranges_hold_and_beat_the_moving_average_of_waits():
-    """Few predictions of one stretch of time depend on each other: the bounds of one load are wider than of all."""
-    outcomes = {load.name: outcomes_of(load, jobs=900, seed=1, every=25) for load in LOADS}
-    results = {name: figures(each) for name, each in outcomes.items()}
-    together = figures([one for each in outcomes.values() for one in each])
+@pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
+def test_ranges_hold_and_beat_the_moving_average_of_waits(load):
+    """Few predictions of one stretch of time depend on each other, so the bounds are wider than for the table."""
+    result = measured(load, jobs=800, seeds=[1], every=EVERY[load.name])
 
-    assert together.scored >= 80
-    assert 0.72 <= together.covered <= 0.88
-    assert together.error <= 1 / 3
-    for name, result in results.items():
-        assert 0.6 <= result.covered <= 0.97, name
-        assert result.error <= max(1 / 3, 1.35 * result.oracle_error), name
-        assert result.error < result.average_error, name
+    assert result.scored >= 12
+    assert 0.6 <= result.covered <= 0.97
+    assert result.error <= max(1 / 3, 1.35 * result.oracle_error)
+    assert result.error < result.average_error
