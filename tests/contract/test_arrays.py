@@ -201,6 +201,13 @@ def test_the_result_of_an_array_outlives_its_jobs(scene):
         scene.arrays.job_of(array_id, 7)
 
 
+def test_an_index_that_waits_says_for_what(scene):
+    array_id = scene.submit("1-30%8")
+
+    with pytest.raises(NotFound, match=f"index 17 of array {array_id} waits: 8 of 8 at once, 22 to come"):
+        scene.arrays.job_of(array_id, 17)
+
+
 def play(scene, seed):
     """Random arrays with random ends, cancels, retries and new schedulers, beside a plain model of each."""
     dice = Random(seed)

@@ -96,6 +96,7 @@ def test_positions_and_indices_are_the_same_order(indices, position, size):
 
     assert spec.slice(position, size) == sorted(indices)[position : position + size]
     assert all(index in spec for index in indices)
+    assert [spec.position(index) for index in sorted(indices)] == list(range(len(indices)))
     assert 61 not in spec
     assert ranges_text(indices) == str(spec)
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import BadIntent, KeyConflict, NotFound, Refused
 from penstock.core.jobs import arrays
-from penstock.core.jobs.arrays import ArrayChange, ArrayRecord, ArraySpec, JobArray, member_id
+from penstock.core.jobs.arrays import WINDOW, ArrayChange, ArrayRecord, ArraySpec, JobArray, member_id
 from penstock.core.jobs.changes import Change
 from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.job import Job
@@ -83,8 +83,22 @@ class ArrayService:
         for name in names:
             if name in known:
                 return name
-        why = "has no job yet" if index in record.array.spec else f"is not in {record.array.indices}"
-        raise NotFound(f"index {index} of array {array_id} {why}", array_id=array_id, index=index)
+        raise NotFound(f"{self.why_no_job(record, index)}", array_id=array_id, index=index)
+
+    def why_no_job(self, record: ArrayRecord, index: int) -> str:
+        """Why there is no job of this index now."""
+        array, progress = record.array, record.progress
+        which = f"index {index} of array {array.array_id}"
+        if index not in array.spec:
+            return f"{which} is not in {array.indices}"
+        if progress.stopped:
+            return f"{which} has no job: the array was canceled"
+        if array.spec.position(index) < progress.made:
+            return f"{which} has no job any more: jobs that have ended are forgotten after a time"
+        most = array.spec.at_once or WINDOW
+        return (
+            f"{which} waits: {len(progress.live)} of {most} at once, {progress.waiting(array.spec)} to come"
+        )
 
     def cancel(self, array_id: str, by: str = "") -> ArrayRecord:
         """No more jobs are made, and those that live are canceled: the queued ones have ended when this returns."""

@@ -36,7 +36,7 @@ log = logging.getLogger("penstock.driver")
 #: How late maintenance sees a commit that makes something due early. What it looks for comes by the second.
 _MAINTENANCE: Final[Span] = 100 * MILLISECOND
 #: How late an array sees the end of a job that no worker of this host reported.
-_ARRAYS: Final = 100 * MILLISECOND
+_ARRAYS: Final[Span] = 500 * MILLISECOND
 #: How late a schedule sees that the job which its moment waits for has ended, and how often it looks at most.
 _SCHEDULES: Final[Span] = 500 * MILLISECOND
 #: How late a host sees that an operator drained it.

@@ -21,7 +21,7 @@ from msgspec import Raw, UnsetType
 
 from penstock.core.errors import NotFound
 from penstock.core.jobs.job import Dispatch, Event, Job
-from penstock.core.jobs.types import AddonId, DispatchId, JobId, when
+from penstock.core.jobs.types import AddonId, DispatchId, JobId, member_of, when
 from penstock.core.jobs.viewer import Viewer
 from penstock.server.app_state import AppState
 from penstock.server.connections import HttpConnection
@@ -120,8 +120,16 @@ class Request(Generic[Q, B]):
         """A job that does not exist and a job of another addon get the same answer, to the letter."""
         job = self.store.job(job_id)
         if job is None or not self.owns(job.intent.addon_id):
-            raise NotFound(f"there is no job {job_id}", job_id=job_id)
+            raise NotFound(self._why_no_job(job_id), job_id=job_id)
         return job
+
+    def _why_no_job(self, job_id: JobId) -> str:
+        """An index of an array that waits has no job yet, and the answer says so."""
+        member = member_of(job_id)
+        record = None if member is None else self.store.array(member[0])
+        if member is None or record is None or not self.owns(record.array.intent.addon_id):
+            return f"there is no job {job_id}"
+        return self.app_state.service.arrays.why_no_job(record, member[1])
 
     def own_lease(self, lease_id: str) -> Dispatch:
         lease = self.store.dispatch(DispatchId(lease_id))

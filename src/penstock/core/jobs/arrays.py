@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -74,12 +75,17 @@ class ArraySpec(NamedTuple):
                 break
         return indices
 
+    def position(self, index: int) -> int:
+        """How many indices come before this one."""
+        return sum(max(0, min(last, index - 1) - first + 1) for first, last in self.ranges)
+
     def __contains__(self, index: object) -> bool:
         return isinstance(index, int) and any(first <= index <= last for first, last in self.ranges)
 
 
+@lru_cache(maxsize=256)
 def parse_array(text: str) -> ArraySpec:
-    """ValueError says what is wrong with the text."""
+    """ValueError says what is wrong with the text. Kept, because every end of a job looks at it several times."""
     indices, percent, limit = text.strip().partition("%")
     at_once = None
     if percent:

@@ -1,0 +1,67 @@
+"""Bugs in what an array makes when, and in how it ends."""
+
+from __future__ import annotations
+
+from tests.mutants.planting import Mutant
+
+CORE = ("tests/core/test_arrays.py",)
+MEMORY = ("tests/contract/test_arrays.py", "-k", "memory")
+
+MUTANTS = [
+    Mutant(
+        "arrays: one job more than may run at once",
+        "penstock/core/jobs/arrays.py",
+        "ArrayProgress.room",
+        "(spec.at_once or WINDOW) - len(self.live)",
+        "(spec.at_once or WINDOW) - len(self.live) + 1",
+        CORE,
+    ),
+    Mutant(
+        "arrays: an end counts twice",
+        "penstock/core/jobs/arrays.py",
+        "ArrayProgress.ended",
+        "ends = {each.number: ends[each.number] for each in self.live if each.number in ends}",
+        "ends = dict(ends)",
+        MEMORY,
+    ),
+    Mutant(
+        "arrays: a canceled array makes more jobs",
+        "penstock/core/jobs/arrays.py",
+        "ArrayProgress.waiting",
+        "0 if self.stopped else spec.total - self.made + count_of(self.again)",
+        "spec.total - self.made + count_of(self.again)",
+        CORE,
+    ),
+    Mutant(
+        "arrays: a retry makes a job that exists",
+        "penstock/core/jobs/arrays.py",
+        "ArrayProgress.make",
+        "indices = [LiveIndex(index, self.turn) for index in repeated]",
+        "indices = [LiveIndex(index, 1) for index in repeated]",
+        CORE,
+    ),
+    Mutant(
+        "arrays: the end of a job does not make the next",
+        "penstock/scheduler/job_service.py",
+        "JobService._advances",
+        "return [ChangeArray(array_id, advance, job_ids) for array_id, job_ids in members.items()]",
+        "return []",
+        MEMORY,
+    ),
+    Mutant(
+        "arrays: an end that no worker reports is not seen",
+        "penstock/scheduler/arrays.py",
+        "ArrayService.behind",
+        "late = {array_id for name, array_id in live.items() if name not in living}",
+        "late = set[JobId]()",
+        MEMORY,
+    ),
+    Mutant(
+        "arrays: jobs that wait are not canceled with their array",
+        "penstock/scheduler/arrays.py",
+        "ArrayService.cancel",
+        "if all(committed(self._store, Apply(changes))):",
+        "if True:",
+        MEMORY,
+    ),
+]
