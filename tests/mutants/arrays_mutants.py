@@ -17,12 +17,12 @@ MUTANTS = [
         CORE,
     ),
     Mutant(
-        "arrays: an end counts twice",
+        "arrays: a job that runs counts as ended",
         "penstock/core/jobs/arrays.py",
-        "ArrayProgress.ended",
-        "ends = {each.number: ends[each.number] for each in self.live if each.number in ends}",
-        "ends = dict(ends)",
-        MEMORY,
+        "advance",
+        "if state in ENDED:",
+        "if state is not None:",
+        CORE,
     ),
     Mutant(
         "arrays: a canceled array makes more jobs",

@@ -17,6 +17,7 @@ PAGES = {
     "job": ("jobs/{done}", "Request"),
     "command": ("jobs/{command}", "Output"),
     "schedules": ("schedules", "nightly"),
+    "arrays": ("arrays", "0 of 100 done"),
     "machine": ("machine", "Units by job"),
     "addons": ("addons", "photos"),
     "pools": ("pools", "encode"),

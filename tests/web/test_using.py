@@ -45,6 +45,7 @@ def test_an_empty_scheduler_says_so_on_every_page(fresh, tabs):
         ("addons", "No addon has submitted anything yet"),
         ("pools", "No program is attached"),
         ("schedules", "No schedules."),
+        ("arrays", "No arrays."),
     ]:
         tab.open(path)
 
@@ -517,3 +518,18 @@ def test_a_schedule_shows_its_moments_and_can_be_run_paused_and_resumed(fresh, t
     assert not fresh.client.schedule("nightly").paused
     tab.page.get_by_role("link", name="nightly", exact=True).click()
     tab.shows(fired.job_id[-8:])
+
+
+# arrays
+
+
+def test_an_array_is_canceled_from_its_row(fresh, tabs):
+    array_id = fresh.client.submit_array("1-50%2", job_of("a", "t")).array_id
+    tab = tabs(fresh).sign_in()
+    tab.open("arrays")
+
+    assert tab.shows("0 of 50 done, 2 at once")
+    tab.page.get_by_role("button", name="Cancel array").click()
+    assert tab.shows("50 canceled")
+    assert fresh.client.array(array_id).state == "CANCELED"
+    assert tab.page.get_by_role("progressbar").get_attribute("aria-valuenow") == "100"

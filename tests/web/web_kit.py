@@ -109,6 +109,7 @@ def populate(client):
     nightly = job_of("photos", "report", {EVIL: [EVIL, MARK]})
     client.add_schedule("nightly", nightly, cron="0 6 * * mon-fri", zone="Europe/Berlin")
     jobs["scheduled"] = client.run_schedule("nightly").job_id
+    client.submit_array("1-100%2", job_of("mail", "digest", {EVIL: MARK}, cost_units=UNITS))
     for number in range(3):
         jobs[f"queued{number}"] = client.submit("mail", "send", {"n": number}, cost_units=UNITS).job_id
     return jobs

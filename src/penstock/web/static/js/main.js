@@ -8,6 +8,7 @@ import { signIn, SignIn } from "./session.js";
 import { Overview } from "./pages/overview.js";
 import { Jobs } from "./pages/jobs.js";
 import { Job } from "./pages/job.js";
+import { Arrays } from "./pages/arrays.js";
 import { Schedules } from "./pages/schedules.js";
 import { Machine } from "./pages/machine.js";
 import { Addons } from "./pages/addons.js";
@@ -18,6 +19,7 @@ import { Alerts } from "./pages/alerts.js";
 const PAGES = [
   { path: "", name: "Overview", key: "o", view: Overview },
   { path: "jobs", name: "Jobs", key: "j", view: Jobs },
+  { path: "arrays", name: "Arrays", key: "r", view: Arrays },
   { path: "schedules", name: "Schedules", key: "s", view: Schedules },
   { path: "machine", name: "Machine", key: "m", view: Machine },
   { path: "addons", name: "Addons", key: "a", view: Addons },

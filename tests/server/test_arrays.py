@@ -1,0 +1,68 @@
+"""Arrays over HTTP: what they show, what is refused, and who may do what."""
+
+from __future__ import annotations
+
+import pytest
+
+JOB = {"addon_id": "a", "job_type": "resize", "payload": {"size": 1}, "cost_units": 1}
+BODY = {"array": "1-1000%8", "job": JOB}
+
+
+def test_an_array_shows_how_far_it_is_and_the_jobs_that_live(client):
+    array = client.post("/arrays/submit", BODY).json
+    array_id = array["array_id"]
+
+    assert (array["state"], array["total"], array["live"], array["waiting"], array["created"]) == (
+        "RUNNING",
+        1_000,
+        8,
+        992,
+        True,
+    )
+    assert array["live_jobs"] == [f"{array_id}_{index}" for index in range(1, 9)]
+    assert client.get(f"/queue/jobs/{array_id}_3").json["payload"] == {"size": 1}
+    assert client.get(f"/arrays/{array_id}?index=3").json["job_id"] == f"{array_id}_3"
+    assert [array_id] == [one["array_id"] for one in client.get("/arrays").json["arrays"]]
+
+
+def test_an_index_without_a_job_says_what_it_waits_for(client):
+    array_id = client.post("/arrays/submit", BODY).json["array_id"]
+    answer = client.get(f"/queue/jobs/{array_id}_17/explain")
+
+    assert answer.status == 404
+    assert f"index 17 of array {array_id} waits: 8 of 8 at once" in answer.json["detail"]
+
+
+def test_an_array_is_canceled_as_one(client):
+    array_id = client.post("/arrays/submit", BODY).json["array_id"]
+
+    canceled = client.post(f"/arrays/{array_id}/cancel").json
+    again = client.post(f"/arrays/{array_id}/retry")
+
+    assert (canceled["state"], canceled["canceled"], canceled["live"]) == ("CANCELED", 1_000, 0)
+    assert again.status == 409
+
+
+@pytest.mark.parametrize("array", ["", "9-1", "1-9%0", "1-1000000000", "1-5,3", "x", "1-9%9999999999"])
+def test_a_bad_array_is_refused_by_name_and_changes_nothing(client, array):
+    refused = client.post("/arrays/submit", BODY | {"array": array})
+
+    assert (refused.status, refused.fields) == (422, ["array"])
+    assert client.get("/arrays").json["arrays"] == []
+    assert client.get("/queue/jobs").json["jobs"] == []
+
+
+def test_a_bound_token_has_its_own_arrays_and_no_others(kit):
+    other = kit.client.mint(addon_id="ours")
+    array_id = kit.client.post("/arrays/submit", BODY).json["array_id"]
+
+    assert other.post("/arrays/submit", BODY).status == 403
+    own = other.post("/arrays/submit", BODY | {"job": JOB | {"addon_id": "ours"}}).json["array_id"]
+    assert [own] == [one["array_id"] for one in other.get("/arrays").json["arrays"]]
+    assert {404} == {
+        other.get(f"/arrays/{array_id}").status,
+        other.post(f"/arrays/{array_id}/cancel").status,
+        other.post(f"/arrays/{array_id}/retry").status,
+        other.get(f"/queue/jobs/{array_id}_17").status,
+    }
+    assert "there is no job" in other.get(f"/queue/jobs/{array_id}_17").json["detail"]
