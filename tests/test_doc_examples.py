@@ -27,6 +27,7 @@ RUN_IN = {
     "README.md": "test_readme.py",
     "docs/README.md": "here",
     "docs/alerts.md": "here",
+    "docs/arrays.md": "here",
     "docs/cluster.md": "compiled alone: it needs a Ray cluster; tests/cluster has the same calls",
     "docs/flow-control.md": "flow/test_flow_docs.py",
     "docs/graphs.md": "graphs/test_docs.py",
@@ -86,6 +87,15 @@ with VirtualScheduler() as virtual:
 """
 
     assert script(tmp_path, *blocks("docs/job-context.md"), use) == "[3, '10 rows']\n"
+
+
+def test_the_array_of_the_page_runs_to_its_end(tmp_path):
+    before = "import penstock\nscheduler = penstock.Scheduler('jobs.db', capacity=100)\n"
+    [code] = blocks("docs/arrays.md")
+    code = code.replace("range(1, 1001)", "range(1, 21)").replace("(cost=5)", "(cost=5, run_when='any')")
+    indented = "\n".join(f"    {line}" for line in code.splitlines())
+
+    assert script(tmp_path, before, f"with scheduler:\n{indented}") == "DONE 20 \n"
 
 
 def test_the_receiver_of_alerts_accepts_our_signature_and_no_other():

@@ -142,6 +142,7 @@ def _type(kind: Any) -> str:
 #: Where the class has no comment, because the name says it to a reader of the code.
 EVENTS = {
     "SUBMITTED": "the job is on disk",
+    "ARRAY_SUBMITTED": "an array of jobs is on disk",
     "DENIED": "the job may not start now; the reason says why",
     "DISPATCHING": "an attempt has its units and waits for its worker",
     "RUNNING": "the worker has started",
@@ -174,7 +175,7 @@ def events() -> str:
     for kind in EventKind:
         meaning = EVENTS.get(kind.name) or comments.get(kind.name)
         if not meaning:
-            raise LookupError(f"EventKind.{kind.name} needs a comment that says what happened")
+            raise LookupError(f"EventKind.{kind.name} needs a comment in core/jobs/job.py: what happened?")
         rows.append(f"| `{kind}` | {_cell(meaning)} |")
     return "\n".join(rows) + "\n"
 
