@@ -76,7 +76,7 @@ def test_a_job_that_nothing_holds_says_so():
     ("phase", "words"),
     [
         (DispatchPhase.RESERVED, "10 units are reserved; its worker has 12 s to ask"),
-        (DispatchPhase.LEASED, "Running for 5 s, expected to end in 7 s."),
+        (DispatchPhase.LEASED, "Running for 5 s on host h, expected to end in 7 s."),
         (DispatchPhase.ENDING, "told to stop (canceled); given up in 12 s"),
     ],
 )

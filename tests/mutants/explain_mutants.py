@@ -66,9 +66,9 @@ MUTANTS = [
     Mutant(
         "explain: a worker that has gone counts as never seen",
         "penstock/scheduler/dispatcher.py",
-        "PullingWorkers._still_present",
-        "            self._gone |= {kinds: until for kinds, until in workers.items() if kinds not in present}\n",
-        "",
+        "PullingWorkers._remember_gone",
+        "            self._gone |= {kinds: until for kinds, until in workers.items() if until <= now}",
+        "            pass",
         _TABLE,
     ),
     Mutant(

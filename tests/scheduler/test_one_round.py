@@ -32,7 +32,7 @@ class PullingWorker:
             return
         reports = [EndReport(dispatch_id) for dispatch_id in ended]
         _, granted = self.kit.job_service.exchange(reports, self.kinds, free, self.name)
-        for job, dispatch, _ in granted:
+        for job, dispatch, *_ in granted:
             self.ends[dispatch.dispatch_id] = now + self.length * SECOND
             self.started.append((now, job.job_id))
 

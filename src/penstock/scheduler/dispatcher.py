@@ -402,22 +402,23 @@ class PullingWorkers:
 
     def at(self, now: Moment) -> PresentWorkers:
         with self._lock:
-            self._claiming = self._still_present(self._claiming, now)
-            self._polling = self._still_present(self._polling, now)
+            claiming = {kinds: until for kinds, until in self._claiming.items() if until > now}
+            polling = {kinds: until for kinds, until in self._polling.items() if until > now}
+            if len(claiming) < len(self._claiming) or len(polling) < len(self._polling):
+                self._remember_gone(now)
+            self._claiming, self._polling = claiming, polling
             self._free = {
                 key: worker for key, worker in self._free.items() if worker[2] > now or key in self._waiting
             }
             free = {key: (kinds, room) for key, (kinds, room, _) in self._free.items()}
-            claiming = {*self._claiming, *(kinds for kinds, _ in free.values())}
-            return PresentWorkers(list(claiming), list(self._polling), free)
+            claiming_kinds = {*claiming, *(kinds for kinds, _ in free.values())}
+            return PresentWorkers(list(claiming_kinds), list(polling), free)
 
-    def _still_present(self, workers: dict[WorkerKinds, Moment], now: Moment) -> dict[WorkerKinds, Moment]:
-        present = {kinds: until for kinds, until in workers.items() if until > now}
-        if len(present) < len(workers):
-            self._gone |= {kinds: until for kinds, until in workers.items() if kinds not in present}
-            while len(self._gone) > MOST_REMEMBERED:
-                del self._gone[min(self._gone, key=self._gone.__getitem__)]
-        return present
+    def _remember_gone(self, now: Moment) -> None:
+        for workers in (self._claiming, self._polling):
+            self._gone |= {kinds: until for kinds, until in workers.items() if until <= now}
+        while len(self._gone) > MOST_REMEMBERED:
+            del self._gone[min(self._gone, key=self._gone.__getitem__)]
 
     def _remember_name(self, name: str, kinds: WorkerKinds) -> None:
         if len(self._named) >= MOST_REMEMBERED:

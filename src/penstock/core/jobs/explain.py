@@ -468,6 +468,8 @@ def _running_words(dispatch: Dispatch, now: Moment) -> Iterator[str]:
         yield f"Running for {since} and told to stop ({why}); given up in {rest} at the latest."
         return
     worker = f" on worker {dispatch.worker}" if dispatch.worker else ""
+    if dispatch.host != "local":  # the name of the only host of a file
+        worker += f"{' of' if worker else ' on'} host {dispatch.host}"
     expected = ""
     if dispatch.ends_at is not None:
         expected = f", expected to end in {spelled(dispatch.ends_at - now)}"
