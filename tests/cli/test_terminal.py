@@ -138,7 +138,7 @@ def test_keys_of_top_reach_a_scheduler_that_is_slow_to_tell_how_things_are(shell
 def test_who_waits_in_a_terminal_is_told_why_meanwhile(shell):
     job_id = shell("submit", "--not-before", "+3h", "--", "true").stdout.strip()
     child = in_window(shell, 100, "wait", job_id, "--timeout", "30s")
-    child.expect("It starts in about")
+    child.expect("QUEUED: starts in about")
     child.sendintr()
 
     assert exit_code(child) == INTERRUPTED
@@ -149,7 +149,7 @@ def test_who_waits_in_a_terminal_is_told_why_meanwhile(shell):
 def test_top_shows_why_a_job_waits_and_all_its_keys_in_any_window(shell, columns):
     shell("submit", "--not-before", "+3h", "--", "true")
     child = in_window(shell, columns, "top")
-    shown = all_of(child, "starts in 3.0 h", "explain", "pause", "quit")
+    shown = all_of(child, "starts in about", "explain", "pause", "quit")
     child.send("q")
 
     assert exit_code(child) == 0
