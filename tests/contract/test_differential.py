@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from penstock.core.errors import PenstockError
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
+from penstock.core.jobs.dependencies import Dependency, IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.round import Placement, RoundInputs, run_round
@@ -71,6 +72,10 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
+#: A parent in the same submit.
+FIRST = {"addon_id": "a", "job_type": "t", "cost_units": 5}
+
+
 class Twins(RuleBasedStateMachine):
     @initialize()
     def open(self):
@@ -119,6 +124,21 @@ class Twins(RuleBasedStateMachine):
                 store, Submit([Intent(**fields, **times)] * n, Depth(total=12, per_addon=9))
             )
         )
+
+    @rule(
+        data=st.data(),
+        fields=FIELDS,
+        conditions=st.lists(st.sampled_from(ParentCondition), min_size=1, max_size=3),
+        if_unmet=st.sampled_from(IfUnmet),
+        n=st.integers(1, 3),
+    )
+    def submit_children(self, data, fields, conditions, if_unmet, n):
+        """Of jobs that are there, of one that is not, and of each other."""
+        known = [*[job.job_id for job in self.model.find(Query())][:8], "#0", "#1", "nothing"]
+        names = data.draw(st.permutations(known))
+        after = tuple(Dependency(*each) for each in zip(names, conditions, strict=False))
+        intents = [Intent(**FIRST), *[Intent(**fields, after=after, if_unmet=if_unmet)] * n]
+        self.both(lambda store: committed(store, Submit(intents, Depth(total=12, per_addon=9))))
 
     @rule(fields=FIELDS, n=st.integers(1, 3), capacity=st.sampled_from([0, 30, 90]), lease=st.booleans())
     def submit_to_somebody_idle(self, fields, n, capacity, lease):

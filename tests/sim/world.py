@@ -8,7 +8,7 @@ commit the store is audited and the promises are checked; at the end everything 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from random import Random
@@ -16,8 +16,9 @@ from typing import Any
 
 from penstock.core.errors import Refused
 from penstock.core.jobs.admission import AdmissionLimits, Budget, Caps
+from penstock.core.jobs.dependencies import Dependency, IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import Dispatch, Event
+from penstock.core.jobs.job import Dispatch, Event, Job
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import FINAL, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import (
@@ -241,6 +242,8 @@ class World:
             retry_delays_sec=rng.choice([(), (5,)]),
             cost_limit=rng.choice([None, 300]),
             idempotency_key=f"key-{self.new_id()}",
+            after=self.parents(),
+            if_unmet=rng.choice(list(IfUnmet)),
         )
         # An answer that was lost is asked for again, with the same key: no second job may come of it.
         wait_sec = rng.choice([0, 0, 20, 60])
@@ -251,6 +254,14 @@ class World:
                 self.waiting.append(answer)
                 break
         self.collect()
+
+    def parents(self) -> tuple[Dependency, ...]:
+        """Mostly none."""
+        known = sorted(self.acknowledged)
+        if not known or self.rng.random() < 0.7:
+            return ()
+        names = self.rng.sample(known, min(len(known), self.rng.choice([1, 2])))
+        return tuple(Dependency(name, self.rng.choice(list(ParentCondition))) for name in names)
 
     def collect(self) -> None:
         """Answers to submits. Nobody was let in before one that had waited longer."""
@@ -512,12 +523,30 @@ class World:
         for _, dispatch, *_ in self.call(lambda: self.job_service.claim(WorkerKinds(), 10, "healer")) or []:
             self.call(lambda d=dispatch.dispatch_id: self.job_service.end(d))  # type: ignore[misc]
 
+    def waits_for_a_person(self, job: Job, jobs: Mapping[JobId, Job]) -> bool:
+        """A parent is BLOCKED or FAILED, or waits for such a one itself."""
+        parents = [
+            jobs[link.parent]
+            for link in self.store.links(job.job_id)
+            if link.child == job.job_id and link.status == "open"
+        ]
+        return any(
+            parent.state in (JobState.BLOCKED, JobState.FAILED)
+            or (parent.unmet > 0 and self.waits_for_a_person(parent, jobs))
+            for parent in parents
+        )
+
     def check_healed(self) -> None:
         jobs = {job.job_id: job for job in self.store.find(Query(limit=10_000))}
         lost = self.acknowledged - jobs.keys()
         if lost:
             raise Broken(f"acknowledged and gone: {lost}")
-        stuck = [f"{job.job_id} {job.state}" for job in jobs.values() if job.state not in SETTLED]
+        waiting = {job.job_id for job in jobs.values() if job.unmet and self.waits_for_a_person(job, jobs)}
+        stuck = [
+            f"{job.job_id} {job.state}"
+            for job in jobs.values()
+            if job.state not in SETTLED and job.job_id not in waiting
+        ]
         if stuck:
             raise Broken(f"after everything healed these got nowhere: {stuck}")
         keys = [job.intent.idempotency_key for job in jobs.values()]

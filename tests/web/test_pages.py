@@ -161,6 +161,21 @@ def test_output_comes_without_the_control_codes_of_a_terminal(tab, daemon):
     assert "10 %" not in page.inner_text("pre.log")
 
 
+def test_a_jobs_page_draws_the_jobs_before_and_after_it(tab, daemon):
+    client = daemon.client
+    parent = client.submit("family", "nobody").job_id
+    middle = client.submit("family", "nobody", after=(parent,)).job_id
+    children = [client.submit("family", "nobody", after=(f"{middle}:done",)).job_id for _ in range(10)]
+
+    page = tab.open(f"jobs/{middle}")
+    assert tab.shows("and 2 more")
+
+    hrefs = page.locator("main svg a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
+    assert f"#/jobs/{parent}" in hrefs
+    assert sum(f"#/jobs/{child}" in hrefs for child in children) == 8
+    client.cancel(parent)
+
+
 def test_output_is_shown_while_the_job_still_runs(tab, daemon, tmp_path):
     go_on = tmp_path / "go on"
     script = f"echo first; until [ -e '{go_on}' ]; do sleep 0.05; done; echo second"

@@ -10,6 +10,7 @@ export function Job({ id }) {
   const [job, setJob] = useState(null),
     [why, setWhy] = useState(null),
     [events, setEvents] = useState([]),
+    [links, setLinks] = useState({ parents: [], children: [] }),
     [problem, setProblem] = useState(null),
     [again, setAgain] = useState(false);
 
@@ -20,14 +21,16 @@ export function Job({ id }) {
       signal = aborter.signal;
     const load = async () => {
       try {
-        const [a, b, c] = await Promise.all([
+        const [a, b, c, d] = await Promise.all([
           get(`queue/jobs/${id}`, { signal }),
           get(`queue/jobs/${id}/explain`, { signal }),
           allEvents(id, signal),
+          get(`queue/jobs/${id}/links`, { signal }),
         ]);
         setJob(a);
         setWhy(b);
         setEvents(c);
+        setLinks(d);
         setProblem(null);
         moving.current = a.state === "RUNNING";
       } catch (error) {
@@ -79,6 +82,7 @@ export function Job({ id }) {
         ${why?.next_step && html`<p class="muted">Next: ${why.next_step}${why.next_at ? `, about ${clock(why.next_at)}` : ""}.${why.way_out && html` What would change it: <code>${why.way_out}</code>`}</p>`}
         ${why?.likely_start_at && html`<p class="muted">Likely start ${why.likely_start_low_at ? `between ${clock(why.likely_start_low_at)} and ${clock(why.likely_start_high_at)}` : `about ${clock(why.likely_start_at)}`}${why.recorded ? "" : " (computed just now)"}.</p>`}<//>
       <${Card} title="Timeline" wide><${Timeline} job=${job} events=${events} /><//>
+      ${links.parents.length + links.children.length > 0 && html`<${Card} title="Before and after" wide><${Family} job=${job} links=${links} /><//>`}
       <${Card} title="Request" wide=${!came}>
         <dl class="facts">
           <${Fact} name="Cost" value=${`${job.cost_units} units`} /><${Fact} name="Priority" value=${job.priority + (job.preemptible ? "" : ", not preemptible")} /><${Fact} name="Run when" value=${job.run_when + (job.quiet_for_sec ? `, quiet for ${span(job.quiet_for_sec)}` : "")} />
@@ -102,6 +106,33 @@ export function Job({ id }) {
 }
 
 const Fact = ({ name, value }) => (value == null || value === "" ? null : html`<div><dt>${name}</dt><dd>${value}</dd></div>`);
+
+const SHOWN = 8, // of each side; the others are counted
+  ROW = 34,
+  BOX = 220,
+  GAP = 60;
+
+/** The jobs that this one waits for, itself, and the jobs that wait for it, from left to right. */
+function Family({ job, links }) {
+  const sides = [links.parents, [{ ...job, status: "", condition: "" }], links.children].map((side) => ({ jobs: side.slice(0, SHOWN), more: side.length - SHOWN }));
+  const rows = Math.max(...sides.map(({ jobs, more }) => jobs.length + (more > 0)));
+  const height = rows * ROW,
+    middle = height / 2;
+  const top = (side, at) => middle + (at - (sides[side].jobs.length + (sides[side].more > 0) - 1) / 2) * ROW;
+  const left = (side) => side * (BOX + GAP);
+  const lines = [0, 2].flatMap((side) =>
+    sides[side].jobs.map((one, at) => {
+      const [x1, y1, x2, y2] = side ? [left(1) + BOX, middle, left(2), top(2, at)] : [BOX, top(0, at), left(1), middle];
+      return html`<path key=${`${side}${one.job_id}`} d=${`M${x1},${y1}C${x1 + GAP / 2},${y1} ${x2 - GAP / 2},${y2} ${x2},${y2}`} fill="none" stroke="currentColor" stroke-opacity=${one.status === "open" ? 0.8 : 0.3} stroke-dasharray=${one.status === "void" ? "3 3" : ""} />`;
+    }),
+  );
+  const boxes = sides.flatMap(({ jobs, more }, side) => [
+    ...jobs.map((one, at) => html`<foreignObject key=${one.job_id} x=${left(side)} y=${top(side, at) - ROW / 2} width=${BOX} height=${ROW}><a class="plain" href=${`#/jobs/${one.job_id}`} title=${`${one.title}${one.condition ? `, ${one.condition}: ${one.status}` : ""}`} style=${{ display: "block", overflow: "hidden", whiteSpace: "nowrap", textOverflow: "ellipsis", lineHeight: `${ROW}px` }}><${State} state=${one.state} /> ${one.title}</a></foreignObject>`),
+    more > 0 ? html`<text key=${`more${side}`} x=${left(side)} y=${top(side, jobs.length) + 4} fill="currentColor">and ${more} more</text>` : null,
+  ]);
+  return html`<div style=${{ overflowX: "auto" }} tabindex="0" role="group" aria-label="Jobs before and after this one"><svg width=${3 * BOX + 2 * GAP} height=${height} aria-hidden="false">${lines}${boxes}</svg></div>`;
+}
+
 const Json = ({ value }) => html`<pre class="json" tabindex="0">${json(value)}</pre>`;
 
 function Priority({ job }) {
