@@ -154,10 +154,10 @@ class Scene:
             self.maintenance.step(self.now)
             self.requeued()
             self.look()
-            if self.store.find(Query(states=[JobState.QUEUED], limit=1)) and self.runs:
-                self.moment(self.now - self.now % self.rules.tick + self.rules.tick)
             while sum(host.start() for host in self.hosts):
                 pass
+            if self.store.find(Query(states=[JobState.QUEUED], limit=1)) and self.runs:
+                self.moment(self.now - self.now % self.rules.tick + self.rules.tick)
 
     def arrive(self, number, arrival):
         try:
