@@ -62,7 +62,9 @@ NO_EXTRAS = JobExtras()
 class Load:
     """Arrivals in columns, by number."""
 
-    def __init__(self, arrivals: Iterable[Arrival] = ()) -> None:
+    def __init__(self, arrivals: Iterable[Arrival] = (), *, usual: JobExtras = NO_EXTRAS) -> None:
+        #: What holds for every job that is not in `extras`.
+        self.usual = usual
         self.at, self.runs_for = array("q"), array("q")
         #: The number of the intent in `intents`.
         self.intent = array("l")
@@ -87,7 +89,7 @@ class Load:
             earliest_start_at=intent.earliest_start_at or 0,
         )
         extras = JobExtras(*arrival[3:])
-        if extras != NO_EXTRAS:
+        if extras != self.usual:
             self.extras[number] = extras
         return number
 
@@ -126,12 +128,14 @@ class Load:
             earliest_start_at=self.earliest_start_at[job] or None,
         )
 
+    def extras_of(self, job: int) -> JobExtras:
+        return self.extras.get(job, self.usual)
+
     def __len__(self) -> int:
         return len(self.at)
 
     def __getitem__(self, job: int) -> Arrival:
-        extras = self.extras.get(job, NO_EXTRAS)
-        return Arrival(self.at[job], self.intent_of(job), self.runs_for[job], *extras)
+        return Arrival(self.at[job], self.intent_of(job), self.runs_for[job], *self.extras_of(job))
 
     def __iter__(self) -> Iterator[Arrival]:
         return (self[job] for job in range(len(self)))

@@ -60,13 +60,15 @@ class WaitingJobs:
 class PlayedQueue:
     """The ready jobs of one admission class, urgent or not."""
 
-    __slots__ = ("_heap", "_waiting", "admission_class", "cost", "head", "keys", "number", "urgent")
+    __slots__ = ("_heap", "_waiting", "admission_class", "alike", "cost", "head", "keys", "number", "urgent")
 
     def __init__(
-        self, number: int, admission_class: AdmissionClass, waiting: WaitingJobs, *, urgent: bool
+        self, number: int, admission_class: AdmissionClass, waiting: WaitingJobs, *, urgent: bool, alike: int
     ) -> None:
         self.number, self.admission_class, self.urgent = number, admission_class, urgent
         self.cost, self.keys = admission_class.cost_units, keys_of(admission_class)
+        #: Queues with the same number get the same answer from every gate but units and kept units.
+        self.alike = alike
         self.head: QueuedJob | None = None
         self._heap: list[tuple[Moment, int]] = []
         self._waiting = waiting

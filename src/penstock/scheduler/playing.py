@@ -58,7 +58,7 @@ from penstock.core.jobs.round import (
 )
 from penstock.core.jobs.states import NONE_YET, DispatchPhase, JobState, resolve_end
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment, Money, Span
-from penstock.scheduler.arrivals import NO_EXTRAS, Arrival, Load, PlayedAttempt
+from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt
 from penstock.scheduler.dispatcher import FOR_EVER, PullingWorkers, RoundWorkers, WorkerKinds
 from penstock.scheduler.played_queues import NOWHERE, PlayedQueue, PlayedView, WaitingJobs
 from penstock.scheduler.rules import SchedulerRules
@@ -243,6 +243,7 @@ class Player:
         self._queues: list[PlayedQueue] = []
         self._queue_numbers: dict[tuple[int, int, bool], int] = {}
         self._classes: dict[object, int] = {}
+        self._alike: dict[object, int] = {}
         self._ready: dict[int, PlayedQueue] = {}
         self._costs: Counter[int] = Counter()  # of queues that are not empty
         self._queued: Counter[AddonId] = Counter()
@@ -505,7 +506,10 @@ class Player:
             number = self._classes.get(same)
             if number is None:
                 number = self._classes[same] = len(self._queues)
-                self._queues.append(PlayedQueue(number, admission_class, self._waiting, urgent=urgent))
+                kind = (replace(admission_class, cost_units=1, duration_class=0), urgent)
+                alike = self._alike.setdefault(kind, len(self._alike))
+                queue = PlayedQueue(number, admission_class, self._waiting, urgent=urgent, alike=alike)
+                self._queues.append(queue)
             self._queue_numbers[key] = number
         return self._queues[number]
 
@@ -754,14 +758,21 @@ class Player:
         if free <= 0 or not self._ready:
             return []
         chosen, startable = [], False
+        waited: dict[int, PlayedQueue] = {}
         for queue in self._ready.values():
+            head = queue.head
             if queue.cost <= free:
                 chosen.append(queue)
                 startable = startable or worker is None or host.alone or worker.runs(queue)
-            elif queue.cost <= units:
-                passed_at = queue.head.passed_at if queue.head is not None else None
-                if passed_at is None or now - passed_at >= patience:
+            elif queue.cost <= units and head is not None:
+                if head.passed_at is None:
                     chosen.append(queue)
+                elif now - head.passed_at >= patience:
+                    # Units are kept for the first of them only.
+                    first = waited.setdefault(queue.alike, queue).head
+                    if first is not None and (head.turn, head.no) < (first.turn, first.no):
+                        waited[queue.alike] = queue
+        chosen += waited.values()
         if worker is None and startable:
             present = host.present.at(now)
             startable = any(
@@ -867,7 +878,7 @@ class Player:
             self._waiting.counters[job] = replace(self._waiting.counters[job], start=0)
 
     def _plan_attempt(self, run: _Run, intent: Intent) -> None:
-        extras = self.load.extras.get(run.job, NO_EXTRAS)
+        extras = self.load.extras_of(run.job)
         attempts = extras.attempts or (PlayedAttempt(self.load.runs_for[run.job]),)
         attempt = attempts[min(self._tries[run.job], len(attempts) - 1)]
         span, run.reason = self._left.get(run.job, attempt.runs_for), attempt.end
@@ -948,7 +959,7 @@ class Player:
     def _count_work(self, run: _Run, reason: EndReason) -> None:
         """What an attempt that has run leaves behind: spending, active time, and what is left to do."""
         job, ran = run.job, self.now - run.started_at
-        extras = self.load.extras.get(job, NO_EXTRAS)
+        extras = self.load.extras_of(job)
         self._active[job] = self._active.get(job, 0) + ran
         attempts = extras.attempts or (PlayedAttempt(self.load.runs_for[job]),)
         whole = self._left.get(job, attempts[min(self._tries[job], len(attempts) - 1)].runs_for)
@@ -1050,7 +1061,7 @@ class Player:
         self._wait_for_cycle(host.cycle)
 
     def _ask_to_yield(self, run: _Run) -> None:
-        yields_after = self.load.extras.get(run.job, NO_EXTRAS).yields_after
+        yields_after = self.load.extras_of(run.job).yields_after
         if yields_after is not None and self.now + yields_after < run.over_at:
             run.over_at, run.reason = self.now + yields_after, EndReason.COOPERATIVE_PREEMPTION
             self._push_end(run)
