@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
+from tests.scheduler.conftest import make
 
-from penstock.core.jobs.admission import AdmissionLimits, Caps
+from penstock.core.jobs.admission import AdmissionLimits, Budget, Caps
+from penstock.core.jobs.dependencies import ParentCondition
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
-from penstock.core.jobs.types import HOUR, MINUTE, SECOND, Priority
+from penstock.core.jobs.types import HOUR, MINUTE, SECOND, AddonId, EndReason, HostId, Priority
+from penstock.scheduler.arrivals import PlayedAttempt
 from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import JobService
+from penstock.scheduler.playing import PlayedHost
 from penstock.scheduler.rules import SchedulerRules
-from penstock.simulation import Arrival, figures, made_up, play, replayed
+from penstock.settings.settings import AddonSettings, Settings
+from penstock.simulation import Arrival, curves, figures, made_up, play, recorded, unplayed
+from penstock.simulation.plots import as_svg, in_terminal
+from penstock.simulation.unplayed import BY_LOAD, PLAYED, UNPLAYED
 from penstock.stores.api import Depth
 from penstock.stores.memory.store import MemoryStore
 
@@ -23,11 +31,11 @@ RULES = SchedulerRules(capacity=Capacity(fixed=90))
 
 def arrival(after=0, runs_for=10, addon="a", **fields):
     intent = Intent(**{"addon_id": addon, "job_type": "x", "cost_units": 90} | fields)
-    return Arrival(BEGAN + after * SECOND, intent, runs_for * SECOND)
+    return Arrival(BEGAN + round(after * SECOND), intent, runs_for * SECOND)
 
 
 def waits(played):
-    return [None if one.wait is None else one.wait // SECOND for one in played.outcomes]
+    return [None if wait is None else wait // SECOND for wait in played.waits()]
 
 
 def test_one_after_the_other_where_only_one_fits():
@@ -62,7 +70,11 @@ def test_who_is_in_a_hurry_goes_first_and_a_weight_counts():
     alike, weighed = (play(fair, RULES, weights=weights) for weights in ({}, {"b": 500}))
 
     def starts(played, addon):
-        found = [one.started for one in played.outcomes if one.arrival.intent.addon_id == addon]
+        found = [
+            played.player.started_at[job]
+            for job, arrival in enumerate(played.load)
+            if arrival.intent.addon_id == addon
+        ]
         return sum(found) / len(found)
 
     assert waits(play(load, RULES)) == [0, 19, 8]
@@ -111,9 +123,9 @@ def test_figures_tell_waits_shares_and_use():
 def test_a_made_up_load_is_the_same_for_the_same_seed_and_as_heavy_as_asked():
     one, same, other = (made_up(2_000, load=0.5, seed=seed) for seed in (1, 1, 2))
     needed = sum(a.intent.cost_units * a.runs_for for a in one)
-    there_was = 90 * (one[-1].at - one[0].at)
+    there_was = 90 * (one.at[-1] - one.at[0])
 
-    assert one == same != other
+    assert list(one) == list(same) != list(other)
     assert 0.4 < needed / there_was < 0.6
 
 
@@ -135,9 +147,147 @@ def test_a_trail_is_played_again_as_it_was():
     job_service.submit(
         [Intent(addon_id="a", job_type="x"), Intent(addon_id="a", job_type="y", expected_duration_sec=7.0)]
     )
-    load = replayed(store)
+    load = recorded(store).load
 
     assert [(a.at - BEGAN) // SECOND for a in load] == [0, 20, 41, 41]
     assert [a.runs_for / SECOND for a in load] == [20, 21, 20.5, 7]
     assert {(a.intent.payload, a.intent.idempotency_key) for a in load} == {("null", None)}
     assert waits(play(load, RULES))[:2] == [0, 0]
+
+
+def test_a_job_that_was_canceled_while_it_waited_leaves_the_queue_at_that_moment():
+    load = [arrival(runs_for=100), arrival(1)._replace(canceled_at=BEGAN + 20 * SECOND), arrival(2)]
+    played = play(load, replace(RULES, depth=Depth(total=1)))
+
+    assert [played.state(job).name for job in range(3)] == ["DONE", "CANCELED", "REFUSED"]
+    assert waits(play(load, RULES)) == [0, None, 98]
+
+
+def test_spending_over_the_budget_of_a_day_holds_the_addon_until_midnight():
+    midnight = BEGAN - BEGAN % (24 * HOUR) + 24 * HOUR
+    rules = replace(RULES, limits=AdmissionLimits(budgets={AddonId("a"): Budget(day=100)}))
+    load = [arrival()._replace(spends=100), arrival(60), arrival(60, addon="b")]
+    played = play(load, rules)
+
+    assert played.player.started_at[1] == midnight
+    assert waits(played)[2] == 0
+
+
+def test_a_job_waits_for_its_parents_and_goes_with_them():
+    parents = ((0, ParentCondition.OK),)
+    failed = (PlayedAttempt(5 * SECOND, EndReason.JOB_ERROR),)
+    child = arrival(1)._replace(parents=parents)
+    good = play([arrival(cost_units=10), child], RULES)
+    bad = play([arrival(cost_units=10)._replace(attempts=failed), child], RULES)
+
+    assert waits(good) == [0, 9]
+    assert [bad.state(job).name for job in range(2)] == ["FAILED", "CANCELED"]
+
+
+def test_a_busy_host_starts_less_and_a_quiet_job_waits_for_the_quiet():
+    rules = SchedulerRules(capacity=Capacity(total=100, reserve=10))
+    load = [arrival(1, cost_units=50), arrival(1, cost_units=10, run_when="quiet", quiet_for_sec=60)]
+    scores = [(0, 5.0), (100, 0.0)]
+    changes = [
+        (BEGAN + at * SECOND, lambda player, score=score: player.set_load("host0", score))
+        for at, score in scores
+    ]
+    played = play(load, rules, changes=changes)
+
+    assert waits(played) == [99, 159]
+
+
+def test_a_pause_holds_the_addon_until_it_is_resumed():
+    changes = [
+        (BEGAN, lambda player: player.set_addon("a", paused=True)),
+        (BEGAN + 50 * SECOND, lambda player: player.set_addon("a", paused=False)),
+    ]
+
+    assert waits(play([arrival(1), arrival(1, addon="b")], RULES, changes=changes)) == [49, 0]
+
+
+def test_hosts_are_used_by_their_labels_and_capacity():
+    hosts = [
+        PlayedHost(HostId("small"), capacity=Capacity(fixed=10)),
+        PlayedHost(HostId("gpu"), labels=("gpu",), capacity=Capacity(fixed=20)),
+    ]
+    load = [arrival(cost_units=20, labels=("gpu",)), arrival(1, cost_units=10), arrival(2, cost_units=20)]
+    played = play(load, RULES, hosts=hosts)
+
+    assert waits(played) == [0, 0, 8]
+    assert list(played.player.host) == [1, 0, 1]
+
+
+def test_several_hosts_start_a_long_queue_without_leaving_one_idle():
+    load = made_up(3_000, load=3, hosts=4)
+    played = play(load, RULES, hosts=4)
+
+    assert figures(played).used > 0.75
+    assert figures(played).everything.stuck == 0
+
+
+def test_the_workers_of_a_trail_are_those_that_ran_its_jobs():
+    kit = make("memory", None)
+    photos, text = WorkerKinds(AddonId("photos")), WorkerKinds(job_types=frozenset({"text"}))
+    kit.submit(n=4, addon_id="photos", job_type="thumb")
+    kit.submit(n=2, addon_id="a", job_type="text")
+    kit.submit(n=1, addon_id="b", job_type="text")
+    granted = kit.job_service.claim(photos, 3, "photos:1") + kit.job_service.claim(text, 9, "library:77")
+    kit.later(5)
+    for job in granted:
+        kit.job_service.end(job.dispatch.dispatch_id)
+    [again] = kit.job_service.claim(photos, 3, "photos:2")
+    kit.later(5)
+    kit.job_service.end(again.dispatch.dispatch_id)
+    [host] = recorded(kit.store).hosts
+
+    workers = {worker.name: (worker.kinds, worker.places) for worker in host.workers}
+    assert workers == {
+        "photos:1": (WorkerKinds(AddonId("photos"), frozenset({"thumb"})), 3),
+        "library:77": (WorkerKinds(None, frozenset({"text"})), 3),
+    }
+
+
+def test_a_trail_says_what_a_play_of_it_leaves_out():
+    kit = make("memory", None)
+    [job, canceled] = kit.submit(n=2, job_type="unseen")
+    kit.job_service.edit(job, priority=99)
+    kit.later(7)
+    kit.job_service.cancel(canceled)
+    recording = recorded(kit.store)
+
+    assert recording.load[1].canceled_at == kit.now
+    assert any("edit" in note for note in recording.notes)
+    assert any("unseen" in note for note in recording.notes)
+
+
+def test_every_setting_is_played_or_said_not_to_be():
+    known = PLAYED | BY_LOAD | UNPLAYED.keys()
+    names = [
+        f"{section.name}.{field.name}"
+        for section in msgspec.structs.fields(Settings)
+        for field in (msgspec.structs.fields(section.type) if _is_section(section.type) else ())
+    ]
+    names += [f"addons.{field.name}" for field in msgspec.structs.fields(AddonSettings)]
+
+    missing = [name for name in names if name not in known and f"{name.split('.')[0]}.*" not in known]
+    assert missing == []
+    assert unplayed(["addons.mail.weight", "caps.types.x"], host_load=False, fixed=False) == []
+    [(setting, why)] = unplayed(["leases.ttl"], host_load=False, fixed=False)
+    assert setting == "leases.ttl"
+    assert "never die" in why
+
+
+def _is_section(kind):
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def test_plots_show_every_play(tmp_path):
+    plays = {name: curves(play(made_up(50, load=load), RULES)) for name, load in (("calm", 0.5), ("full", 2))}
+    as_svg(plays, tmp_path / "plays.svg")
+    text, svg = in_terminal(plays, width=80, colors=False), (tmp_path / "plays.svg").read_text()
+
+    assert "calm" in text
+    assert "full" in text
+    assert svg.lstrip().startswith("<?xml")
+    assert "<svg" in svg

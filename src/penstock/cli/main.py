@@ -60,7 +60,7 @@ VERBS: Final = {
     "undrain": ("admin", "start jobs on a drained host again"),
     "token": ("admin", "make, list and revoke tokens"),
     "db": ("db", "check, back up, restore, migrate and copy the database"),
-    "simulate": ("trials", "replay the jobs with other settings and compare, or try a made-up load"),
+    "simulate": ("simulate", "replay the jobs with other settings and compare, or try a made-up load"),
     "chaos": ("trials", "kill a scheduler of its own and prove that nothing is lost"),
     "bench": ("trials", "measure this machine and this disk, on a temporary database"),
 }

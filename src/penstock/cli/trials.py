@@ -1,6 +1,6 @@
 """
-Verbs that try something out: bench (measure this machine and this disk), simulate (replay the jobs, or a
-made-up load, with other settings), chaos (kill a scheduler and its jobs, and check that nothing was lost).
+Verbs that try something out: bench (measure this machine and this disk), chaos (kill a scheduler and its jobs, and
+check that nothing was lost).
 
 None of them touches a running scheduler.
 """
@@ -11,26 +11,23 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from penstock.cli.daemon import SET, load_settings
+from penstock.cli.daemon import load_settings
 from penstock.cli.db import opened
 from penstock.cli.parsers import Whole, span
 from penstock.cli.printing import Column, table
 from penstock.cli.session import FAILED, CliSession, fail, passes
 from penstock.core.jobs.states import JobState
-from penstock.stores.opening import shown
 
 if TYPE_CHECKING:
     from penstock import JobFunction, Scheduler
     from penstock.chaos import Aftermath, PromiseCheck
-    from penstock.settings import Settings
-    from penstock.simulation import Arrival, Figures
 
 _BULK = 1_000
 
@@ -144,119 +141,6 @@ def _drain(scheduler: Scheduler, jobs: int) -> Measured:
         while scheduler.counts()[JobState.DONE] < jobs:
             time.sleep(0.02)
         return Measured("run", jobs / (time.perf_counter() - began))
-
-
-@click.command()
-@SET
-@click.option("--made-up", is_flag=True, help="Random jobs instead of those of the database.")
-@click.option("--jobs", type=Whole(1, 10_000_000), default=1_000, help="How many jobs to make up.")
-@click.option("--addons", type=Whole(1, 1_000), default=3, help="How many addons submit them.")
-@click.option(
-    "--load",
-    type=click.FloatRange(0.01, 100),
-    default=0.9,
-    help="The load, where 1 is what the hosts can do; above 1 the queue grows.",
-)
-@click.option("--seed", type=int, default=1, help="The same seed makes up the same jobs.")
-@click.option("--hosts", type=Whole(1, 10_000), default=1, help="How many equal hosts.")
-@passes
-def simulate(session: CliSession, /, flags: dict[str, str], made_up: bool, hosts: int, **more: Any) -> None:
-    """
-    Replay the jobs of the database with the current settings and with those of --set, and compare.
-
-    Waits, shares and deadlines come from the scheduler's own rules on a virtual clock; no job is run and
-    nothing is changed. The machine counts as quiet, and every job takes as long as it took. No daemon is
-    needed.
-    """
-    settings = load_settings(None, {})
-    tried = [f"{key}={value}" for key, value in flags.items()]
-    arrivals, weights = _made_up(settings, hosts, more) if made_up else _known(session, settings)
-    if not arrivals:
-        fail("there are no jobs to replay: submit some, or give --made-up")
-    before = _play(session, "as it is", arrivals, settings, weights, hosts)
-    after = None
-    if tried:
-        after = _play(session, " ".join(tried), arrivals, load_settings(None, flags), weights, hosts)
-    answer = {"as_it_is": _plain(before), "tried": None if after is None else _plain(after), "set": tried}
-    if not session.print_json(answer):
-        _show(session, before, after)
-
-
-def _made_up(settings: Settings, hosts: int, more: Mapping[str, Any]) -> tuple[list[Arrival], dict[str, int]]:
-    from penstock.simulation import made_up
-
-    return made_up(capacity=settings.rules().capacity.most, hosts=hosts, **more), {}
-
-
-def _known(session: CliSession, settings: Settings) -> tuple[list[Arrival], dict[str, int]]:
-    from penstock.simulation import replayed
-
-    place = settings.jobs_at
-    if not settings.shared and not Path(place).exists():
-        fail(f"there is no database {place}; --made-up works without one")
-    with session.aside.status(f"reading {shown(place)}"), opened(place) as store:
-        return replayed(store), {str(addon.addon_id): addon.weight for addon in store.addons()}
-
-
-def _play(
-    session: CliSession,
-    what: str,
-    arrivals: Sequence[Arrival],
-    settings: Settings,
-    weights: Mapping[str, int],
-    hosts: int,
-) -> Figures:
-    from penstock.simulation import figures, play
-
-    given = {name: addon.weight for name, addon in settings.addons.items() if addon.weight is not None}
-    with _progress(session, what, len(arrivals)) as tell:
-        return figures(
-            play(arrivals, settings.rules(), hosts=hosts, weights={**weights, **given}, progress=tell)
-        )
-
-
-@contextmanager
-def _progress(session: CliSession, what: str, total: int) -> Iterator[Callable[[int], object]]:
-    from rich.progress import Progress
-
-    with Progress(console=session.aside, transient=True, disable=not session.aside.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda settled: progress.update(task, completed=settled)
-
-
-def _plain(figures: Figures) -> dict[str, Any]:
-    return figures._asdict() | {
-        "addons": [addon._asdict() for addon in figures.addons],
-        "everything": figures.everything._asdict(),
-    }
-
-
-def _show(session: CliSession, before: Figures, after: Figures | None) -> None:
-    def both(tell: Callable[[Any], str], one: Any, other: Any) -> str:
-        """An arrow where it changes."""
-        old, new = tell(one), None if other is None else tell(other)
-        return old if new is None or new == old else f"{old} \N{RIGHTWARDS ARROW} {new}"
-
-    columns = [
-        Column("addon"), Column("jobs", True), Column("wait p50", True, 60), Column("wait p95", True),
-        Column("longest", True, 90), Column("share", True, 70), Column("late", True),
-        Column("refused", True, 80),
-    ]  # fmt: skip
-    old = [*before.addons, before.everything]
-    new = [None] * len(old) if after is None else [*after.addons, after.everything]
-    rows = [
-        (
-            one.addon_id, one.jobs, both(lambda f: span(f.wait_p50), one, other),
-            both(lambda f: span(f.wait_p95), one, other), both(lambda f: span(f.wait_max), one, other),
-            both(lambda f: f"{f.share:.0%}", one, other),
-            both(lambda f: str(f.late), one, other), both(lambda f: str(f.refused), one, other),
-        )
-        for one, other in zip(old, new, strict=True)
-    ]  # fmt: skip
-    table(session.console, columns, rows)
-    used = both(lambda f: f"{f.used:.0%}", before, after)
-    lasted = both(lambda f: span(f.lasted_sec), before, after)
-    session.console.print(f"All jobs ended after {lasted}; {used} of the units were in use.")
 
 
 @click.command()

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from penstock.core.jobs.dependencies import ParentCondition
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import EndReason, Moment, Money, Span
 
@@ -44,6 +45,8 @@ class Arrival(NamedTuple):
     yields_after: Span | None = None
     #: Its next attempt goes on where it was interrupted.
     resumes: bool = False
+    #: The jobs that it waits for, by number.
+    parents: tuple[tuple[int, ParentCondition], ...] = ()
 
 
 class JobExtras(NamedTuple):
@@ -54,6 +57,7 @@ class JobExtras(NamedTuple):
     spends: Money = 0
     yields_after: Span | None = None
     resumes: bool = False
+    parents: tuple[tuple[int, ParentCondition], ...] = ()
 
 
 NO_EXTRAS = JobExtras()

@@ -40,9 +40,10 @@ from penstock.core.jobs.admission import (
     admission_class_of,
     windows,
 )
+from penstock.core.jobs.dependencies import Fate, ParentCondition, fate
 from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.job import Dispatch
-from penstock.core.jobs.load import Busy, Capacity, Quiet, observe
+from penstock.core.jobs.load import Busy, Capacity, Quiet, QuietState, observe
 from penstock.core.jobs.ordering import QueuedJob, head_key, order_key, urgent_from
 from penstock.core.jobs.preemption import Act, Candidate, Cycle, advance, begin, choose, wanted
 from penstock.core.jobs.reasons import BudgetSpent, CapReached, Paused
@@ -57,7 +58,17 @@ from penstock.core.jobs.round import (
     stop_moment,
 )
 from penstock.core.jobs.states import NONE_YET, DispatchPhase, JobState, resolve_end
-from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment, Money, Span
+from penstock.core.jobs.types import (
+    SECOND,
+    AddonId,
+    DispatchId,
+    EndReason,
+    HostId,
+    JobId,
+    Moment,
+    Money,
+    Span,
+)
 from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt
 from penstock.scheduler.dispatcher import FOR_EVER, PullingWorkers, RoundWorkers, WorkerKinds
 from penstock.scheduler.played_queues import NOWHERE, PlayedQueue, PlayedView, WaitingJobs
@@ -112,6 +123,14 @@ _SETTLED: Final = {
     JobState.FAILED: PlayedState.FAILED,
     JobState.CANCELED: PlayedState.CANCELED,
     JobState.BLOCKED: PlayedState.BLOCKED,
+}
+
+
+#: What a child sees of a parent that has ended.
+_ENDED: Final = {
+    PlayedState.DONE: JobState.DONE,
+    PlayedState.FAILED: JobState.FAILED,
+    PlayedState.CANCELED: JobState.CANCELED,
 }
 
 
@@ -253,6 +272,11 @@ class Player:
         self._job_spent: dict[int, Money] = {}
         self._tries: Counter[int] = Counter()
         self._valid: dict[int, bool] = {}
+        self._quiet_fors: set[Span] = set()
+        self._children: dict[int, list[tuple[int, ParentCondition]]] = defaultdict(list)
+        self._unmet: Counter[int] = Counter()
+        #: Unit-microseconds by addon.
+        self.used: Counter[AddonId] = Counter()
         self._ends: list[tuple[Moment, int, int, _Run]] = []
         self._due: list[tuple[Moment, int, int]] = []
         self._calls: dict[int, Callable[[], None]] = {}
@@ -271,8 +295,6 @@ class Player:
         self._waiting_priorities, self._running_priorities = [0] * 101, [0] * 101
         self._look_at: Moment | None = None
         self._most_units = max((host.capacity.most for host in self._hosts), default=0)
-        if rules.limits.budgets:
-            self._new_day()
 
     def _host(self, number: int, host: PlayedHost) -> _Host:
         ledger = Ledger(counts=self._counts, accounts=self._accounts, spent=self._spent_now)
@@ -357,6 +379,19 @@ class Player:
             self._free.changed(on)
             on.changed = True
             self._ask[on.number] = None
+            self._await_quiet([on])
+
+    def _await_quiet(self, hosts: Iterable[_Host]) -> None:
+        """Ask these hosts again when they have been quiet for as long as some job wants."""
+        for host in hosts:
+            if host.quiet is not None and host.quiet.state is QuietState.QUIET:
+                for span in self._quiet_fors:
+                    if host.quiet.since + span > self.now:
+                        heappush(self._due, (host.quiet.since + span, _Due.ASK, host.number))
+
+    @property
+    def host_names(self) -> list[HostId]:
+        return list(self._by_name)
 
     def drain(self, host: HostId, draining: bool = True) -> None:
         on = self._by_name[host]
@@ -378,11 +413,9 @@ class Player:
         Play until this moment, or until all of these jobs have started or will never start; without either
         until nothing can happen any more.
         """
-        self._grow()
-        if self._coming is None:
-            self._begin()
+        self.next_moment()
         watched = None if until_started is None else set(until_started)
-        while (moment := self._next_moment()) is not None:
+        while (moment := self._next()) is not None:
             if until is not None and moment > until:
                 break
             self.now = max(moment, self.now)
@@ -396,6 +429,13 @@ class Player:
                     break
         if until is not None:
             self.now = max(self.now, until)
+
+    def next_moment(self) -> Moment | None:
+        """When the next thing happens; None: nothing can happen any more."""
+        self._grow()
+        if self._coming is None:
+            self._begin()
+        return self._next()
 
     def _grow(self) -> None:
         missing = len(self.load) - len(self.state)
@@ -414,7 +454,7 @@ class Player:
         self._coming = iter(array("l", coming))
         self._next_job = next(self._coming, -1)
 
-    def _next_moment(self) -> Moment | None:
+    def _next(self) -> Moment | None:
         moment: Moment | None = None if self._next_job < 0 else self.load.at[self._next_job]
         for heap in (self._ends, self._due):
             if heap and (moment is None or heap[0][0] < moment):
@@ -442,7 +482,40 @@ class Player:
         extras = load.extras.get(job)
         if extras is not None and extras.canceled_at is not None:
             heappush(self._due, (max(extras.canceled_at, self.now), _Due.CANCEL, job))
+        if extras is not None and extras.parents:
+            self._await_parents(job, extras.parents)
+            return
         self._place(job, max(self._ready_at.get(job, load.at[job]), load.earliest_start_at[job]))
+
+    def _await_parents(self, job: int, parents: Sequence[tuple[int, ParentCondition]]) -> None:
+        """The job is ready when the last of its parents has ended as it should; perhaps at once."""
+        self._unmet[job] = len(parents)
+        for parent, condition in parents:
+            self._children[parent].append((job, condition))
+        for parent, _ in parents:
+            if self.state[parent] in _ENDED:
+                self._judge_children(parent)
+
+    def _judge_children(self, parent: int) -> None:
+        state = _ENDED[PlayedState(self.state[parent])]
+        for child, condition in self._children.pop(parent, ()):
+            if self.state[child] != PlayedState.QUEUED:
+                continue
+            intent = self.load.intents[self.load.intent[child]]
+            match fate(condition, state, intent.if_unmet):
+                case Fate.MEET:
+                    self._unmet[child] -= 1
+                    if not self._unmet[child] and self._waiting.queue[child] == NOWHERE:
+                        self._ready_at[child] = max(self.now, self.load.earliest_start_at[child])
+                        self._place(child, self._ready_at[child])
+                case Fate.WAIT:
+                    self._children[parent].append((child, condition))
+                case Fate.CANCEL:
+                    self._leave(child)
+                    self._settle(child, PlayedState.CANCELED)
+                case Fate.FAIL:
+                    self._leave(child)
+                    self._settle(child, PlayedState.FAILED)
 
     def _is_valid(self, job: int, number: int, deadline: Moment) -> bool:
         """What the submit checks. It is the same for all jobs of one intent, except for the deadline."""
@@ -510,6 +583,9 @@ class Player:
                 alike = self._alike.setdefault(kind, len(self._alike))
                 queue = PlayedQueue(number, admission_class, self._waiting, urgent=urgent, alike=alike)
                 self._queues.append(queue)
+                if admission_class.quiet_for_sec:
+                    self._quiet_fors.add(admission_class.quiet_for_sec * SECOND)
+                    self._await_quiet(self._hosts)
             self._queue_numbers[key] = number
         return self._queues[number]
 
@@ -539,6 +615,8 @@ class Player:
         self.ended_at[job] = self.now
         self.settled += 1
         self._ready_at.pop(job, None)
+        if job in self._children and state in _ENDED:
+            self._judge_children(job)
 
     # moments
 
@@ -586,14 +664,9 @@ class Player:
         load = self.load
         self._enter(job, urgent, max(self._ready_at.get(job, load.at[job]), load.earliest_start_at[job]))
 
-    def _new_day(self) -> None:
+    def _new_window(self) -> None:
+        """A day or a month is over in which a budget was spent."""
         self._count_spending()
-        if self.now:
-            self.at(windows(self.now)[0].ends_at, self._new_day)
-        else:  # nothing has happened yet: the first arrival says which day it is
-            first = min(self.load.at, default=0)
-            if first:
-                self.at(first, self._new_day)
         self._ask_all()
 
     # rounds
@@ -925,6 +998,7 @@ class Player:
             host.reserved.pop(job, None)
         else:
             self._running_priorities[run.priority] -= 1
+            self.used[queue.admission_class.addon_id] += queue.cost * (now - run.started_at)
             if run.worker is not None:
                 run.worker.free += 1
                 self._show_room(host, run.worker)
@@ -987,11 +1061,13 @@ class Player:
         if budget is None:
             return
         spent = self._spent_now.get(addon_id, {})
-        if any(spent.get(window.kind, 0) >= limit for window, limit in budget.limits(self.now)):
-            for host in self._hosts:
-                for run in list(host.runs.values()):
-                    if run.queue.admission_class.addon_id == addon_id and run.phase is DispatchPhase.LEASED:
-                        self._finish(run, EndReason.COST_LIMIT_REACHED)
+        reached = [w for w, limit in budget.limits(self.now) if spent.get(w.kind, 0) >= limit]
+        for window in reached:
+            self.at(window.ends_at, self._new_window)
+        for run in [run for host in self._hosts if reached for run in host.runs.values()]:
+            mine = run.queue.admission_class.addon_id == addon_id
+            if mine and run.phase is DispatchPhase.LEASED and run.job in run.host.runs:
+                self._finish(run, EndReason.COST_LIMIT_REACHED)
 
     def _count_spending(self) -> None:
         self._spent_now.clear()

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from penstock.scheduler.arrivals import Arrival
-from penstock.simulation.play import Figures, Played, figures, made_up, play, replayed
+from penstock.scheduler.arrivals import Arrival, Load
+from penstock.simulation.made_up import made_up
+from penstock.simulation.play import Curves, Figures, Played, curves, figures, play
+from penstock.simulation.recorded import Recording, recorded
+from penstock.simulation.unplayed import unplayed
 
-__all__ = ["Arrival", "Figures", "Played", "figures", "made_up", "play", "replayed"]
+__all__ = [
+    "Arrival",
+    "Curves",
+    "Figures",
+    "Load",
+    "Played",
+    "Recording",
+    "curves",
+    "figures",
+    "made_up",
+    "play",
+    "recorded",
+    "unplayed",
+]

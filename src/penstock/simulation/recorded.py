@@ -1,0 +1,347 @@
+"""
+The load that a trail recorded: every job that the store still has, how each of its attempts went, and which
+workers on which hosts ran them.
+
+A worker is known by its name. It could run the types that it ran, for its addon if it ran jobs of one addon only,
+and as many at once as were seen. Workers of one kind that followed each other are one worker that was restarted.
+A job that never ran takes its expected duration, else the median of its type.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from statistics import median
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from penstock.core.jobs.dependencies import ParentCondition
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import ENDS, Event, EventKind, Job
+from penstock.core.jobs.load_hours import hour_of_week
+from penstock.core.jobs.states import SETTLED
+from penstock.core.jobs.types import (
+    HOUR,
+    OWN_TYPES,
+    SECOND,
+    AddonId,
+    DispatchId,
+    EndReason,
+    HostId,
+    JobId,
+    Moment,
+    Span,
+)
+from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt
+from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.scheduler.job_service import feed
+from penstock.scheduler.playing import PlayedHost, PlayedWorker, Player
+from penstock.scheduler.rules import LOCAL
+from penstock.simulation.play import Change
+from penstock.stores.api import Query, Store
+
+RUNNER: Final = "runner"
+_LIBRARY: Final = "library:"
+_FUNCTION: Final = "penstock.function"
+_PAGE: Final = 1_000
+_UNKNOWN: Final[Span] = 60 * SECOND
+#: The job did what it was to do, or failed by itself.
+_OWN_ENDS: Final = {
+    EndReason.COMPLETED,
+    EndReason.JOB_ERROR,
+    EndReason.UNAVAILABLE,
+    EndReason.WORKER_CRASHED,
+    EndReason.CANCELED,
+}
+#: Attempts that a limit ended: they would have gone on for longer.
+_CUT_OFF: Final = {
+    EndReason.MAX_RUNTIME_EXCEEDED,
+    EndReason.HARD_CAP_EXCEEDED,
+    EndReason.COST_LIMIT_REACHED,
+}
+
+
+class Recording(NamedTuple):
+    load: Load
+    hosts: list[PlayedHost]
+    #: Pauses, weights and drains, at their moments.
+    changes: list[Change]
+    #: What the trail has and a play leaves out, in words.
+    notes: list[str]
+
+
+class _Attempt(NamedTuple):
+    began: Moment
+    ended: Moment
+    end: EndReason
+    worker: str
+
+
+class _Trail:
+    """What the events say about each job."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.attempts: dict[JobId, list[_Attempt]] = defaultdict(list)
+        self.canceled_at: dict[JobId, Moment] = {}
+        self.saved: set[JobId] = set()
+        self.changes: list[Change] = []
+        self.unplayed: Counter[str] = Counter()
+        self.last: Moment = 0
+        self._running: dict[DispatchId, tuple[JobId, Moment, str]] = {}
+        for event in events:
+            self.last = max(self.last, event.at)
+            self._read(event)
+
+    def _read(self, event: Event) -> None:
+        match event.kind:
+            case EventKind.RUNNING if event.job_id is not None and event.dispatch_id is not None:
+                self._running[event.dispatch_id] = (event.job_id, event.at, str(event.data.get("worker", "")))
+            case EventKind.CHECKPOINT if event.job_id is not None:
+                self.saved.add(event.job_id)
+            case EventKind.ADDON_SET:
+                data = event.data
+                change = partial(_set_addon, AddonId(data["addon_id"]), data["weight"], data["paused"])
+                self.changes.append((event.at, change))
+            case EventKind.HOST_SET:
+                self.changes.append(
+                    (event.at, partial(_drain, HostId(event.data["host"]), event.data["draining"]))
+                )
+            case EventKind.EDITED | EventKind.RETRIED:
+                self.unplayed[str(event.kind)] += 1
+            case EventKind.ADMITTED if event.job_id is None:
+                self.unplayed["lease"] += 1
+            case EventKind.DENIED if event.reason in ("not_quiet", "not_quiet_long_enough"):
+                self.unplayed["quiet"] += 1
+            case kind if kind in ENDS:
+                self._end(event)
+            case _:
+                pass
+
+    def _end(self, event: Event) -> None:
+        running = None if event.dispatch_id is None else self._running.pop(event.dispatch_id, None)
+        if running is not None:
+            job_id, began, worker = running
+            self.attempts[job_id].append(_Attempt(began, event.at, EndReason(event.reason), worker))
+        elif event.kind is EventKind.CANCELED and event.job_id is not None:
+            self.canceled_at[event.job_id] = event.at
+
+    def unfinished(self) -> Iterator[tuple[JobId, Moment, str]]:
+        yield from self._running.values()
+
+
+def _set_addon(addon_id: AddonId, weight: int, paused: bool, player: Player) -> None:
+    player.set_addon(addon_id, weight=weight, paused=paused)
+
+
+def _drain(host: HostId, draining: bool, player: Player) -> None:
+    if host in player.host_names:
+        player.drain(host, draining)
+
+
+def recorded(store: Store) -> Recording:
+    trail = _Trail(feed(store))
+    for job_id, began, worker in trail.unfinished():
+        trail.attempts[job_id].append(_Attempt(began, trail.last, EndReason.RELEASED, worker))
+    jobs = sorted(_jobs(store), key=lambda job: (job.created_at, job.no))
+    usual = _usual(jobs, trail)
+    numbers = {job.job_id: number for number, job in enumerate(jobs)}
+    load = Load(_arrival(job, trail, usual, numbers) for job in jobs)
+    hosts = _hosts(store, jobs, trail)
+    return Recording(load, hosts, trail.changes, list(_notes(trail, jobs, hosts)))
+
+
+def recorded_load(store: Store, began: Moment, ended: Moment, hosts: Iterable[PlayedHost]) -> list[Change]:
+    """The busy score of each hour, as the store has it by the hour of the week, for every host alike."""
+    hours = store.load_hours()
+    names = [host.name for host in hosts]
+    return [
+        (moment, partial(set_load, names, hours[hour_of_week(moment)]))
+        for moment in range(began - began % HOUR, ended + HOUR, HOUR)
+        if hour_of_week(moment) in hours
+    ]
+
+
+def set_load(hosts: list[HostId], score: float, player: Player) -> None:
+    for host in hosts:
+        player.set_load(host, score)
+
+
+def _jobs(store: Store) -> Iterator[Job]:
+    after = 0
+    while page := store.find(Query(after=after, limit=_PAGE)):
+        yield from page
+        after = page[-1].no
+
+
+def _usual(jobs: Iterable[Job], trail: _Trail) -> dict[str, Span]:
+    by_type: dict[str, list[Span]] = defaultdict(list)
+    for job in jobs:
+        spans = [
+            a.ended - a.began for a in trail.attempts.get(job.job_id, ()) if a.end is EndReason.COMPLETED
+        ]
+        by_type[job.intent.job_type] += spans
+    return {job_type: round(median(spans)) for job_type, spans in by_type.items() if spans}
+
+
+def _arrival(job: Job, trail: _Trail, usual: dict[str, Span], numbers: dict[JobId, int]) -> Arrival:
+    intent, saved = job.intent, job.job_id in trail.saved
+    expected = intent.expected_duration_sec
+    length = round(expected * SECOND) if expected else usual.get(intent.job_type, _UNKNOWN)
+    attempts: list[PlayedAttempt] = []
+    done = 0  # by interrupted attempts, which the next one went on from
+    for attempt in trail.attempts.get(job.job_id, ()):
+        ran = attempt.ended - attempt.began
+        if attempt.end in _OWN_ENDS:
+            attempts.append(PlayedAttempt(done + ran, attempt.end))
+            done = 0
+        elif attempt.end in _CUT_OFF:
+            attempts.append(PlayedAttempt(max(2 * (done + ran), length)))
+            done = 0
+        elif saved:
+            done += ran
+        else:
+            length = max(length, ran)
+    if attempts and attempts[-1].end is not EndReason.COMPLETED and job.state not in SETTLED:
+        attempts.append(PlayedAttempt(done + length))
+    if len(attempts) == 1 and attempts[0].end is EndReason.COMPLETED:
+        length, attempts = attempts[0].runs_for, []
+    parents = [(numbers[d.job_id], d.condition) for d in intent.after if d.job_id in numbers]
+    return Arrival(
+        job.created_at,
+        _plain(intent),
+        length,
+        tuple(attempts),
+        trail.canceled_at.get(job.job_id),
+        job.spent // max(1, len(attempts)),
+        SECOND if saved else None,
+        saved,
+        tuple[tuple[int, ParentCondition], ...](parents),
+    )
+
+
+def _plain(intent: Intent) -> Intent:
+    """Without what no rule of admission reads; and a key would make two jobs one."""
+    return replace(intent, payload="null", tags=(), idempotency_key=None, after=())
+
+
+# workers
+
+
+class _Seen:
+    """A worker, by what it ran."""
+
+    def __init__(self) -> None:
+        self.addons: set[AddonId] = set()
+        self.types: set[str] = set()
+        self.spans: list[tuple[Moment, Moment]] = []
+
+    @property
+    def kinds(self) -> WorkerKinds:
+        addon = next(iter(self.addons)) if len(self.addons) == 1 else None
+        return WorkerKinds(addon, frozenset(self.types))
+
+    def places(self) -> int:
+        """The most that ran at once."""
+        steps = sorted([(ended, -1) for _, ended in self.spans] + [(began, 1) for began, _ in self.spans])
+        most = running = 0
+        for _, step in steps:
+            running += step
+            most = max(most, running)
+        return max(1, most)
+
+
+def _hosts(store: Store, jobs: Iterable[Job], trail: _Trail) -> list[PlayedHost]:
+    labels = {host.host: host.labels for host in store.hosts()}
+    seen: dict[tuple[HostId, str], _Seen] = defaultdict(_Seen)
+    one = next(iter(labels), LOCAL)
+    for job in jobs:
+        attempts = trail.attempts.get(job.job_id)
+        if not attempts:
+            continue
+        where = _where(store, job, [a.worker for a in attempts]) if store.shared else [one] * len(attempts)
+        for attempt, host in zip(attempts, where, strict=True):
+            worker = seen[host, attempt.worker]
+            worker.addons.add(job.intent.addon_id)
+            worker.types.add(job.intent.job_type)
+            worker.spans.append((attempt.began, attempt.ended))
+    by_host: dict[HostId, dict[str, _Seen]] = defaultdict(dict)
+    for (host, name), worker in seen.items():
+        by_host[host][name] = worker
+    for host in labels or [one]:
+        by_host.setdefault(host, {})
+    return [_host(host, workers, labels.get(host, ())) for host, workers in sorted(by_host.items())]
+
+
+def _where(store: Store, job: Job, workers: list[str]) -> list[HostId]:
+    dispatches = [d for d in store.attempts(job.job_id) if d.started_at is not None]
+    hosts = [d.host for d in dispatches]
+    return [hosts[min(number, len(hosts) - 1)] if hosts else LOCAL for number in range(len(workers))]
+
+
+def _host(name: HostId, seen: dict[str, _Seen], labels: tuple[str, ...]) -> PlayedHost:
+    """A host whose workers all belong to one program has no daemon: nothing is reserved or preempted there."""
+    workers = list(_workers(seen))
+    embedded = bool(seen) and all(worker.startswith(_LIBRARY) for worker in seen)
+    return PlayedHost(name, tuple(workers), tuple(labels), None, preempts=not embedded, reserves=not embedded)
+
+
+def _workers(seen: dict[str, _Seen]) -> Iterator[PlayedWorker]:
+    restarted: dict[WorkerKinds, list[_Seen]] = defaultdict(list)
+    names: dict[int, str] = {}
+    for name, worker in sorted(seen.items(), key=lambda each: min(each[1].spans)):
+        if name == RUNNER:
+            continue
+        if name.startswith(_LIBRARY):
+            worker.addons = set()  # an embedded program runs its functions for every addon
+        for before in restarted[worker.kinds]:
+            if max(before.spans)[1] <= min(worker.spans)[0]:
+                before.spans += worker.spans
+                break
+        else:
+            restarted[worker.kinds].append(worker)
+            names[id(worker)] = name
+    for kinds, alike in restarted.items():
+        for worker in alike:
+            name = names[id(worker)]
+            yield PlayedWorker(name, kinds, worker.places(), claims_when_full=name.startswith(_LIBRARY))
+
+
+def with_runner(host: PlayedHost, slots: int, functions: int) -> PlayedHost:
+    """The host with the daemon's runner, as its settings say."""
+    commands = WorkerKinds(job_types=frozenset({f"{OWN_TYPES}command", f"{OWN_TYPES}shell"}))
+    runner = (
+        PlayedWorker(RUNNER, commands, slots),
+        PlayedWorker(f"{RUNNER} functions", WorkerKinds(job_types=frozenset({_FUNCTION})), functions),
+    )
+    return host._replace(workers=runner + host.workers)
+
+
+# what is left out
+
+_WORDS: Final[dict[str, str]] = {
+    "EDITED": "{n} edits of priorities or times: each job is played with its last ones",
+    "RETRIED": "{n} retries by a person: the job is played as if it had ended before them",
+    "lease": "{n} leases without a job: their units count as free",
+}
+
+
+def _notes(trail: _Trail, jobs: Iterable[Job], hosts: list[PlayedHost]) -> Iterator[str]:
+    for what, words in _WORDS.items():
+        if trail.unplayed[what]:
+            yield words.format(n=trail.unplayed[what])
+    if trail.unplayed["quiet"]:
+        yield (
+            f"{trail.unplayed['quiet']} times jobs waited for a quieter machine: every host counts as quiet "
+            "without --host-load"
+        )
+    fits: list[Callable[[str], bool]] = [
+        lambda job_type, worker=worker: job_type in worker.kinds.job_types  # type: ignore[misc]
+        for host in hosts
+        for worker in host.workers
+    ]
+    types = {job.intent.job_type for job in jobs if not job.intent.job_type.startswith(OWN_TYPES)}
+    missing = sorted(job_type for job_type in types if not any(fit(job_type) for fit in fits))
+    if missing:
+        yield f"no worker was seen for {', '.join(missing)}: such jobs wait"
