@@ -372,9 +372,40 @@ def test_a_made_up_load_needs_no_scheduler_and_settings_are_checked_first(alone)
     wrong = alone("simulate", "--made-up", "--set", "capacity.unitss=3")
 
     assert (nothing.returncode, made_up.returncode, wrong.returncode) == (FAILED, DONE, USAGE)
-    assert "--made-up" in nothing.stderr
+    assert "--from made-up" in nothing.stderr
     assert "addon0" in made_up.stdout
     assert "did you mean capacity.units?" in wrong.stderr
+
+
+def test_a_sweep_compares_every_value_and_names_what_is_not_played(alone, tmp_path):
+    sweep = (
+        "--sweep",
+        "capacity.units=40,90",
+        "--set",
+        "leases.ttl=10s",
+        "--svg",
+        str(tmp_path / "plays.svg"),
+    )
+    answer = alone.answer("simulate", "--from", "made-up", "--jobs", "60", *sweep)
+    text = alone("simulate", "--from", "made-up", "--jobs", "60", "--plot", *sweep)
+
+    names = [play["name"] for play in answer["plays"]]
+    assert names == ["as it is", "leases.ttl=10s capacity.units=40", "leases.ttl=10s capacity.units=90"]
+    assert [note for note in answer["not_played"] if note.startswith("leases.ttl is not played")]
+    assert "leases.ttl is not played" in text.stdout
+    assert "jobs in the queue, by hour" in text.stdout
+    assert "<svg" in (tmp_path / "plays.svg").read_text()
+
+
+def test_a_sweep_or_a_host_load_that_cannot_be_read_is_refused(alone, tmp_path):
+    (tmp_path / "load").write_text("0 1\n60 eleven\n")
+    sweep = alone("simulate", "--from", "made-up", "--sweep", "capacity.units")
+    load = alone("simulate", "--from", "made-up", "--host-load", str(tmp_path / "load"))
+
+    assert sweep.returncode == USAGE
+    assert "KEY=VALUE,VALUE" in sweep.stderr
+    assert load.returncode == FAILED
+    assert "load:2: '60 eleven'" in load.stderr
 
 
 def test_bench_measures_this_disk_and_leaves_nothing_on_it(alone, tmp_path_factory):
