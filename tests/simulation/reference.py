@@ -91,7 +91,7 @@ class Worker:
             limit = min(self.free, MOST_PICKS)
             granted = self.host.job_service.claim(self.worker.kinds, limit, self.worker.name)
             self.running += len(granted)
-            for job, dispatch, _ in granted:
+            for job, dispatch, *_ in granted:
                 scene.began(self, job, dispatch)
             self.shows_room()
             started |= bool(granted)
