@@ -23,10 +23,8 @@ from penstock.cli.session import CliSession, fail, passes
 from penstock.stores.opening import shown
 
 if TYPE_CHECKING:
-    from penstock.scheduler.arrivals import Load
-    from penstock.scheduler.playing import PlayedHost
     from penstock.settings import Settings
-    from penstock.simulation import Curves, Figures
+    from penstock.simulation import Curves, Figures, Load, PlayedHost
     from penstock.simulation.play import Change
 
 _AS_IT_IS = "as it is"
@@ -142,8 +140,7 @@ def simulate(
 
 def _made_up(settings: Settings, hosts: int, more: Mapping[str, Any]) -> _Scene:
     from penstock.core.jobs.types import HostId
-    from penstock.scheduler.playing import PlayedHost
-    from penstock.simulation import made_up
+    from penstock.simulation import PlayedHost, made_up
 
     load = made_up(capacity=settings.rules().capacity.most, hosts=hosts, **more)
     played = [PlayedHost(HostId(f"host{number}")) for number in range(hosts)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.scheduler.arrivals import Arrival, Load
+from penstock.scheduler.playing import PlayedHost
 from penstock.simulation.made_up import made_up
 from penstock.simulation.play import Curves, Figures, Played, curves, figures, play
 from penstock.simulation.recorded import Recording, recorded
@@ -14,6 +15,7 @@ __all__ = [
     "Figures",
     "Load",
     "Played",
+    "PlayedHost",
     "Recording",
     "curves",
     "figures",
