@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from collections import defaultdict
 
 import pytest
 from http_kit import Client, ServerKit
@@ -67,8 +68,8 @@ def world(kit):
 
 
 def concrete(kit, route):
-    names = {"job_id": kit.job_id, "token_id": "0123456789", "name": "nightly"}
-    return route.path.format(**names)
+    names = defaultdict(lambda: "0123456789", job_id=kit.job_id, name="nightly")
+    return route.path.format_map(names)
 
 
 def all_routes():
