@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import ConfigurationError
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +50,12 @@ def on_config(config: Any) -> Any:
     for page in sorted(docs.rglob("*.md")):
         name = page.relative_to(docs).as_posix()
         if name not in named:
-            _section(config["nav"], SECTIONS[posixpath.dirname(name)]).append(name)
+            section = SECTIONS.get(posixpath.dirname(name))
+            if section is None:
+                raise ConfigurationError(
+                    f"docs/{name}: name it in mkdocs.yml, or its folder in website/hooks.py"
+                )
+            _section(config["nav"], section).append(name)
     return config
 
 
