@@ -24,7 +24,7 @@ from schedule_clock import SharedClock
 from penstock.core.errors import NotFound, StaleDispatch
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import Schedules
-from penstock.core.jobs.types import SECOND, EndReason
+from penstock.core.jobs.types import HOUR, SECOND, EndReason
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
@@ -36,7 +36,12 @@ def run(dsn: str, schema: str, clock: SharedClock) -> None:
     # A job that lost its scheduler is tried again at once, as often as that happens.
     retries = Schedules(crash=(SECOND,) * 1_000, start=(SECOND,) * 1_000)
     rules = SchedulerRules(
-        host=host, capacity=Capacity(fixed=1_000), schedules=retries, lease_for=20 * SECOND, grace=5 * SECOND
+        host=host,
+        capacity=Capacity(fixed=1_000),
+        schedules=retries,
+        lease_for=20 * SECOND,
+        grace=5 * SECOND,
+        retention=100_000 * HOUR,  # the test looks at every job at the end
     )
     service = SchedulerService(PostgresStore(dsn, clock, schema=schema), rules, reserves=False)
     kinds, dice, held = WorkerKinds(own=True), random.Random(os.getpid()), []
