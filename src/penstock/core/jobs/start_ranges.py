@@ -20,7 +20,7 @@ and workers that come or go. A kind of job whose workers are all busy now runs a
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import log
 from typing import Final
@@ -167,34 +167,48 @@ class _Play:
         """The starts of the targets, as far as they start."""
         began: dict[JobId, Moment] = {}
         awaited = set(targets)
-        hosts: Iterable[int] = self._by_free_units()
         for _ in range(MOST_STEPS):
-            for host in hosts:
-                for job_id in self._round(host):
-                    if job_id in awaited:
-                        began[job_id] = self.now
-                        awaited.discard(job_id)
+            for job_id in self._start():
+                if job_id in awaited:
+                    began[job_id] = self.now
+                    awaited.discard(job_id)
             if not awaited or not self.ends:
                 break
-            hosts = self._advance()
+            self._advance()
         return began
 
-    def _advance(self) -> list[int]:
-        """To the next moment at which something ends or arrives; returns the hosts that then run a round."""
+    def _start(self) -> Iterator[JobId]:
+        """
+        What starts now. Of several hosts the one with most free units starts a job, then again the one with
+        most: so free units are spread over the hosts as they are where all hosts claim.
+        """
+        if len(self.ledgers) == 1:
+            yield from self._round(0)
+            return
+        started: list[JobId] | None = None
+        while started is None or started:
+            started = []
+            tried: set[Conditions] = set()
+            for host in self._by_free_units():
+                conditions = self.world.hosts[host].conditions
+                if conditions in tried:  # a host like it, with more free units, could start nothing
+                    continue
+                tried.add(conditions)
+                started = self._round(host, most=1)
+                if started:
+                    yield from started
+                    break
+
+    def _advance(self) -> None:
+        """To the next moment at which something ends or arrives."""
         self.now = min(self.ends[0][0], self.coming[0][0] if self.coming else _FAR)
-        hosts: dict[int, None] = {}
         while self.ends and self.ends[0][0] <= self.now:
             _, number, host, admission_class = heappop(self.ends)
             self._give_back(number, host, admission_class)
-            hosts[host] = None
-        arrived = False
         while self.coming and self.coming[0][0] <= self.now:
             _, at = heappop(self.coming)
             self._arrive(self.streams[at])
             heappush(self.coming, (self._next_arrival(self.streams[at]), at))
-            arrived = True
-        # The counts of caps hold on all hosts: an end on one may let a job start on another.
-        return self._by_free_units() if arrived or len(self.ledgers) > 1 else [*hosts]
 
     def _by_free_units(self) -> list[int]:
         hosts = self.world.hosts
@@ -258,7 +272,7 @@ class _Play:
 
     # what starts
 
-    def _round(self, host: int) -> list[JobId]:
+    def _round(self, host: int, most: int | None = None) -> list[JobId]:
         world, ledger = self.world, self.ledgers[host]
         free = world.hosts[host].conditions.capacity - ledger.units
         if all(each.cost_units > free for (each, _), jobs in self.queues.items() if jobs):
@@ -270,7 +284,7 @@ class _Play:
             world.ordering,
             lambda _: Placement.LEASE,
         )
-        result = run_round(inputs)
+        result = run_round(inputs, most_leases=most)
         started = []
         for pick in result.picks:
             jobs = self._queue_of(pick.admission_class, pick.waiting)
