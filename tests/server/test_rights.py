@@ -24,6 +24,7 @@ def kit(tmp_path_factory):
     made.job_id = made.client.submit(addon_id="theirs")
     job = {"addon_id": "theirs", "job_type": "t"}
     made.client.post("/schedules/add", {"name": "nightly", "cron": "0 6 * * *", "job": job})
+    made.array_id = made.client.post("/arrays/submit", {"array": "1-9%1", "job": job}).json["array_id"]
     yield made
     made.close()
 
@@ -68,7 +69,7 @@ def world(kit):
 
 
 def concrete(kit, route):
-    names = defaultdict(lambda: "0123456789", job_id=kit.job_id, name="nightly")
+    names = defaultdict(lambda: "0123456789", job_id=kit.job_id, name="nightly", array_id=kit.array_id)
     return route.path.format_map(names)
 
 
@@ -183,6 +184,7 @@ def bodies(kit):
 FOREIGN_QUERIES = {
     "queue/jobs": "addon_id=theirs",
     "schedules": "addon_id=theirs",
+    "arrays": "addon_id=theirs",
     "queue/count": "addon_id=theirs",
     "queue/dispatchable": "addon_id=theirs",
     "events": "addon_id=theirs",
@@ -199,11 +201,11 @@ def test_a_token_of_another_addon_meets_nothing_of_ours(kit):
         short = route.path.removeprefix(f"{PREFIX}/")
         named = bodies(kit).items()
         body = next((b for end, b in named if short == end), None)
-        if body is None and route.parameter != "name":
+        if body is None and route.parameter not in ("name", "array_id"):
             body = next((b for end, b in named if short.endswith(f"/{end}")), None)
         if route.verb == "GET" and short in FOREIGN_QUERIES:
             answer = other.get(f"/{short}?{FOREIGN_QUERIES[short]}")
-        elif route.parameter in ("job_id", "name") or body is not None:
+        elif route.parameter in ("job_id", "name", "array_id") or body is not None:
             answer = other.send(route.verb, concrete(kit, route).removeprefix(PREFIX), body)
         else:
             continue
@@ -214,7 +216,7 @@ def test_a_token_of_another_addon_meets_nothing_of_ours(kit):
     assert untouched == {
         "queue/jobs/submit", "queue/jobs/submit/bulk", "queue/find", "stats", "capacity", "addons", "health", "kick",
         "tokens", "tokens/create", "tokens/{token_id}/revoke", "login", "run/say", "pulse", "pulse/history", "programs", "programs/attach",
-        "hosts", "schedules/add", "hosts/drain", "hosts/undrain", "alerts", "types",
+        "hosts", "arrays/submit", "schedules/add", "hosts/drain", "hosts/undrain", "alerts", "types",
     }  # fmt: skip
 
 
