@@ -155,6 +155,15 @@ class Play:
             assert all(committed(self.store, Apply(again)))
         for job_id in chosen:
             self.model.state[job_id] = "QUEUED"
+            self.forget_unrecorded(job_id)
+
+    def forget_unrecorded(self, child):
+        """
+        Several parents may end together, one so that the child fails. Whether the conditions on the others count as met
+        depends on the order then; a condition that does not is judged again.
+        """
+        links = [link for link in self.store.links(child) if link.child == child]
+        self.model.met -= {(link.parent, child) for link in links if link.status is DependencyStatus.OPEN}
 
     def kill(self):
         """The process that dispatches is gone, and another one opens the store."""
