@@ -38,6 +38,8 @@ BAD_FIELDS = [
     ("unit", ["", "x" * 17, 1, "\x00"]),
     ("idempotency_key", ["", "k" * 201, 5]),
     ("retry_delays_sec", [[-1], [1] * 21, 5, [1.5]]),
+    ("after", ["x", [1], [{"job_id": ""}], [{"job_id": "x", "condition": "soon"}], ["a", "a"], [""]]),
+    ("if_unmet", ["", "explode", 1, None]),
     ("wait_sec", [-1, 61, "1"]),
     ("payloaf", [{}]),
 ]
