@@ -178,8 +178,8 @@ def oracle(load: Load) -> Knowledge:
             one.observe(round(source.duration_sec(dice) * SECOND))
             weights.update(list(one.weights))
         true = TrueArrivals(
-            jobs=source.burst,
-            bursts=1.0,
+            jobs=source.burst * 1e6,  # so many that the rate is certain
+            bursts=1e6,
             shapes=[Shape(source.intent.priority, source.intent.cost_units, high=_is_high(source))],
             true_rate=rate,
         )

@@ -281,6 +281,7 @@ def _streams(knowledge: Knowledge, now: Moment) -> Iterable[ArrivalStream]:
                 shape.priority,
                 per_second / len(arrivals.shapes),
                 arrivals.burst,
+                max(1.0, arrivals.bursts),
             )
 
 

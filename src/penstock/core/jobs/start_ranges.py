@@ -79,6 +79,8 @@ class ArrivalStream(Struct, frozen=True):
     priority: int
     per_second: float
     burst: float = 1.0
+    #: From how many bursts the rate is known; None: it is certain. Each play draws a rate that fits them.
+    seen: float | None = None
 
 
 class World(Struct, frozen=True):
@@ -159,7 +161,8 @@ class _Play:
         for run in world.runs:
             self._run(run.host, run.admission_class, self._end_of(run), run.started_at, run.ends_at)
         heapify(self.ends)
-        self.coming = [(self._next_arrival(stream), at) for at, stream in enumerate(streams)]
+        self.pauses = [self._mean_pause(stream) for stream in streams]
+        self.coming = [(self._next_arrival(at), at) for at in range(len(streams))]
         heapify(self.coming)
         self.streams = streams
 
@@ -208,7 +211,7 @@ class _Play:
         while self.coming and self.coming[0][0] <= self.now:
             _, at = heappop(self.coming)
             self._arrive(self.streams[at])
-            heappush(self.coming, (self._next_arrival(self.streams[at]), at))
+            heappush(self.coming, (self._next_arrival(at), at))
 
     def _by_free_units(self) -> list[int]:
         hosts = self.world.hosts
@@ -256,8 +259,15 @@ class _Play:
 
     # what arrives
 
-    def _next_arrival(self, stream: ArrivalStream) -> Moment:
-        pause = -log(1.0 - self.dice.random()) * stream.burst / stream.per_second
+    def _mean_pause(self, stream: ArrivalStream) -> float:
+        """Seconds between two bursts."""
+        drawn = 1.0
+        if stream.seen is not None:
+            drawn = max(0.1, self.dice.gammavariate(stream.seen, 1.0 / stream.seen))
+        return stream.burst / (stream.per_second * drawn)
+
+    def _next_arrival(self, at: int) -> Moment:
+        pause = -log(1.0 - self.dice.random()) * self.pauses[at]
         return self.now + max(1, round(pause * SECOND))
 
     def _arrive(self, stream: ArrivalStream) -> None:
