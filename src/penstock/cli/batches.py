@@ -12,15 +12,13 @@ from penstock.cli.parsers import DURATION
 from penstock.cli.printing import echo
 from penstock.cli.session import CliSession, passes, wrong_options
 from penstock.core.errors import BadIntent
+from penstock.core.jobs.types import BATCH_TAG, CALLBACK_TAG, MOST_BATCH_NAME
 
 if TYPE_CHECKING:
     from penstock import wire
 
-#: As in `penstock.library.batches`, which would load the scheduler.
-TAG: Final = "batch:"
-CALLBACK_TAG: Final = "batch-callback:"
+#: Jobs of one request, without the two callbacks.
 _MOST: Final = 998
-_MOST_NAME: Final = 49
 _ENDED: Final = ("DONE", "FAILED", "CANCELED")
 #: BLOCKED jobs wait for a person.
 _SETTLED: Final = (*_ENDED, "BLOCKED")
@@ -55,11 +53,11 @@ def submit_batch(
 ) -> None:
     """Submit a job for each line of FILE (by default standard input), a line of /bin/sh each; all or none."""
     scripts = [line.strip() for line in file if line.strip() and not line.startswith("#")]
-    if not 0 < len(name) <= _MOST_NAME:
-        raise click.UsageError(f"NAME must have 1..{_MOST_NAME} characters")
+    if not 0 < len(name) <= MOST_BATCH_NAME:
+        raise click.UsageError(f"NAME must have 1..{MOST_BATCH_NAME} characters")
     if not 0 < len(scripts) <= _MOST:
         raise click.UsageError(f"a batch has 1..{_MOST} jobs, this one {len(scripts)}")
-    if sum(session.client.count(tag=f"{TAG}{name}").values()):
+    if sum(session.client.count(tag=f"{BATCH_TAG}{name}").values()):
         raise click.UsageError(f"there is a batch {name} already: give this one another name")
 
     from penstock.client.client import job_of
@@ -69,7 +67,7 @@ def submit_batch(
         given: dict[str, Any] = {"tags": (f"{tag}{name}",), "cost_units": cost_units, **fields}
         return job_of(addon, "penstock.shell", payload, **given)
 
-    jobs = [job(script, TAG) for script in scripts]
+    jobs = [job(script, BATCH_TAG) for script in scripts]
     positions = [f"#{at}" for at in range(len(scripts))]
     if on_end is not None:
         jobs.append(job(on_end, CALLBACK_TAG, after=tuple(f"{at}:done" for at in positions)))
@@ -121,7 +119,7 @@ def wait_batch(session: CliSession, name: str, timeout: float | None) -> None:
 def cancel_batch(session: CliSession, name: str) -> None:
     """Cancel every job of a batch that has not ended."""
     _counts(session, name)
-    _changed(session, session.client.cancel_all(tag=f"{TAG}{name}"), "canceled")
+    _changed(session, session.client.cancel_all(tag=f"{BATCH_TAG}{name}"), "canceled")
 
 
 @batch.command("retry")
@@ -130,7 +128,7 @@ def cancel_batch(session: CliSession, name: str) -> None:
 def retry_batch(session: CliSession, name: str) -> None:
     """Queue every FAILED or BLOCKED job of a batch again. Callbacks that ran do not run again."""
     _counts(session, name)
-    _changed(session, session.client.retry_all(tag=f"{TAG}{name}"), "queued again")
+    _changed(session, session.client.retry_all(tag=f"{BATCH_TAG}{name}"), "queued again")
 
 
 def _changed(session: CliSession, answer: wire.BulkChanged, what: str) -> None:
@@ -139,7 +137,7 @@ def _changed(session: CliSession, answer: wire.BulkChanged, what: str) -> None:
 
 
 def _counts(session: CliSession, name: str) -> dict[str, int]:
-    counts = {str(state): n for state, n in session.client.count(tag=f"{TAG}{name}").items()}
+    counts = {str(state): n for state, n in session.client.count(tag=f"{BATCH_TAG}{name}").items()}
     if not counts:
         raise click.UsageError(f"there is no batch {name}")
     return counts | {"total": sum(counts.values())}

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from penstock.core.jobs.dependencies import LOCAL, MOST_PARENTS, Dependency, IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import ENDED, JobState, Move
-from penstock.core.jobs.types import JobId
+from penstock.core.jobs.types import BATCH_TAG, CALLBACK_TAG, MOST_BATCH_NAME, JobId
 from penstock.library.handle import JobHandle
 from penstock.stores.api import Query
 
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from penstock.library.function import JobFunction
     from penstock.library.scheduler import Scheduler
 
-#: The tag of the jobs of a batch; its callbacks have the other one.
-TAG: Final = "batch:"
-CALLBACK_TAG: Final = "batch-callback:"
-_MOST_NAME: Final = 64 - len(CALLBACK_TAG)
 _PAGE: Final = 1_000
 #: A job without arguments, or a tuple of one and its arguments.
 Callback: TypeAlias = "JobFunction[..., Any, Any] | tuple[Any, ...]"
@@ -59,9 +55,9 @@ class Batch:
     def __init__(
         self, scheduler: Scheduler, name: str, on_end: Callback | None, on_failure: Callback | None
     ) -> None:
-        if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
+        if not isinstance(name, str) or not 0 < len(name) <= MOST_BATCH_NAME:
             raise ValueError(
-                f"the name of a batch is {name!r}; it must be a text of 1..{_MOST_NAME} characters"
+                f"the name of a batch is {name!r}; it must be a text of 1..{MOST_BATCH_NAME} characters"
             )
         self.name, self._scheduler = name, scheduler
         self._callbacks = {
@@ -98,7 +94,7 @@ class Batch:
             raise ValueError(f"batch {self.name} has {size} jobs; it must have 1..{MOST_PARENTS}")
         if sum(self._counts().values()):
             raise ValueError(f"there is a batch {self.name} already: give this one another name")
-        intents = [_tagged(intent, f"{TAG}{self.name}") for _, intent in self._calls]
+        intents = [_tagged(intent, f"{BATCH_TAG}{self.name}") for _, intent in self._calls]
         functions = [function for function, _ in self._calls]
         for what, (function, args) in self._callbacks.items():
             condition = ParentCondition.FAILED if what == "on_failure" else ParentCondition.DONE
@@ -146,7 +142,7 @@ class Batch:
     def _change(self, move: Move) -> int:
         changed, after = 0, 0
         while True:
-            query = Query(tag=f"{TAG}{self.name}", after=after, limit=_PAGE)
+            query = Query(tag=f"{BATCH_TAG}{self.name}", after=after, limit=_PAGE)
             result = self._scheduler.job_service.change_all(move, query)
             changed += result.changed
             if result.next is None:
@@ -154,7 +150,7 @@ class Batch:
             after = result.next
 
     def _counts(self) -> dict[JobState, int]:
-        return self._scheduler.store.count(Query(tag=f"{TAG}{self.name}"))
+        return self._scheduler.store.count(Query(tag=f"{BATCH_TAG}{self.name}"))
 
     def __repr__(self) -> str:
         return f"<batch {self.name} of {len(self.jobs or self._calls)} jobs>"

@@ -151,6 +151,12 @@ def spelled(span: Span) -> str:
     return f"{count} s"
 
 
+#: With its name behind it: the tag of the jobs of a batch, and the tag of its callbacks.
+BATCH_TAG: Final = "batch:"
+CALLBACK_TAG: Final = "batch-callback:"
+#: A tag has at most 64 characters.
+MOST_BATCH_NAME: Final = 64 - len(CALLBACK_TAG)
+
 #: Between the id of an array and an index.
 SEPARATOR: Final = "_"
 
