@@ -350,9 +350,9 @@ def _asked(ask: Callable[[], T]) -> T:
 
 def local_zone() -> str:
     """The name of this machine's time zone; UTC if it has none."""
-    told = os.environ.get("TZ", "").removeprefix(":")
-    if told and zone_problem(told) is None:
-        return told
+    variable = os.environ.get("TZ", "").removeprefix(":")
+    if variable and zone_problem(variable) is None:
+        return variable
     link = os.path.realpath("/etc/localtime")  # not by pathlib, which is slow to load
     name = link.partition("/zoneinfo/")[2]
     return name if name and zone_problem(name) is None else "UTC"

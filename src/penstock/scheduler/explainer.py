@@ -59,8 +59,6 @@ _MOST_EVENTS: Final = 5_000
 _MOST_HOLDERS: Final = 20
 #: After a start the workers that are away may only not have come back yet.
 _STARTED_LATELY: Final = 10 * MINUTE
-
-
 #: So many parents are named.
 _NAMED: Final = 3
 
@@ -292,11 +290,11 @@ class Explainer:
         """When a worker of another host last took a job of this kind that still runs."""
         if not self._store.shared:
             return None
-        like = (admission_class.addon_id, admission_class.job_type)
+        addon_id, job_type = admission_class.addon_id, admission_class.job_type
         taken = [
             dispatch.admitted_at
-            for dispatch in self._store.live(addon_id=like[0], phases=[DispatchPhase.LEASED])
-            if dispatch.host != self._rules.host and dispatch.admission_class.job_type == like[1]
+            for dispatch in self._store.live(addon_id=addon_id, phases=[DispatchPhase.LEASED])
+            if dispatch.host != self._rules.host and dispatch.admission_class.job_type == job_type
         ]
         return max(taken, default=None)
 
@@ -319,10 +317,10 @@ class Explainer:
     def _known_types(self, viewer: Viewer | None) -> tuple[str, ...]:
         """Types that a worker asked for, that run now or ran before; for a viewer, those of its own addon."""
         addon_id = None if viewer is None else viewer.addon_id
-        asked = self._dispatcher.workers.types_asked_for(addon_id)
+        claimed = self._dispatcher.workers.types_asked_for(addon_id)
         leased = self._store.live(addon_id=addon_id, phases=[DispatchPhase.LEASED])
         before = {one.job_type for one in self._types_run() if addon_id in (None, one.addon_id)}
-        names = asked | before | {dispatch.admission_class.job_type for dispatch in leased}
+        names = claimed | before | {dispatch.admission_class.job_type for dispatch in leased}
         return tuple(sorted(name for name in names if not name.startswith(OWN_TYPES)))
 
     # in flight

@@ -3,8 +3,8 @@ The player: plays a load forward in time under given rules, with the scheduler's
 
 `run_round`, the gates, the ledger, the end rules, preemption and the rules about present workers are those of
 the scheduler, unchanged. The player holds the state that they read, in memory: ready queues as heaps, running
-jobs as a heap of ends. It has no store and writes no trail. `penstock simulate` plays whole loads with it, and
-estimates play the present queue forward.
+jobs as a heap of ends. It has no store and writes no trail. `penstock simulate` plays whole loads with it. The
+plays of estimates are smaller and begin with what runs and waits now: `core/jobs/start_ranges.py`.
 
 Time jumps from one moment at which something can happen to the next. The scheduler also looks at its queues
 with every tick, but time alone opens no gate, save one: a job that a round has refused can start only after an

@@ -2,8 +2,9 @@
 The parts of one scheduler, put together once, for the library, the daemon and the test kit.
 
 Jobs start with each wake-up (the round, the library's workers, submits that wait for room). Upkeep is done
-when it is due: most of it by the clock alone; maintenance and the host's registration also soon after a
-commit, which may have brought a lease that ends early or an operator's drain.
+when it is due: most of it by the clock alone; maintenance, the host's registration, schedules and arrays also
+soon after a commit, which may have brought a lease that ends early, an operator's drain, or the end of a job
+that a schedule or an array waits for.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 The seam between the scheduler and a store: one verb that writes, and reads beside it; the same for memory, SQLite and PostgreSQL.
 
 Every write is an `Operation`, a frozen value that names what shall become true: `Submit`, `Apply`, `Complete`, `Renew`, `Admit`,
-and the upkeep (`Follow`, `SetAddon`, `ChangeSchedule`, `Prune`, `Shift`, `Reorder`, `RegisterHost`, `RemoveHost`, `DrainHost`, `Learn`).
+and the upkeep (`Follow`, `SetAddon`, `ChangeSchedule`, `ChangeArray`, `RecordLoad`, `Prune`, `Shift`, `Reorder`, `RegisterHost`,
+`RemoveHost`, `DrainHost`, `Learn`).
 `commit` takes any number of operations and answers each with a Future of its own:
 
     receipts, grants = store.commit(Submit([intent], depth), Admit(host, run_round, terms))
@@ -16,10 +17,11 @@ and the upkeep (`Follow`, `SetAddon`, `ChangeSchedule`, `Prune`, `Shift`, `Reord
    its jobs or none.
 4. A commit whose outcome is unknown (the sync failed, the server did not answer) is never tried again: every operation of the
    transaction fails with OutcomeUnknown, and a `Submit` learns which jobs to look for.
-5. `Admit` is the only operation with a function in it that decides: admission must see rows that no other process can change
-   until its verdict is written. It is a transaction over the ledger, not a compare-and-set on one job. `run_round` must be
-   quick, and the store may call it again. Everything else that happens to a job is a `Change`, decided beforehand and
-   applied by compare-and-set: False says that it was decided on stale knowledge, and that nothing was changed.
+5. `Admit` and `ChangeArray` have a function in them that decides, because it must see rows that no other process can change
+   until its verdict is written: admission the ledger and the heads of the queues, an array its row and the states of its jobs.
+   The function must be quick, and the store may call it again. Everything else that happens to a job is a `Change`, decided
+   beforehand and applied by compare-and-set: False says that it was decided on stale knowledge, and that nothing was changed.
+   What follows for the children of a job that ends is decided in the same transaction (`common/following.py`).
 6. `commit` does not block, so an event loop may call it. `wait=True` says that the calling thread will wait for the answers
    at once: the store may then write in that thread, which saves waking another (`committed` does so). Upkeep may block.
 
@@ -74,6 +76,7 @@ A_co = TypeVar("A_co", covariant=True)
 
 #: How long a host that was lost is remembered.
 LOST_FOR: Final[Span] = 24 * HOUR
+
 # what operations carry, and what they are answered with
 
 
@@ -329,8 +332,8 @@ class Admit(Operation[list[Grant]], frozen=True):
 
 class Follow(Operation[int], frozen=True):
     """
-    Go on with what follows from ends that had more children than one transaction may follow; answered with how many such ends
-    are left. `alarm` says at once that there are some.
+    Release or end more children of jobs that had more of them than one transaction may follow; answered with how many such
+    jobs are left. While there are some, `alarm` says that maintenance is due.
     """
 
 

@@ -3,9 +3,8 @@ Dependencies: a job that waits for the end of other jobs, its parents (SPEC TD-2
 
 Two tables decide, and `docs/dependencies.md` is made from them. `VERDICTS` says for each condition what the
 state of a parent means for it; `FATES` says what becomes of the child. A parent that is BLOCKED has not
-ended: a person will retry or cancel it. A FAILED parent can be retried, so only a child that was told to wait
-for that (`if_unmet="wait"`) goes on waiting; a parent that is DONE or CANCELED stays so, and no child waits
-for it in vain.
+ended: a person will retry or cancel it. A FAILED parent can be retried, so a child with `if_unmet="wait"` goes
+on waiting for that; a parent that is DONE or CANCELED stays so, and no child waits for it in vain.
 
 A dependency that was met stays met, also when its parent is retried later. A child that failed and is retried
 is judged again, as if it were submitted at that moment.

@@ -68,9 +68,9 @@ def quietest_line(recorded: Mapping[int, float], before: str, zone: str, now: Mo
         text = f"{today:%Y-%m-%d} {start:02}:{minute:02}"
         first = local_moment(text, zone)
         hours = [hour_of_week(first + day * 24 * HOUR) for day in range(_DAYS)]
-        known = [recorded[each] for each in hours if each in recorded]
-        if known and (best is None or sum(known) / len(known) < best[0]):
-            best = sum(known) / len(known), start
+        scores = [recorded[each] for each in hours if each in recorded]
+        if scores and (best is None or sum(scores) / len(scores) < best[0]):
+            best = sum(scores) / len(scores), start
     if best is None:
         raise BadIntent.of(
             (

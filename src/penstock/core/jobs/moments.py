@@ -96,12 +96,12 @@ def local_moment(text: str, zone: str) -> Moment:
     The moment of "2026-12-01 06:00" on the clocks of a zone; an offset in the text wins over the zone. A time
     in the missing hour is the moment right after it, a time in the doubled hour its first pass. ValueError.
     """
-    told = datetime.fromisoformat(text.strip())
-    if told.tzinfo is not None:
-        return moment_of(told.astimezone(UTC))
-    aware = told.replace(tzinfo=ZoneInfo(zone), fold=0)
+    local = datetime.fromisoformat(text.strip())
+    if local.tzinfo is not None:
+        return moment_of(local.astimezone(UTC))
+    aware = local.replace(tzinfo=ZoneInfo(zone), fold=0)
     moment = moment_of(aware.astimezone(UTC))
-    if wall_time(moment, zone) == told:
+    if wall_time(moment, zone) == local:
         return moment
     # Read with the offset before the gap, the time lies behind the change: the last change before it is the gap.
     changes = _changes(zone, aware.astimezone(UTC).year)
@@ -144,10 +144,10 @@ class CronLine:
         search = copy(self._parsed)  # several threads may ask, and parsing costs more than the search
         search.dt = _EPOCH + timedelta(seconds=wall - 1)
         try:
-            found = next(search)
+            match = next(search)
         except (StopIteration, OverflowError):
             return None
-        return int((found - _EPOCH).total_seconds())
+        return int((match - _EPOCH).total_seconds())
 
 
 def cron_line(cron: str) -> CronLine:

@@ -36,7 +36,7 @@ from penstock.core.jobs.types import SECOND, JobId, Moment, Span
 
 #: The part of the starts that a range should hold.
 COVERAGE: Final = 0.8
-#: After so many plays a range of exactly that coverage can be told; more make it steadier.
+#: After so many plays there is a range of exactly that coverage; more plays make it steadier.
 STAGES: Final = (9, 19, 39)
 #: A play ends after so many ends and arrivals: what has not started by then starts too far away to tell.
 MOST_STEPS: Final = 4_000
@@ -106,7 +106,7 @@ def start_ranges(
     may_go_on: Callable[[int], bool] = lambda _: True,
 ) -> dict[JobId, StartRange]:
     """
-    The ranges of these jobs; a job of which nothing can be told has none. `may_go_on` is asked after each
+    The ranges of these jobs; a job that started in too few plays has none. `may_go_on` is asked after each
     stage, with the number of plays so far, whether there is time for more.
     """
     wanted = frozenset(targets)

@@ -63,7 +63,7 @@ class FollowRows(Protocol):
     def now(self) -> Moment: ...
 
     def children(self, ends: Sequence[EndedJob], limit: int) -> Sequence[OpenDependency]:
-        """Of queued children behind `after` of the parent, the first ones by child; the parent is as its end says."""
+        """The first queued children of these jobs, behind `after` of each; the parent is as its end says."""
         ...
 
     def parents(self, children: Sequence[int]) -> Sequence[OpenDependency]:
@@ -75,23 +75,23 @@ class FollowRows(Protocol):
         ...
 
     def settle(self, pairs: Sequence[tuple[int, int]], status: DependencyStatus) -> None:
-        """The dependencies of these children on these parents: parent, child."""
+        """Set the status of dependencies, each a pair of parent and child."""
         ...
 
     def void(self, children: Sequence[int]) -> None:
-        """The open dependencies of children for which they no longer matter."""
+        """Make the open dependencies of these children void: they no longer matter."""
         ...
 
     def wait(self, unmet: Sequence[tuple[int, int]]) -> None:
-        """The children, each with the number of parents that it waits for; none is in a ready queue."""
+        """Set how many parents each child waits for (child, number), so that no ready queue has it."""
         ...
 
     def release(self, ready: Sequence[tuple[OpenDependency, Note]]) -> None:
-        """Children whose last parent has ended: into line, each with its event."""
+        """Put children whose last parent has ended into their ready queues, each with its event."""
         ...
 
     def postpone(self, ends: Sequence[EndedJob]) -> None:
-        """Ends whose children are not all followed yet."""
+        """Keep ends whose children are not all followed yet, for `Follow`."""
         ...
 
 
@@ -106,9 +106,9 @@ def follow(
     rows: FollowRows, moves: Sequence[EndedJob], new: Sequence[int] = (), *, most: int | None = None
 ) -> None:
     """`moves`: as `moved` makes them. `new`: the numbers of new jobs that have parents."""
-    held = [*new, *(move.no for move in moves if move.state is JobState.QUEUED)]
+    waiting = [*new, *(move.no for move in moves if move.state is JobState.QUEUED)]
     ended = [move for move in moves if move.state in ENDED]
-    _Following(rows, MOST_FOLLOWED if most is None else most).run(ended, held)
+    _Following(rows, MOST_FOLLOWED if most is None else most).run(ended, waiting)
 
 
 @dataclass(slots=True)
@@ -130,14 +130,15 @@ class _Following:
         self._rows, self._budget = rows, most
         self._children: dict[int, _Child] = {}
         #: The open dependencies of children that begin to wait, by parent: a store may not find them yet.
-        self._held: dict[int, list[OpenDependency]] = {}
+        self._awaited: dict[int, list[OpenDependency]] = {}
         #: Children whose open dependencies no longer matter.
         self._void: list[int] = []
         self._next: list[EndedJob] = []
 
-    def run(self, ended: Sequence[EndedJob], held: Sequence[int]) -> None:
-        if held:
-            self._hold(held)
+    def run(self, ended: Sequence[EndedJob], waiting: Sequence[int]) -> None:
+        """`ended`: jobs whose children to follow. `waiting`: jobs that begin to wait for their parents."""
+        if waiting:
+            self._judge_parents(waiting)
         self._next += ended
         self._void += [end.no for end in ended if end.state is JobState.CANCELED]
         postponed: list[EndedJob] = []
@@ -147,12 +148,12 @@ class _Following:
             postponed += self._follow_level(level)
         self._write([*postponed, *self._next])
 
-    def _hold(self, held: Sequence[int]) -> None:
-        dependencies = self._rows.parents(sorted(set(held)))
+    def _judge_parents(self, waiting: Sequence[int]) -> None:
+        dependencies = self._rows.parents(sorted(set(waiting)))
         for dependency in dependencies:
             child = self._children.setdefault(dependency.child_no, _Child(dependency, 0))
             child.unmet += 1
-            self._held.setdefault(dependency.parent_no, []).append(dependency)
+            self._awaited.setdefault(dependency.parent_no, []).append(dependency)
         for dependency in dependencies:
             self._judge(dependency, JobState(dependency.parent_state))
 
@@ -161,7 +162,7 @@ class _Following:
         stored = self._rows.children(level, max(1, self._budget) + 1)
         found = {(row.parent_no, row.child_no): row for row in stored}
         for end in level:
-            for row in self._held.get(end.no, ()):  # a store may know them already
+            for row in self._awaited.get(end.no, ()):  # a store may know them already
                 if row.child_no > end.after:
                     found[row.parent_no, row.child_no] = row
         by_no = {end.no: at for at, end in enumerate(level)}
@@ -178,26 +179,26 @@ class _Following:
         if child.is_settled(row.parent_no):
             return
         condition = ParentCondition(row.condition)
-        what = fate(condition, parent, IfUnmet(row.if_unmet))
-        if what is Fate.MEET:
+        child_fate = fate(condition, parent, IfUnmet(row.if_unmet))
+        if child_fate is Fate.MEET:
             child.unmet -= 1
             child.met[row.parent_no] = row.parent_id
             if row.if_unmet == IfUnmet.ANY:
                 child.unmet = 0
                 self._void.append(row.child_no)
-        elif what is Fate.DROP and child.unmet > 1:
+        elif child_fate is Fate.DROP and child.unmet > 1:
             child.unmet -= 1
             child.dropped.add(row.parent_no)
-        elif what is not Fate.WAIT:
+        elif child_fate is not Fate.WAIT:
             self._budget -= END_COST
             child.ended = True
             self._rows.end(
                 row,
                 lambda job: miss_dependency(
-                    job, row.parent_id, parent, condition, fate=what, now=self._rows.now
+                    job, row.parent_id, parent, condition, fate=child_fate, now=self._rows.now
                 ),
             )
-            state = JobState.FAILED if what is Fate.FAIL else JobState.CANCELED
+            state = JobState.FAILED if child_fate is Fate.FAIL else JobState.CANCELED
             self._next.append(EndedJob(row.child_no, row.child_id, state))
             if state is JobState.CANCELED:
                 self._void.append(row.child_no)
@@ -213,7 +214,7 @@ class _Following:
             rows.void(sorted(set(self._void)))
         if unmet := [(c.row.child_no, c.unmet) for c in waiting if c.unmet and c.unmet != c.row.unmet]:
             rows.wait(unmet)
-        # A child that never waited is in line already.
+        # A child that never waited is in its ready queue already.
         if ready := [child for child in waiting if not child.unmet and child.row.unmet]:
             rows.release([(child.row, _ready(child)) for child in ready])
         if postponed:
