@@ -248,6 +248,10 @@ def test_a_job_runs_after_another_and_is_canceled_with_it(shell):
     assert shell.answer("show", child)["after"] == [f"{parent}:ok"]
     assert f"It waits for job {parent[-8:]} (" in shell("explain", child).stdout
     assert "(waits for 2)" in shell("show", clean_up).stdout
+    assert [job["why"] for job in shell.answer("ls", "-n", "2")["jobs"]] == [
+        "waits for 2 other jobs",
+        "waits for another job",
+    ]
     shell("cancel", parent)
     shell("wait", clean_up)
 

@@ -13,7 +13,7 @@ from msgspec.json import decode
 
 from penstock.core.jobs.job import Dispatch, Job, outcome_of
 from penstock.core.jobs.reason_base import cut, due_in
-from penstock.core.jobs.reasons import REASONS, NotReady, Reason, from_json
+from penstock.core.jobs.reasons import REASONS, NotReady, Reason, WaitsForParents, from_json
 from penstock.core.jobs.states import DEFAULT, END_RULES, Category, DispatchPhase, JobState, Schedules
 from penstock.core.jobs.types import EndReason, Moment, spelled
 
@@ -86,6 +86,8 @@ def standing(
 def _queued(job: Job, now: Moment, reason: Reason | None, schedules: Schedules) -> str:
     if reason is not None and not isinstance(reason, NotReady):
         return cut(reason.short(now))
+    if job.unmet:  # no round looks at it, so none recorded this
+        return WaitsForParents((), (), (), job.unmet).short(now)
     if job.ready_at > now and (failures := _failures(job, schedules)):
         return f"{failures}; next {due_in(job.ready_at, now)}"
     if job.ready_at > now:
