@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 
-from penstock.cli.printing import output, printable
+from rich.console import Console
+
+from penstock.cli.admin import _rate
+from penstock.cli.printing import Column, cut_widths, output, printable, table
 
 TITLE, CLEAR, C1, TURN = "\x1b]0;owned\x07", "\x1b[2J", "\x9b31m", "\u202e"
 EVIL = f"{TITLE}{CLEAR}{C1}{TURN}end"
@@ -40,3 +44,32 @@ def test_no_verb_prints_a_stored_control_code(shell):
         answer = shell(*verb)
         assert obeyed(answer.stdout + answer.stderr) == [], verb
     assert "\\x1b]0;owned" in shell("show", job_id).stdout
+
+
+def test_the_widest_columns_are_cut_first():
+    assert cut_widths([8, 7, 40, 30], 60) == [8, 7, 22, 22]
+    assert cut_widths([8, 7, 40, 30], 85) == [8, 7, 40, 30]
+    assert cut_widths([3, 3], 0) == [1, 1]
+    assert cut_widths([], 60) == []
+
+
+def test_an_id_and_a_state_stay_whole_beside_a_long_command():
+    for width in (60, 80, 120):
+        file = StringIO()
+        columns = [Column("job"), Column("state"), Column("what"), Column("why")]
+        rows = [("0123abcd", "DISPATCHING", "python train.py " * 20, "the machine is busy " * 9)]
+        table(Console(file=file, width=width, force_terminal=True, color_system=None), columns, rows)
+        lines = file.getvalue().splitlines()
+        assert lines[1].startswith("0123abcd  DISPATCHING  python train.py ")
+        assert "…  the machine is" in lines[1]
+        assert len(lines) == 2
+        assert max(map(len, lines)) <= width
+
+
+def test_a_rate_has_no_power_of_ten():
+    assert [_rate(per_hour) for per_hour in (0.0123, 4.567, 99.96, 1690.4)] == [
+        "0.0123",
+        "4.57",
+        "100",
+        "1,690",
+    ]

@@ -70,7 +70,7 @@ def stats(session: CliSession, addon: str | None) -> None:
         return
     columns = [
         Column("addon"), Column("type"), Column("size", False, 120), Column("runs", True),
-        Column("duration", True), Column("10..90 %", True), Column("memory", True, 100),
+        Column("duration", True), Column("10..90 %", True, 80), Column("memory", True, 100),
         Column("spend", True, 110), Column("per hour", True, 90), Column("predicted", True, 80),
         Column("covered", True), Column("error", True),
     ]  # fmt: skip
@@ -78,7 +78,7 @@ def stats(session: CliSession, addon: str | None) -> None:
         (
             t.addon_id, t.job_type, t.size, t.runs, "" if t.duration_sec is None else span(t.duration_sec),
             _range(t.duration_low_sec, t.duration_high_sec), _megabytes(t.memory_bytes),
-            "" if t.spend is None else f"{t.spend:.4g}", f"{t.arrivals_per_hour:.3g}", t.predictions,
+            "" if t.spend is None else f"{t.spend:.4g}", _rate(t.arrivals_per_hour), t.predictions,
             "" if t.coverage is None else f"{t.coverage:.0%}", _error(t),
         )
         for t in types
@@ -88,6 +88,11 @@ def stats(session: CliSession, addon: str | None) -> None:
 
 def _range(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{span(low)} .. {span(high)}"
+
+
+def _rate(per_hour: float) -> str:
+    """Three digits that count, without a power of ten."""
+    return f"{per_hour:,.0f}" if per_hour >= 100 else f"{per_hour:.3g}"
 
 
 def _megabytes(size: int | None) -> str:

@@ -33,7 +33,7 @@ def array_ls(session: CliSession, /) -> None:
         return
     columns = [
         Column("array"), Column("state"), Column("done", True), Column("live", True), Column("failed", True),
-        Column("of", True), Column("at once", True), Column("job"),
+        Column("of", True), Column("at once", True, 80), Column("job"),
     ]  # fmt: skip
     rows = [
         (short(a.array_id), a.state, a.done, a.live, a.failed, a.total, a.at_once or "-", a.title)

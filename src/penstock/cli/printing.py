@@ -4,7 +4,8 @@ Printing: texts from jobs without their control codes, and tables that fit the t
 A terminal obeys control codes: a stored one could move the cursor, set the title, or answer in the user's
 name. So text for people has them replaced, visibly. JSON has them escaped already.
 
-A table leaves out the columns that matter least on a narrow terminal. In a pipe nothing is cut.
+A table leaves out the columns that matter least on a narrow terminal, and cuts the widest of the others: an id
+stays whole beside a long command. In a pipe nothing is cut.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ _STATE_COLORS: Final = {
 }  # fmt: skip
 LOAD_COLORS: Final = {"QUIET": "green", "NORMAL": "white", "BUSY": "yellow", "PANIC": "red"}
 _NO_LIMIT: Final = 10_000
+#: Blanks between two columns.
+_GAP: Final = 2
 
 
 class Column(NamedTuple):
@@ -74,6 +77,14 @@ def fitting(columns: Sequence[Column], width: int) -> list[int]:
     return [place for place, column in enumerate(columns) if column.keep <= width]
 
 
+def cut_widths(widths: Sequence[int], room: int) -> list[int]:
+    """As wide as their texts, but together no wider than the room: the widest are cut first, to one width."""
+    widest = max(widths, default=0)
+    while widest > 1 and sum(min(width, widest) for width in widths) > room:
+        widest -= 1
+    return [min(width, widest) for width in widths]
+
+
 def cell(column: Column, value: object) -> Text:
     from rich.text import Text
 
@@ -83,13 +94,18 @@ def cell(column: Column, value: object) -> Text:
 def table(console: Console, columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
     from rich.table import Table
 
-    shown = fitting(columns, console.width if console.is_terminal else _NO_LIMIT)
+    width = console.width if console.is_terminal else _NO_LIMIT
+    shown = fitting(columns, width)
+    lines = [[cell(columns[place], row[place]) for place in shown] for row in rows]
+    titles = (len(columns[place].title) for place in shown)
+    needed = [max([title, *(line[at].cell_len for line in lines)]) for at, title in enumerate(titles)]
+    widths = cut_widths(needed, width - _GAP * (len(shown) - 1))
     grid = Table(box=None, pad_edge=False, header_style="bold" if console.is_terminal else "")
-    for place in shown:
+    for place, room in zip(shown, widths, strict=True):
         column = columns[place]
-        grid.add_column(column.title, justify=column.justify, no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        grid.add_row(*(cell(columns[place], row[place]) for place in shown))
+        grid.add_column(column.title, justify=column.justify, no_wrap=True, overflow="ellipsis", width=room)
+    for line in lines:
+        grid.add_row(*line)
     if console.is_terminal:
         console.print(grid)
     else:

@@ -105,7 +105,7 @@ def listing(session: CliSession, addon_id: str | None) -> None:
         echo("No schedules. `penstock schedule add` adds one.")
         return
     columns = [
-        Column("schedule"), Column("when"), Column("next"), Column("in", True), Column("last", keep=80),
+        Column("schedule"), Column("when"), Column("next"), Column("in", True, 70), Column("last", keep=80),
         Column("result", keep=80), Column("addon", keep=110), Column("job", keep=120),
     ]  # fmt: skip
     table(session.console, columns, [_row(info) for info in schedules])
