@@ -22,6 +22,14 @@ MUTANTS = [
         ("tests/contract", "-kpostgres"),
     ),
     Mutant(
+        "postgres: a prune leaves out the batches that another prune has just rewritten",
+        "penstock/stores/sql/postgres.sql",
+        "",
+        "WHERE batch = ANY(ARRAY(SELECT batch FROM penstock.event_batch WHERE job_no = ANY(%(nos)s::bigint[])))",
+        "WHERE batch IN (SELECT batch FROM penstock.event_batch WHERE job_no = ANY(%(nos)s::bigint[]))",
+        ("tests/postgres/test_pruning.py",),
+    ),
+    Mutant(
         "postgres: what is due is let into line by nobody",
         "penstock/stores/postgres/rounds.py",
         "_LockedState.__init__",

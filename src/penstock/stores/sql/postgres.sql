@@ -382,9 +382,10 @@ JOIN penstock.job_full ON job_full.no = listed.no WHERE job_full.ended_at <= lis
 SELECT DISTINCT parent FROM penstock.dependency WHERE parent = ANY(%(nos)s::bigint[]) AND status = 'open'
 
 -- name: batches_of
--- With the lock: others may be forgetting other jobs of the same batch.
+-- With the lock: others may be forgetting other jobs of the same batch. ARRAY, and not IN: for a row that it waited for, the server runs the query
+-- again with that row alone. It would join the row to the first batch of the view and no other, and leave it out.
 SELECT batch, until IS NOT NULL, events FROM penstock.trail
-WHERE batch IN (SELECT batch FROM penstock.event_batch WHERE job_no = ANY(%(nos)s::bigint[])) ORDER BY batch FOR UPDATE;
+WHERE batch = ANY(ARRAY(SELECT batch FROM penstock.event_batch WHERE job_no = ANY(%(nos)s::bigint[]))) ORDER BY batch FOR UPDATE;
 
 -- name: forget
 WITH mentions AS (DELETE FROM penstock.mention WHERE job_no = ANY(%(nos)s::bigint[])),
