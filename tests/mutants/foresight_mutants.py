@@ -1,4 +1,4 @@
-"""Bugs in what is shown of graphs and budgets, in the simulation, in the proofs of chaos, and in what is told to OpenTelemetry."""
+"""Bugs in what is shown of graphs and budgets, in the simulation, in the checks of chaos, and in what OpenTelemetry gets."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ MUTANTS = [
         ("tests/simulation",),
     ),
     Mutant(
-        "simulation: a key makes two jobs one",
+        "simulation: the keys of a trail keep its jobs from sharing intents",
         "penstock/simulation/recorded.py",
         "_plain",
         "idempotency_key=None, ",

@@ -216,12 +216,12 @@ class Explainer:
             case CapReached("concurrent"):
                 holds = lambda d: d.host == host  # noqa: E731 - one of four conditions
             case CapReached(scope, name):
-                holds = lambda d: (scope, name) in keys_of(d.admission_class)  # noqa: E731
+                holds = lambda d: (scope, name) in keys_of(d.admission_class)  # noqa: E731 - as above
             case NotEnoughUnits(needs, _, capacity) if needs <= capacity:
-                holds = lambda d: d.host == host  # noqa: E731
+                holds = lambda d: d.host == host  # noqa: E731 - as above
             case WorkersFull():
                 names = self._dispatcher.workers.names_for(admission_class)
-                holds = lambda d: d.worker in names  # noqa: E731
+                holds = lambda d: d.worker in names  # noqa: E731 - as above
             case _:
                 return ()
         held = [d for d in self._store.live() if holds(d)]

@@ -10,7 +10,7 @@ A job that never ran takes its expected duration, else the median of its type.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from statistics import median
 from typing import Final, NamedTuple
@@ -222,7 +222,7 @@ def _arrival(job: Job, trail: _Trail, usual: dict[str, Span], numbers: dict[JobI
 
 
 def _plain(intent: Intent) -> Intent:
-    """Without what no rule of admission reads; and a key would make two jobs one."""
+    """Without what no rule of admission reads, so that jobs share their intents (`scheduler/arrivals.py`)."""
     return replace(intent, payload="null", tags=(), idempotency_key=None, after=())
 
 
@@ -336,12 +336,8 @@ def _notes(trail: _Trail, jobs: Iterable[Job], hosts: list[PlayedHost]) -> Itera
             f"{trail.unplayed['quiet']} times jobs waited for a quieter machine: every host counts as quiet "
             "without --host-load"
         )
-    fits: list[Callable[[str], bool]] = [
-        lambda job_type, worker=worker: job_type in worker.kinds.job_types  # type: ignore[misc]
-        for host in hosts
-        for worker in host.workers
-    ]
+    kinds = [worker.kinds for host in hosts for worker in host.workers]
     types = {job.intent.job_type for job in jobs if not job.intent.job_type.startswith(OWN_TYPES)}
-    missing = sorted(job_type for job_type in types if not any(fit(job_type) for fit in fits))
+    missing = sorted(each for each in types if not any(each in kind.job_types for kind in kinds))
     if missing:
         yield f"no worker was seen for {', '.join(missing)}: such jobs wait"

@@ -20,7 +20,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -32,7 +31,7 @@ from penstock.core.jobs.changes import Note, principal_data
 from penstock.core.jobs.intent import MAX_SPAN_SEC, Intent
 from penstock.core.jobs.intent import check as check_intent
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.moments import Timing, cron_problem, wall_time, zone_problem
+from penstock.core.jobs.moments import Timing, cron_problem, zone_problem
 from penstock.core.jobs.types import HOUR, MINUTE, JobId, Moment, Span, when
 
 #: The name is part of a tag of at most 64 characters.
@@ -477,8 +476,3 @@ def _intent(schedule: Schedule, moment: Moment, key: str) -> Intent:
 
 def _moment_text(moment: Moment) -> str:
     return when(moment).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def shown_moment(moment: Moment, zone: str) -> datetime:
-    """On the clocks of the schedule, for people."""
-    return wall_time(moment, zone)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class MemoryFollowRows:
     """A part of the store, which has the lock."""
 
-    # ruff: noqa: SLF001 - it is the store's own
+    # ruff: noqa: SLF001 - these rows are a part of the store
     def __init__(self, store: MemoryStore) -> None:
         self._store, self._ids = store, store._by_no
 

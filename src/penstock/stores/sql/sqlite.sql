@@ -503,8 +503,8 @@ SELECT p.job_id, c.job_id, d.condition, d.status FROM (
 CROSS JOIN job p ON p.no = d.parent CROSS JOIN job c ON c.no = d.child ORDER BY d.side, d.parent, d.child;
 
 -- name: audit_dependencies
--- A child that waits for another number of parents than it has open dependencies, or stands in a line meanwhile; and a parent that ended, whose
--- children were not told.
+-- A child that waits for another number of parents than it has open dependencies, or is in a ready queue meanwhile; and a parent that ended, whose
+-- children were not followed.
 SELECT q.job_id FROM queue q WHERE q.unmet <> (SELECT count(*) FROM dependency d WHERE d.child = q.no AND d.status = 'open')
 UNION ALL SELECT job_id FROM queue WHERE (unmet > 0) <> (line < 0)
 UNION ALL SELECT p.job_id FROM dependency d CROSS JOIN queue q ON q.no = d.child CROSS JOIN job_full p ON p.no = d.parent

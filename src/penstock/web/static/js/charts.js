@@ -21,7 +21,7 @@ const widest = (plot, labels) => Math.max(40, 14 + 7 * Math.max(0, ...(labels ||
 // A few points far apart make no line: they are shown as points.
 const isSparse = (plot, series) => plot.data[series].filter((value) => value != null).length < 30;
 
-// The legend tells the newest values when nobody points at a moment.
+// The legend shows the newest values while the pointer is not on the chart.
 const newest = (plot) => {
   if (plot && plot.cursor.idx == null) plot.setLegend({ idx: plot.data[0].length - 1 });
 };

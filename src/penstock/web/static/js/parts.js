@@ -49,9 +49,9 @@ export function Field({ value, onCommit, ...rest }) {
   const said = useRef(null),
     known = useRef(value);
   useEffect(() => {
-    if (value === known.current) return; // the first time; on a busy machine somebody has typed before it comes to this
+    if (value === known.current) return; // the first time; on a slow machine the user may have typed before this runs
     known.current = value;
-    // What comes back is what was said here: whoever has begun to type something else by then keeps it.
+    // The server returns the value that was committed here. A user who is typing another value by then keeps it.
     if (String(value) !== said.current) setDraft(null);
     said.current = null;
   }, [value]);
