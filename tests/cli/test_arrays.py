@@ -38,9 +38,27 @@ def test_an_array_is_canceled_as_a_whole(shell):
 
 
 def test_a_bad_array_is_refused_by_its_option(shell):
-    for indices in ("9-1", "1-5%0", "1-1000000000", ""):
+    for indices in ("9-1", "1-5%0", "1-1000000000", "", "banana"):
         refused = shell("submit", "--array", indices, "--", "true")
 
         assert (refused.returncode, refused.stdout) == (2, "")
         assert "--array" in refused.stderr
-    assert shell("array", "show", "nothing").returncode == 4
+        assert "regex" not in refused.stderr
+    missing = shell("array", "show", "nothing")
+    assert (missing.returncode, missing.stderr) == (
+        4,
+        "penstock: there is no array with 'nothing' in its id\n",
+    )
+
+
+def test_an_array_has_no_parents_and_its_jobs_no_children(shell):
+    array_id = shell("submit", "--array", "1-2", "--", "true").stdout.strip()
+    shell("array", "wait", array_id, "--timeout", "60s")
+
+    child = shell("submit", "--after", f"{array_id}_1", "--", "true")
+    array = shell("submit", "--array", "1-2", "--after", "last", "--", "true")
+
+    assert (child.returncode, child.stdout) == (2, "")
+    assert f"{array_id}_1 is a job of an array, and no job can wait for those" in child.stderr
+    assert (array.returncode, array.stdout) == (2, "")
+    assert "--after cannot be given with --array: submit the array when" in array.stderr

@@ -638,8 +638,9 @@ def test_a_batch_is_submitted_and_addressed_as_one(shell, tmp_path):
     assert "3 of 3 ended: 2 DONE, 1 FAILED" in waited.stdout.replace("1 FAILED, 2 DONE", "2 DONE, 1 FAILED")
     until(lambda: all(mark.exists() for mark in marks.values()))
     assert shell.answer("batch", "show", "nightly")["total"] == 3
-    assert shell("batch", "retry", "nightly").stdout == "1 jobs queued again\n"
+    assert shell("batch", "retry", "nightly").stdout == "1 job queued again\n"
     assert shell("batch", "wait", "nightly").returncode == 1
     assert shell("batch", "cancel", "nightly").stdout == "0 jobs canceled\n"
     assert "there is a batch nightly already" in shell("batch", "submit", "nightly", str(lines)).stderr
-    assert "there is no batch other" in shell("batch", "show", "other").stderr
+    missing = shell("batch", "show", "other")
+    assert (missing.returncode, missing.stderr) == (4, "penstock: there is no batch other\n")

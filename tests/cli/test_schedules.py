@@ -89,7 +89,7 @@ def test_edit_pause_resume_run_and_rm(shell, schedules):
     ("words", "said"),
     [
         (["--cron", "0 0 31 2 *", "--", "true"], "--cron never comes"),
-        (["--cron", "61 * * * *", "--", "true"], "--cron has a minute"),
+        (["--cron", "61 * * * *", "--", "true"], "--cron has a wrong minute: write 0-59, *"),
         (["--cron", "@reboot", "--", "true"], "--cron must be five fields"),
         (["--cron", "@daily", "--zone", "Mars/Base", "--", "true"], "--zone must be a time zone"),
         (["--cron", "@daily", "--every", "5m", "--", "true"], "exactly one"),
@@ -118,10 +118,11 @@ def test_what_is_no_schedule_is_refused_by_the_option_and_adds_nothing(shell, sc
 def test_a_bad_name_and_a_name_that_is_taken_are_refused(shell, schedules):
     add(shell, "once", "--cron", "@daily", "--", "true")
 
-    assert add(shell, "a b", "--cron", "@daily", "--", "true").returncode == USAGE
+    bad = add(shell, "a b", "--cron", "@daily", "--", "true")
+    assert (bad.returncode, bad.stderr.split()[:3]) == (USAGE, ["penstock:", "NAME", "is"])
     again = add(shell, "once", "--cron", "@hourly", "--", "true")
     assert again.returncode == REFUSED
-    assert "already" in again.stderr
+    assert again.stderr == "penstock: there is a schedule 'once' already: edit it, or remove it first\n"
     assert schedules() == ["once"]
 
 

@@ -10,7 +10,7 @@ import click
 
 from penstock.cli.parsers import DURATION, short
 from penstock.cli.printing import Column, table
-from penstock.cli.session import EXITS, CliSession, fail, passes
+from penstock.cli.session import EXITS, NOT_FOUND, CliSession, fail, passes
 from penstock.client.signals import interruptible
 
 if TYPE_CHECKING:
@@ -87,8 +87,11 @@ def find(session: CliSession, part: str) -> str:
         return ids[0]
     found = [array_id for array_id in ids if part in array_id]
     if len(found) != 1:
-        words = "there is no array" if not found else f"{len(found)} arrays have"
-        fail(f"{words} {part!r} in the id", 4)
+        if part == "last":
+            fail("there are no arrays yet", NOT_FOUND)
+        if not found:
+            fail(f"there is no array with {part!r} in its id", NOT_FOUND)
+        fail(f"{len(found)} arrays have {part!r} in their ids: give more of the id", NOT_FOUND)
     return found[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,7 +11,7 @@ import click
 
 from penstock.cli.parsers import DURATION
 from penstock.cli.printing import echo
-from penstock.cli.session import CliSession, passes, wrong_options
+from penstock.cli.session import NOT_FOUND, CliSession, fail, passes, wrong_options
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.types import BATCH_TAG, CALLBACK_TAG, MOST_BATCH_NAME
 
@@ -79,7 +80,8 @@ def submit_batch(
     except BadIntent as bad:
         raise wrong_options(bad) from None
     if not session.print_json(answer):
-        echo(f"{len(scripts)} jobs; penstock batch wait {name}")
+        jobs_word = "1 job" if len(scripts) == 1 else f"{len(scripts)} jobs"
+        echo(f"{jobs_word}; penstock batch wait {shlex.quote(name)}")
 
 
 @batch.command("show")
@@ -133,13 +135,13 @@ def retry_batch(session: CliSession, name: str) -> None:
 
 def _changed(session: CliSession, answer: wire.BulkChanged, what: str) -> None:
     if not session.print_json(answer):
-        echo(f"{answer.changed} jobs {what}")
+        echo(f"{answer.changed} job{'s' * (answer.changed != 1)} {what}")
 
 
 def _counts(session: CliSession, name: str) -> dict[str, int]:
     counts = {str(state): n for state, n in session.client.count(tag=f"{BATCH_TAG}{name}").items()}
     if not counts:
-        raise click.UsageError(f"there is no batch {name}")
+        fail(f"there is no batch {name}", NOT_FOUND)
     return counts | {"total": sum(counts.values())}
 
 

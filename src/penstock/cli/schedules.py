@@ -12,9 +12,9 @@ import click
 
 from penstock.cli.parsers import ADDON, SCHEDULE, WHOLE_SECONDS, Whole, age, short, span
 from penstock.cli.printing import Column, echo, state_text, table
-from penstock.cli.session import WRONG, CliFailure, CliSession, passes, wrong_options
+from penstock.cli.session import WRONG, CliFailure, CliSession, asked, passes
 from penstock.cli.submit import command_payload, described, read_payload
-from penstock.core.errors import PenstockError, Refused
+from penstock.core.errors import PenstockError
 from penstock.core.jobs.moments import local_moment, zone_problem
 from penstock.core.jobs.schedules import MISSED_LIMIT, MOST_PENDING
 from penstock.core.jobs.types import when
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from penstock import wire
 
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 
 _HOUR: Final = re.compile(r"([01]?\d|2[0-3]):[0-5]\d")
 #: Options of a job that each job of a schedule has of its own.
@@ -87,7 +86,7 @@ def add(
     if not times.keys() & {"cron", "every_sec", "at", "quietest_hour_before"}:
         raise click.UsageError("say when: --cron, --every, --at or --in-quietest-hour-before")
     job = _job(job_type, payload, command, options)
-    info = _asked(lambda: session.client.add_schedule(name, job, **times))
+    info = asked(lambda: session.client.add_schedule(name, job, **times))
     if not session.print_json(info):
         echo(f"Added {info.name}: {_when(info)}")
         _print_next(info)
@@ -196,7 +195,7 @@ def edit(
         fields["job"] = _job(job_type, payload, command, options)
     if not fields:
         raise click.UsageError("nothing to change: give a time, a policy, or another command")
-    info = _asked(lambda: session.client.edit_schedule(name, **fields))
+    info = asked(lambda: session.client.edit_schedule(name, **fields))
     if not session.print_json(info):
         echo(f"Edited {info.name}: {_when(info)}")
         _print_next(info)
@@ -336,16 +335,7 @@ def _job(
         raise click.UsageError("--env, --shell and --cwd are for a command, not for a job with --type")
     else:
         content = read_payload(payload)
-    return _asked(lambda: job_of(options["addon"], job_type, content, **fields))
-
-
-def _asked(ask: Callable[[], T]) -> T:
-    try:
-        return ask()
-    except Refused as bad:
-        if bad.code not in ("bad_intent", "bad_fields"):
-            raise
-        raise wrong_options(bad) from None
+    return asked(lambda: job_of(options["addon"], job_type, content, **fields))
 
 
 def local_zone() -> str:
@@ -367,7 +357,10 @@ def _when(info: wire.ScheduleInfo) -> str:
 
 
 def _moment(moment: datetime | None) -> str:
-    return "" if moment is None else f"{moment:%a %Y-%m-%d %H:%M}"
+    """With its seconds if it has some, as the moments of `--every 5s` do."""
+    if moment is None:
+        return ""
+    return f"{moment:%a %Y-%m-%d %H:%M:%S}" if moment.second else f"{moment:%a %Y-%m-%d %H:%M}"
 
 
 def _print_next(info: wire.ScheduleInfo) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.client.client import Client
     from penstock.core.errors import PenstockError, Refused
 
+T = TypeVar("T")
 
 FAILED: Final = 1
 WRONG: Final = 2
@@ -174,13 +175,28 @@ _SET_BY: Final = {"addon_id": "addon", "payload.cwd": "cwd", "payload.env": "env
                   "payload.script": "command", "job_type": "job_type"}  # fmt: skip
 
 
+def asked(ask: Callable[[], T]) -> T:
+    """What the scheduler answers; what it finds wrong with a request is named by the options."""
+    from penstock.core.errors import Refused
+
+    try:
+        return ask()
+    except Refused as bad:
+        if bad.code not in ("bad_intent", "bad_fields"):
+            raise
+        raise wrong_options(bad) from None
+
+
 def wrong_options(error: Refused) -> CliFailure:
     """The problems of a request, by the options of the command that made it."""
     context, options = click.get_current_context(), dict[str, str]()
     set_by = _SET_BY | ({"payload": "command"} if context.params.get("command") else {})
     for parameter in context.command.params:
-        name = "CMD" if isinstance(parameter, click.Argument) else max(parameter.opts, key=len)
-        options[str(parameter.name)] = name
+        name = str(parameter.name)
+        if isinstance(parameter, click.Argument):
+            options[name] = "CMD" if name == "command" else name.upper()
+        else:
+            options[name] = max(parameter.opts, key=len)
 
     def named(text: str) -> str:
         return re.sub(
@@ -204,6 +220,8 @@ _TOLD_ALREADY: Final = frozenset({"bad_intent", "bad_fields", "illegal_move"})
 
 
 def _hint(error: PenstockError) -> str:
+    if error.data.get("field") == "name":  # the name of a schedule is taken: the hint speaks of keys
+        return ""
     if error.code == "queue_full":
         return f"Try again in {error.data.get('retry_after_sec') or 1:g} s."
     return "" if error.code in _TOLD_ALREADY else getattr(error, "hint", "")

@@ -10,8 +10,8 @@ import click
 
 from penstock.cli.parsers import ADDON, DURATION, PRIORITY, WHEN, WHOLE_SECONDS, Whole, short
 from penstock.cli.printing import echo
-from penstock.cli.session import CliSession, passes, wrong_options
-from penstock.core.errors import BadIntent
+from penstock.cli.session import CliSession, asked, passes
+from penstock.core.jobs.arrays import parse_array
 from penstock.core.jobs.dependencies import ParentCondition
 from penstock.core.text import parsed
 
@@ -146,11 +146,15 @@ def _submit_array(
     else:
         content = read_payload(payload)
     given = {name: value for name, value in fields.items() if value is not None}
-    given["after"] = tuple(_parent(session, word) for word in given.get("after", ()))
+    if given.get("after"):
+        raise click.UsageError(
+            "--after cannot be given with --array: submit the array when the parents have ended"
+        )
     try:
-        answer = session.client.submit_array(array, job_of(addon, job_type, content, **given))
-    except BadIntent as bad:
-        raise wrong_options(bad) from None
+        parse_array(array)
+    except ValueError as wrong:
+        raise click.UsageError(f"--array {wrong}") from None
+    answer = asked(lambda: session.client.submit_array(array, job_of(addon, job_type, content, **given)))
     if not session.print_json(answer):
         echo(answer.array_id)
         session.aside.print(f"[dim]penstock array wait {short(answer.array_id)}[/]")
@@ -185,10 +189,7 @@ def command_payload(
 def _submit(session: CliSession, job_type: str, payload: Any, *, addon: str, **fields: Any) -> wire.Submitted:
     given = {name: value for name, value in fields.items() if value is not None}
     given["after"] = tuple(_parent(session, word) for word in given.get("after", ()))
-    try:
-        return session.client.submit(addon, job_type, payload, **given)
-    except BadIntent as bad:
-        raise wrong_options(bad) from None
+    return asked(lambda: session.client.submit(addon, job_type, payload, **given))
 
 
 def _parent(session: CliSession, word: str) -> str:
@@ -196,7 +197,12 @@ def _parent(session: CliSession, word: str) -> str:
     part, colon, condition = word.partition(":")
     if colon and condition not in list(ParentCondition):
         raise click.UsageError(f"--after {word}: the condition must be one of {', '.join(ParentCondition)}")
-    return f"{session.job_id(part)}{colon}{condition}"
+    job_id = session.job_id(part)
+    if "_" in job_id:
+        raise click.UsageError(
+            f"--after {word}: {job_id} is a job of an array, and no job can wait for those"
+        )
+    return f"{job_id}{colon}{condition}"
 
 
 def _variable(word: str) -> tuple[str, str]:

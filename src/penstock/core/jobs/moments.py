@@ -43,6 +43,14 @@ _WORDS: Final = {
     "@annually": "0 0 1 1 *",
 }
 CRON_WORDS: Final = tuple(_WORDS)
+#: What may stand in each field of a line.
+_ALLOWED: Final = {
+    "minute": "0-59",
+    "hour": "0-23",
+    "day-of-month": "1-31 or L",
+    "month": "1-12 or jan-dec",
+    "day-of-week": "0-7 or sun-sat",
+}
 
 
 class Timing(NamedTuple):
@@ -168,7 +176,11 @@ def cron_line(cron: str) -> CronLine:
         if text == "Bad day-of-month" and _never(fields):
             raise ValueError("never comes: no such date exists") from None
         field = text.removeprefix("Bad ") if text.startswith("Bad ") else "fields"
-        raise ValueError(f"has a {field} that cron does not know") from None
+        if field not in _ALLOWED:
+            raise ValueError("has fields that cannot be read") from None
+        raise ValueError(
+            f"has a wrong {field}: write {_ALLOWED[field]}, *, or lists, ranges and steps"
+        ) from None
     return CronLine(fields)
 
 
