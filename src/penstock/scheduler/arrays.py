@@ -79,9 +79,9 @@ class ArrayService:
         record = self.get(array_id)
         turns = range(record.progress.turn, 0, -1)
         names = [member_id(array_id, index, turn) for turn in turns]
-        known = {job.job_id for job in self._store.jobs(names)}
+        stored = {job.job_id for job in self._store.jobs(names)}
         for name in names:
-            if name in known:
+            if name in stored:
                 return name
         raise NotFound(f"{self.why_no_job(record, index)}", array_id=array_id, index=index)
 

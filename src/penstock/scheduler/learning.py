@@ -167,10 +167,12 @@ class Learner:
             if prediction.job_id not in self._open and len(self._open) < MOST_OPEN:
                 self._open[prediction.job_id] = fresh[prediction.job_id] = prediction
         moved = {event.job_id for event in events if event.kind in _STARTS_OR_ENDS}
-        asked = [job_id for job_id in self._open if every or job_id in fresh or job_id in moved]
-        jobs = {job.job_id: job for job in self._store.observed_jobs([JobId(job_id) for job_id in asked])}
+        candidates = [job_id for job_id in self._open if every or job_id in fresh or job_id in moved]
+        jobs = {
+            job.job_id: job for job in self._store.observed_jobs([JobId(job_id) for job_id in candidates])
+        }
         settled = []
-        for job_id in asked:
+        for job_id in candidates:
             prediction, job = self._open[job_id], jobs.get(JobId(job_id))
             started_at = None if job is None else job.started_at
             if job is not None and job.fence == prediction.fence + 1 and started_at is not None:
