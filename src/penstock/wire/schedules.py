@@ -32,7 +32,7 @@ HourOfDay: TypeAlias = Annotated[str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0
 class ScheduleBody(WireRequest):
     """
     Exactly one of `cron`, `every_sec`, `at` and `quietest_hour_before` says when. `job`: each of its jobs, as
-    in a submit, without `deadline_at`, `earliest_start_at`, `idempotency_key` and `wait_sec`.
+    in a submit, without `after`, `deadline_at`, `earliest_start_at`, `idempotency_key` and `wait_sec`.
     """
 
     name: ScheduleName

@@ -2,8 +2,8 @@
 Admission: may a job of this class start now? And the ledger on which that is decided. Lease requests, the
 dispatcher, explain and simulation all ask the same `Gates`.
 
-The gates have this order, and the first that refuses is the reason: paused or draining, not yet ready, the
-quiet state, caps, budget, units. Units come last on purpose: "not enough units" then means that nothing else
+The gates have this order, and the first that refuses is the reason: labels, draining, paused, not yet ready,
+the quiet state, caps, budget, units. Units come last on purpose: "not enough units" then means that nothing else
 is in the way, and the round may keep units for the job.
 
 The ledger holds units and counts in flight, and each addon's fair-share account. A round changes its own copy
