@@ -24,6 +24,9 @@ def test_an_array_of_commands_runs_once_for_each_index(shell):
     assert shell("logs", "last", "--index", "4").stdout == "index 4\n"
     assert json.loads(shell("array", "show", array_id[-8:], "--json").stdout or "{}")["failed_indices"] == "4"
     assert array_id[-6:] in shell("array", "ls").stdout
+    assert (
+        f"`penstock array retry {array_id[-8:]}` queues it again." in shell("explain", f"{array_id}_4").stdout
+    )
 
 
 def test_an_array_is_canceled_as_a_whole(shell):

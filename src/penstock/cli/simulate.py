@@ -325,7 +325,9 @@ def _show_two(session: CliSession, before: Figures, after: Figures | None) -> No
     table(session.console, columns, rows)
     used = both(lambda f: f"{f.used:.0%}", before, after)
     lasted = both(lambda f: span(f.lasted_sec), before, after)
-    session.console.print(f"All jobs ended after {lasted}; {used} of the units were in use.")
+    stuck = before.everything.stuck or (after is not None and after.everything.stuck)
+    ended = "The last job that ended did so" if stuck else "All jobs ended"
+    session.console.print(f"{ended} after {lasted}; {used} of the units were in use.")
 
 
 def _plot(session: CliSession, plays: Sequence[_Play]) -> None:

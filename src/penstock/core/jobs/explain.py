@@ -23,7 +23,7 @@ from penstock.core.jobs.reasons import NotReady, QueuedAhead, Reason, UnitsKept,
 from penstock.core.jobs.standing import LastFailure, last_failure, last_line, standing
 from penstock.core.jobs.start_ranges import StartRange
 from penstock.core.jobs.states import DEFAULT, SETTLED, DispatchPhase, JobState, Schedules, allowed
-from penstock.core.jobs.types import SECOND, EndReason, JobId, Moment, seconds, spelled
+from penstock.core.jobs.types import SECOND, EndReason, JobId, Moment, member_of, seconds, spelled
 from penstock.core.jobs.viewer import Viewer
 from penstock.core.jobs.waits import Waited, wait_words
 
@@ -482,6 +482,14 @@ def _running_words(dispatch: Dispatch, now: Moment) -> Iterator[str]:
 # settled
 
 
+def _retry_command(job: Job) -> str:
+    """A failed job of an array is not retried alone: its array runs all failed indices again."""
+    member = member_of(job.job_id)
+    if member is None or job.state is not JobState.FAILED:
+        return f"penstock retry {job.job_id[-8:]}"
+    return f"penstock array retry {member[0][-8:]}"
+
+
 def _settled(job: Job, last: Dispatch | None, findings: Findings, now: Moment) -> Explanation:
     """
     How the last run ended, or how the job was settled without one: by a deadline in the queue, or a cancel.
@@ -509,7 +517,7 @@ def _settled(job: Job, last: Dispatch | None, findings: Findings, now: Moment) -
         )
     text = " ".join(f"{sentence.rstrip('.')}." for sentence in sentences)
     waited = wait_words(findings.waits)
-    way_out = f"penstock retry {job.job_id[-8:]}" if failed else ""
+    way_out = _retry_command(job) if failed else ""
     retry = f"`{way_out}` queues it again." if way_out else ""
     return Explanation(
         job_id=job.job_id,
