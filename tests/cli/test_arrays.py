@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+
+BLOCKED = 7
 
 
 def test_an_array_of_commands_runs_once_for_each_index(shell):
@@ -65,3 +68,14 @@ def test_an_array_has_no_parents_and_its_jobs_no_children(shell):
     assert f"{array_id}_1 is a job of an array, and no job can wait for those" in child.stderr
     assert (array.returncode, array.stdout) == (2, "")
     assert "--after cannot be given with --array: submit the array when" in array.stderr
+
+
+def test_a_blocked_job_of_an_array_is_retried_alone(shell):
+    spend = f"test -e again || {{ touch again; {sys.executable} -m penstock.cli.main job spend 2; }}"
+    array_id = shell("submit", "--array", "1", "--cost-limit", "1", "--shell", spend).stdout.strip()
+    job_id = f"{array_id}_1"
+
+    assert shell("wait", job_id, "--timeout", "60s").returncode == BLOCKED
+    assert f"`penstock retry {job_id[-8:]}` queues it again." in shell("explain", job_id).stdout
+    assert shell("retry", job_id).returncode == 0
+    assert shell("array", "wait", array_id, "--timeout", "60s").returncode == 0

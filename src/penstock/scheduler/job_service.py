@@ -243,7 +243,8 @@ class JobService:
     def decide(self, move: Move, by: str, job: Job) -> Change | None:
         now, ordering = self._store.now(), self._rules.ordering
         if move is Move.RETRY:
-            if (member := member_of(job.job_id)) is not None and self._store.array(member[0]) is not None:
+            member = None if job.state is JobState.BLOCKED else member_of(job.job_id)  # BLOCKED has not ended
+            if member is not None and self._store.array(member[0]) is not None:
                 raise IllegalMove(
                     f"{job.job_id} belongs to an array: retry the failed indices of array {member[0]}",
                     state=str(job.state),
