@@ -1,0 +1,214 @@
+"""
+The attempts of a play: when and how each ends, and what its end leaves behind.
+
+When a worker takes a job, it is known when the attempt will end: it completes or fails as the load says, or a
+limit stops it. An interrupt (a cancel, a preemption, a spent budget) may end it sooner. The end rules of the
+scheduler then decide whether the job is over or goes back to its queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final
+
+from msgspec.structs import replace
+
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.round import stop_moment
+from penstock.core.jobs.states import NONE_YET, DispatchPhase, JobState, resolve_end
+from penstock.core.jobs.types import AddonId, EndReason, Moment, Money, Span
+from penstock.scheduler.arrivals import PlayedAttempt
+from penstock.scheduler.dispatcher import FOR_EVER
+from penstock.scheduler.played_accounts import PlayedAccounts
+from penstock.scheduler.played_hosts import HostInPlay, RunInPlay, WorkerInPlay
+from penstock.scheduler.played_state import NOT_STARTED, MomentKind, Play, PlayedState
+from penstock.scheduler.played_waiting import PlayedQueues
+
+_SETTLED: Final = {
+    JobState.DONE: PlayedState.DONE,
+    JobState.FAILED: PlayedState.FAILED,
+    JobState.CANCELED: PlayedState.CANCELED,
+    JobState.BLOCKED: PlayedState.BLOCKED,
+}
+
+
+class PlayedAttempts:
+    """`ends` is a heap of the ends to come; `used`, `preemptions` and `retries` are figures of the player."""
+
+    def __init__(self, play: Play, queues: PlayedQueues, accounts: PlayedAccounts) -> None:
+        self._play, self._queues, self._accounts = play, queues, accounts
+        #: An end counts only if it is still the one that the run has.
+        self.ends: list[tuple[Moment, int, int, RunInPlay]] = []
+        self._end_numbers = count()
+        self.preemptions = self.retries = 0
+        #: Unit-microseconds by addon.
+        self.used: Counter[AddonId] = Counter()
+        #: How many jobs that run have each priority.
+        self.priorities = [0] * 101
+        self._left: dict[int, Span] = {}  # what an interrupted job still has to do
+        self._active: dict[int, Span] = {}
+        self._job_spent: dict[int, Money] = {}
+        self._tries: Counter[int] = Counter()
+        self._caps = play.limits.caps
+        for host in play.hosts:
+            for worker in host.workers:
+                self.show_room(host, worker, claimed=True)
+
+    # the start
+
+    def lease(self, run: RunInPlay, worker: WorkerInPlay | None, started_at: Moment) -> None:
+        """The attempt begins; when and how it ends is known now."""
+        play = self._play
+        job, load = run.job, play.load
+        run.phase, run.worker, run.started_at = DispatchPhase.LEASED, worker, started_at
+        if worker is not None:
+            worker.free -= 1
+        if play.started_at[job] == NOT_STARTED:
+            play.started_at[job] = started_at
+        play.state[job], play.host[job] = PlayedState.RUNNING, run.host.number
+        self.priorities[run.priority] += 1
+        run.over_at, run.reason = started_at + load.runs_for[job], EndReason.COMPLETED
+        intent = load.intents[load.intent[job]]
+        if job in load.extras or job in self._left:
+            self._plan_attempt(run, intent)
+        if intent.max_runtime_sec is not None or intent.max_active_sec is not None:
+            active = self._active.get(job, 0)
+            stop_at, reason = stop_moment(intent.max_runtime_sec, intent.max_active_sec, active, started_at)
+            if stop_at is not None and reason is not None and stop_at < run.over_at:
+                run.over_at, run.reason = stop_at, reason
+        if job in play.waiting.counters:
+            play.waiting.counters[job] = replace(play.waiting.counters[job], start=0)
+
+    def _plan_attempt(self, run: RunInPlay, intent: Intent) -> None:
+        play = self._play
+        extras = play.load.extras_of(run.job)
+        attempts = extras.attempts or (PlayedAttempt(play.load.runs_for[run.job]),)
+        attempt = attempts[min(self._tries[run.job], len(attempts) - 1)]
+        span, run.reason = self._left.get(run.job, attempt.runs_for), attempt.end
+        if intent.cost_limit is not None and extras.spends:
+            left = max(0, intent.cost_limit - self._job_spent.get(run.job, 0))
+            if extras.spends >= left:
+                span, run.reason = span * left // extras.spends, EndReason.COST_LIMIT_REACHED
+        run.over_at = run.started_at + span
+
+    def push_end(self, run: RunInPlay) -> None:
+        heappush(self.ends, (run.over_at, next(self._end_numbers), run.fence, run))
+
+    def show_room(self, host: HostInPlay, worker: WorkerInPlay, *, claimed: bool = False) -> None:
+        """Rounds of this host see the free places of this worker; after a claim it counts as present."""
+        play = self._play
+        if host.alone:
+            return
+        host.present.has_room(worker.name, worker.kinds, worker.free, FOR_EVER)
+        if claimed:
+            until = FOR_EVER if worker.claims_when_full else play.now + play.rules.fetch_for
+            host.present.came(worker.kinds, until)
+            if not worker.free and not worker.claims_when_full and host.reserves:
+                play.plan(until, MomentKind.ASK, host.number)
+
+    # the end
+
+    def end_due(self) -> None:
+        ends, now = self.ends, self._play.now
+        while ends and ends[0][0] <= now:
+            over_at, _, _, run = heappop(ends)
+            if run.over_at == over_at and run.phase is not DispatchPhase.ENDED:
+                self.finish(run, run.reason)
+
+    def run_of(self, job: int) -> RunInPlay:
+        play = self._play
+        return play.hosts[play.host[job]].runs[job]
+
+    def finish(self, run: RunInPlay, reason: EndReason) -> None:
+        """The dispatch ends, and the end rules decide where its job goes."""
+        play = self._play
+        job, queue, host, phase = run.job, run.queue, run.host, run.phase
+        run.phase = DispatchPhase.ENDED
+        del host.runs[job]
+        ledger, now = host.ledger, play.now
+        ledger.units -= queue.cost
+        ledger.running -= 1
+        freed_cap = False
+        for key in queue.keys:
+            counted = ledger.counts[key]
+            ledger.counts[key] = counted - 1
+            if counted == self._caps.limit(*key):
+                freed_cap = True
+        ledger.accounts[queue.admission_class.addon_id].hold(-queue.cost, now, play.sharing)
+        host.kept, host.changed = None, True
+        play.free.changed(host)
+        play.ask[host.number] = None
+        if freed_cap and len(play.hosts) > 1:
+            play.ask_all()
+        if phase is DispatchPhase.RESERVED:
+            host.reserved.pop(job, None)
+        else:
+            self.priorities[run.priority] -= 1
+            self.used[queue.admission_class.addon_id] += queue.cost * (now - run.started_at)
+            if run.worker is not None:
+                run.worker.free += 1
+                self.show_room(host, run.worker)
+        if reason is EndReason.COMPLETED and job not in play.load.extras:
+            self._queues.settle(job, PlayedState.DONE)
+        else:
+            self._resolve(run, phase, reason)
+
+    def _resolve(self, run: RunInPlay, phase: DispatchPhase, reason: EndReason) -> None:
+        play = self._play
+        job = run.job
+        intent = play.load.intents[play.load.intent[job]]
+        if phase is not DispatchPhase.RESERVED:
+            self._count_work(run, reason)
+        end = resolve_end(
+            reason,
+            phase,
+            counters=play.waiting.counters.get(job, NONE_YET),
+            schedules=play.rules.schedules,
+            own_delays_sec=intent.retry_delays_sec,
+        )
+        if end.target is not JobState.QUEUED:
+            self._queues.settle(job, _SETTLED[end.target])
+            return
+        play.waiting.counters[job], play.waiting.fences[job] = end.counters, run.fence
+        # Without a delay the job keeps its age.
+        self._queues.put_back(job, play.now + end.delay if end.delay else run.ready_at)
+
+    def _count_work(self, run: RunInPlay, reason: EndReason) -> None:
+        """What an attempt that has run leaves behind: spending, active time, and what is left to do."""
+        play = self._play
+        job, ran = run.job, play.now - run.started_at
+        extras = play.load.extras_of(job)
+        self._active[job] = self._active.get(job, 0) + ran
+        attempts = extras.attempts or (PlayedAttempt(play.load.runs_for[job]),)
+        whole = self._left.get(job, attempts[min(self._tries[job], len(attempts) - 1)].runs_for)
+        if extras.spends:
+            spent = extras.spends * min(ran, whole) // max(whole, 1)
+            self._job_spent[job] = self._job_spent.get(job, 0) + spent
+            self._spend(run.queue.admission_class.addon_id, spent)
+        interrupted = reason in (EndReason.COOPERATIVE_PREEMPTION, EndReason.PREEMPTION_TIMEOUT)
+        self._left.pop(job, None)
+        if interrupted:
+            self.preemptions += 1
+            if extras.resumes:
+                self._left[job] = max(0, whole - ran)
+        elif reason is not EndReason.COMPLETED:
+            self.retries += 1
+            self._tries[job] += 1
+
+    def _spend(self, addon_id: AddonId, amount: Money) -> None:
+        """If this is the end of a budget, all attempts of the addon end, and the next window lets it go on."""
+        play = self._play
+        reached = self._accounts.spend(addon_id, amount, play.now)
+        for window in reached:
+            play.at(window.ends_at, self._new_window)
+        for run in [run for host in play.hosts if reached for run in host.runs.values()]:
+            mine = run.queue.admission_class.addon_id == addon_id
+            if mine and run.phase is DispatchPhase.LEASED and run.job in run.host.runs:
+                self.finish(run, EndReason.COST_LIMIT_REACHED)
+
+    def _new_window(self) -> None:
+        """A day or a month is over in which a budget was spent."""
+        self._accounts.count_spending(self._play.now)
+        self._play.ask_all()

@@ -1,0 +1,175 @@
+"""
+The hosts of a play: what a user says of them, and what they do while the load is played.
+
+`PlayedHost` and `PlayedWorker` say what there is. The player makes a `HostInPlay` of each: its ledger, its runs,
+and what its last round kept. `FreeUnits` finds the hosts with the most free units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from penstock.core.jobs.admission import Conditions, Kept, Ledger
+from penstock.core.jobs.load import Capacity, Quiet
+from penstock.core.jobs.ordering import QueuedJob
+from penstock.core.jobs.preemption import Cycle
+from penstock.core.jobs.round import Placement, RunningJob
+from penstock.core.jobs.states import DispatchPhase
+from penstock.core.jobs.types import EndReason, HostId, Moment
+from penstock.scheduler.dispatcher import FOR_EVER, PullingWorkers, WorkerKinds
+from penstock.scheduler.played_queues import PlayedQueue, PlayedView, WaitingJobs
+
+#: More places than any host has units for.
+NO_LIMIT: Final = 1 << 30
+ANY_JOB: Final = WorkerKinds(own=True)
+
+
+class PlayedWorker(NamedTuple):
+    """
+    A worker that is always there. `places`: how many jobs it runs at once. `claims_when_full`: it counts as
+    present also while all of its places are taken, as the runner does; a worker that does not counts as gone
+    when it has been full for `fetch_for`.
+    """
+
+    name: str = "any"
+    kinds: WorkerKinds = ANY_JOB
+    places: int = NO_LIMIT
+    claims_when_full: bool = True
+
+
+class PlayedHost(NamedTuple):
+    """
+    A host and its workers. `capacity`: None for that of the rules. `preempts`: it makes running jobs yield, as
+    the daemon does. `reserves`: jobs that no worker here claims are reserved, as in the daemon.
+    """
+
+    name: HostId = HostId("local")
+    workers: tuple[PlayedWorker, ...] = (PlayedWorker(),)
+    labels: tuple[str, ...] = ()
+    capacity: Capacity | None = None
+    preempts: bool = True
+    reserves: bool = True
+
+
+class RunInPlay:
+    """A dispatch. `ends_at`: expected, as the rounds see it; `over_at`: when it really ends."""
+
+    __slots__ = (
+        "admitted_at",
+        "ends_at",
+        "fence",
+        "host",
+        "job",
+        "over_at",
+        "phase",
+        "priority",
+        "queue",
+        "ready_at",
+        "reason",
+        "started_at",
+        "worker",
+    )  # fmt: skip
+
+    def __init__(
+        self, job: int, queue: PlayedQueue, host: HostInPlay, waiting: QueuedJob, ready_at: Moment
+    ) -> None:
+        self.job, self.queue, self.host = job, queue, host
+        self.priority, self.fence, self.ready_at = waiting.priority, waiting.fence + 1, ready_at
+        self.worker: WorkerInPlay | None = None
+        self.phase = DispatchPhase.RESERVED
+        self.admitted_at = self.started_at = self.over_at = 0
+        self.ends_at: Moment | None = None
+        self.reason = EndReason.COMPLETED
+
+
+class WorkerInPlay:
+    """`free`: how many of its places are free now."""
+
+    __slots__ = ("claims_when_full", "fits", "free", "kinds", "name")
+
+    def __init__(self, worker: PlayedWorker) -> None:
+        self.name, self.kinds, self.free, self.claims_when_full = worker
+        #: By the number of a queue, whether the worker runs its jobs.
+        self.fits: dict[int, bool] = {}
+
+    def runs(self, queue: PlayedQueue) -> bool:
+        fits = self.fits.get(queue.number)
+        if fits is None:
+            fits = self.fits[queue.number] = self.kinds.fits(queue.admission_class)
+        return fits
+
+
+class HostInPlay:
+    """A host while the load is played. `view`: what its rounds see."""
+
+    def __init__(
+        self, number: int, host: PlayedHost, capacity: Capacity, ledger: Ledger, waiting: WaitingJobs
+    ) -> None:
+        self.number, self.name, self.labels = number, host.name, frozenset(host.labels)
+        self.capacity, self.preempts, self.ledger = capacity, host.preempts, ledger
+        self.view = PlayedView(ledger, waiting, self.running)
+        self.workers = [WorkerInPlay(worker) for worker in host.workers]
+        #: One worker that runs every job: no round need know who else is there.
+        self.alone = len(self.workers) == 1 and self.workers[0].kinds == ANY_JOB
+        self.reserves = host.reserves and not self.alone
+        self.present = PullingWorkers()
+        if not host.reserves:
+            self.present.came(ANY_JOB, FOR_EVER)
+        self.runs: dict[int, RunInPlay] = {}
+        self.reserved: dict[int, RunInPlay] = {}
+        self.quiet: Quiet | None = None
+        self.draining = False
+        #: What the last round kept, until something on this host changes.
+        self.kept: Kept | None = None
+        self.tick_planned = False
+        self.cycle: Cycle | None = None
+        self.changed = True
+
+    def conditions(self, now: Moment) -> Conditions:
+        if self.quiet is None:  # nothing is measured: always quiet, for longer than a job can ask
+            return Conditions(self.capacity.most, streak=now, draining=self.draining, labels=self.labels)
+        quiet = self.quiet
+        units = self.capacity.units(quiet.busy.score)
+        streak = quiet.streak(now)
+        return Conditions(units, quiet.state, streak, quiet.busy, draining=self.draining, labels=self.labels)
+
+    @property
+    def units(self) -> int:
+        """That may be in use now."""
+        return self.capacity.most if self.quiet is None else self.capacity.units(self.quiet.busy.score)
+
+    def running(self) -> list[RunningJob]:
+        return [RunningJob(run.queue.cost, run.admitted_at, run.ends_at) for run in self.runs.values()]
+
+
+class FreeUnits:
+    """The hosts by their free units, so that those with the most are found without a search."""
+
+    def __init__(self, hosts: Sequence[HostInPlay]) -> None:
+        self._hosts = hosts
+        self._free = [0] * len(hosts)
+        self._by_free: list[dict[int, None]] = [{} for _ in range(101)]
+        for host in hosts:
+            self._by_free[0][host.number] = None
+            self.changed(host)
+
+    def of(self, number: int) -> int:
+        return self._free[number]
+
+    def changed(self, host: HostInPlay) -> None:
+        number, free = host.number, max(0, host.units - host.ledger.units)
+        if free != self._free[number]:
+            del self._by_free[self._free[number]][number]
+            self._by_free[free][number] = None
+            self._free[number] = free
+
+    def at_least(self, units: int) -> Iterator[int]:
+        """As they are now, the most free units first."""
+        for free in range(100, max(units, 1) - 1, -1):
+            yield from list(self._by_free[free])
+
+
+def always_lease(_: object) -> Placement:
+    """The offer for every job where one worker runs them all."""
+    return Placement.LEASE

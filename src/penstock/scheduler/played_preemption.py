@@ -1,0 +1,136 @@
+"""
+Preemption in a play: at which ticks a host looks for a victim, and how the victim is made to yield.
+
+Who may preempt whom (`wanted`, `choose`) and the steps of a cycle (`begin`, `advance`) are those of the scheduler.
+The scheduler looks with every tick. Here a tick is planned only if a job waits whose priority is high enough above
+that of a job that runs, or while a cycle goes on.
+"""
+
+from __future__ import annotations
+
+from penstock.core.jobs.job import Dispatch
+from penstock.core.jobs.preemption import Act, Candidate, Cycle, advance, begin, choose, wanted
+from penstock.core.jobs.round import RoundInputs
+from penstock.core.jobs.states import DispatchPhase
+from penstock.core.jobs.types import DispatchId, EndReason, JobId, Moment
+from penstock.scheduler.dispatcher import FOR_EVER
+from penstock.scheduler.played_attempts import PlayedAttempts
+from penstock.scheduler.played_hosts import HostInPlay, RunInPlay, always_lease
+from penstock.scheduler.played_queues import PlayedQueue
+from penstock.scheduler.played_state import MomentKind, Play, PlayedState
+from penstock.scheduler.played_waiting import PlayedQueues
+
+
+class PlayedPreemption:
+    def __init__(self, play: Play, queues: PlayedQueues, attempts: PlayedAttempts) -> None:
+        self._play, self._queues, self._attempts = play, queues, attempts
+        #: The next tick that is planned.
+        self._look_at: Moment | None = None
+
+    def plan(self) -> None:
+        """At the next tick, if a job waits that could preempt one that runs, and anything has changed since."""
+        threshold = self._play.rules.preemption.threshold
+        if self._look_at is not None or threshold is None:
+            return
+        waits, runs = self._queues.priorities, self._attempts.priorities
+        highest = next((priority for priority in range(100, 0, -1) if waits[priority]), 0)
+        lowest = next((priority for priority in range(1, 101) if runs[priority]), 101)
+        if highest - lowest >= threshold:
+            self._look_by(self._play.next_tick())
+
+    def look(self) -> None:
+        """A planned tick. If an earlier one came instead of it, it does nothing."""
+        if self._look_at is None or self._look_at > self._play.now:
+            return
+        self._look_at = None
+        for host in self._play.hosts:
+            if host.cycle is not None:
+                self._go_on(host, host.cycle)
+            elif host.preempts and host.runs:
+                self._find_victim(host)
+
+    def _find_victim(self, host: HostInPlay) -> None:
+        play = self._play
+        preemption = play.rules.preemption
+        threshold = preemption.threshold or 0
+        runs = [run for run in host.runs.values() if run.phase is DispatchPhase.LEASED]
+        runs.sort(key=lambda run: (run.admitted_at, run.job))  # as a store lists them
+        lowest = min((run.priority for run in runs), default=101)
+        heads = [
+            (-queue.head.priority, queue.head.turn, queue.head.no, queue)
+            for queue in self._queues.ready.values()
+            if queue.head is not None and queue.head.priority - threshold >= lowest
+        ]
+        if not heads:
+            return
+        free = host.units - host.ledger.units
+        intents = play.load.intents
+        running = [
+            Candidate(run.priority, _dispatch_of(run), intents[play.load.intent[run.job]].preemptible)
+            for run in runs
+        ]
+        view = host.view
+        view.now = play.now
+        for priority, _, _, queue in sorted(heads, key=lambda head: head[:3]):
+            # Units are needed whatever else is: without enough of them no victim is worth a look.
+            most = max((run.queue.cost for run in runs if run.priority <= -priority - threshold), default=0)
+            if most + free < queue.cost:
+                continue
+            view.queues, view.ledger = [queue], host.ledger
+            inputs = RoundInputs(view, host.conditions(play.now), play.limits, play.ordering, always_lease)
+            for want in wanted(inputs):
+                victim = choose(want, running, preemption)
+                if victim is not None:
+                    self._begin_cycle(host, int(victim.dispatch_id), queue)
+                    return
+
+    def _begin_cycle(self, host: HostInPlay, job: int, queue: PlayedQueue) -> None:
+        play = self._play
+        assert queue.head is not None
+        run, wanted_by = host.runs[job], queue.head.job_id
+        host.cycle = begin(DispatchId(f"{job}.{run.fence}"), wanted_by, play.now, play.rules.preemption)
+        self._ask_to_yield(run)
+        self._wait_for_cycle(host.cycle)
+
+    def _ask_to_yield(self, run: RunInPlay) -> None:
+        play = self._play
+        yields_after = play.load.extras_of(run.job).yields_after
+        if yields_after is not None and play.now + yields_after < run.over_at:
+            run.over_at, run.reason = play.now + yields_after, EndReason.COOPERATIVE_PREEMPTION
+            self._attempts.push_end(run)
+
+    def _wait_for_cycle(self, cycle: Cycle) -> None:
+        self._look_by(min(self._play.next_tick(), cycle.due))
+
+    def _look_by(self, moment: Moment) -> None:
+        if self._look_at is None or moment < self._look_at:
+            self._look_at = moment
+            self._play.plan(moment, MomentKind.LOOK, 0)
+
+    def _go_on(self, host: HostInPlay, cycle: Cycle) -> None:
+        play = self._play
+        job, _, fence = cycle.victim.partition(".")
+        run = host.runs.get(int(job))
+        victim_runs = run is not None and run.fence == int(fence) and run.phase is DispatchPhase.LEASED
+        host.cycle, act = advance(
+            cycle,
+            victim_runs=victim_runs,
+            still_wanted=play.state[int(cycle.wanted_by)] == PlayedState.QUEUED,
+            now=play.now,
+            preemption=play.rules.preemption,
+        )
+        if run is not None and act is Act.ASK:
+            self._ask_to_yield(run)
+        if run is not None and act is Act.FORCE:
+            self._attempts.finish(run, EndReason.PREEMPTION_TIMEOUT)
+        if host.cycle is not None:
+            self._wait_for_cycle(host.cycle)
+
+
+def _dispatch_of(run: RunInPlay) -> Dispatch:
+    """A running job as `choose` sees it."""
+    admission_class = run.queue.admission_class
+    return Dispatch(
+        DispatchId(str(run.job)), JobId(str(run.job)), admission_class.addon_id, run.host.name,
+        admission_class, run.fence, run.phase, run.admitted_at, FOR_EVER, run.started_at,
+    )  # fmt: skip

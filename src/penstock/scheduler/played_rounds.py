@@ -1,0 +1,291 @@
+"""
+The rounds of a play: which host is asked when, what its round sees, and what follows from the result.
+
+`start` asks hosts until none of them can start anything. The round itself is `run_round`, as in the scheduler. A
+host is asked only if something can have changed for it, and its round sees only the queues that it can do
+something about (the docstring of `playing` says why this is enough).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from penstock.core.jobs.admission import Kept
+from penstock.core.jobs.ordering import QueuedJob, head_key
+from penstock.core.jobs.reasons import BudgetSpent, CapReached, Paused
+from penstock.core.jobs.round import MOST_PICKS, Pick, Placement, RoundInputs, RoundResult, run_round
+from penstock.core.jobs.types import EndReason, JobId
+from penstock.scheduler.dispatcher import RoundWorkers
+from penstock.scheduler.played_attempts import PlayedAttempts
+from penstock.scheduler.played_hosts import HostInPlay, RunInPlay, WorkerInPlay, always_lease
+from penstock.scheduler.played_queues import NOWHERE, PlayedQueue
+from penstock.scheduler.played_state import MomentKind, Play, PlayedState
+from penstock.scheduler.played_waiting import PlayedQueues
+
+
+class PlayedRounds:
+    def __init__(self, play: Play, queues: PlayedQueues, attempts: PlayedAttempts) -> None:
+        self._play, self._queues, self._attempts = play, queues, attempts
+
+    # which host is asked
+
+    def start(self) -> None:
+        """Ask hosts until none of them can start anything."""
+        play = self._play
+        hosts = play.hosts
+        if len(hosts) == 1 and self._order_changed(hosts[0]):
+            play.ask[0] = None
+        while play.ask or play.heads:
+            if len(hosts) == 1:
+                asked = bool(play.ask) or self._some_head_fits(hosts[0])
+                play.ask.clear()
+                play.heads.clear()
+                if asked and self._queues.ready:
+                    self._ask_host(hosts[0])
+            elif play.ask:
+                number = max(play.ask, key=lambda number: (play.free.of(number), -number))
+                del play.ask[number]
+                self._ask_host(hosts[number])
+            else:
+                number, _ = play.heads.popitem()
+                self._offer_head(self._queues.all[number])
+
+    def _some_head_fits(self, host: HostInPlay) -> bool:
+        free = host.units - host.ledger.units
+        return any(
+            queue.head is not None and queue.cost <= free
+            for queue in map(self._queues.all.__getitem__, self._play.heads)
+        )
+
+    def _order_changed(self, host: HostInPlay) -> bool:
+        """
+        Whether the job that units are kept for is no longer the first: the order of heads changes with time.
+        Then a job that was refused may start before it, or units are kept for another job.
+        """
+        play = self._play
+        if host.kept is None:
+            return False
+        units, now, ordering = host.units, play.now, play.ordering
+        free = units - host.ledger.units
+        first: tuple[tuple[float, ...], JobId] | None = None
+        for queue in self._queues.ready.values():
+            head = queue.head
+            if head is None or queue.cost > units:
+                continue
+            if queue.cost > free and (head.passed_at is None or now - head.passed_at < ordering.patience):
+                continue
+            share = host.ledger.share(queue.admission_class.addon_id, now, play.sharing)
+            key = head_key(head, urgent=queue.urgent, share=share, now=now, aging=play.aging)
+            first = min(first or (key, head.job_id), (key, head.job_id))
+        return first is None or first[1] != host.kept.job_id
+
+    def tick(self, host: HostInPlay) -> None:
+        """Of a host that keeps units."""
+        host.tick_planned = False
+        if self._order_changed(host):
+            self._play.ask[host.number] = None
+        self._plan_tick(host)
+
+    def _plan_tick(self, host: HostInPlay) -> None:
+        play = self._play
+        free = host.units - host.ledger.units
+        if (
+            host.kept is not None
+            and not host.tick_planned
+            and any(self._queues.costs[c] for c in range(1, free + 1))
+        ):
+            host.tick_planned = True
+            play.plan(play.next_tick(), MomentKind.TICK, host.number)
+
+    def _offer_head(self, queue: PlayedQueue) -> None:
+        """Ask the hosts that may have room for the head of this queue, until one of them starts it."""
+        play = self._play
+        head = queue.head
+        if head is None:
+            return
+        for number in play.free.at_least(queue.cost):
+            host = play.hosts[number]
+            kept = host.kept
+            if kept is not None and not kept.lets_past(queue.cost, head.ends_at(play.now)):
+                continue
+            if (
+                not any(worker.free > 0 and worker.runs(queue) for worker in host.workers)
+                and not host.reserves
+            ):
+                continue
+            result = self._ask_host(host)
+            if queue.head is not head:
+                if queue.head is not None:
+                    play.heads[queue.number] = None
+                return
+            if result is not None and _holds_everywhere(result, head):
+                return
+
+    def _ask_host(self, host: HostInPlay) -> RoundResult | None:
+        """Let the workers of a host claim until none of them gets a job. The last result."""
+        if host.alone:
+            worker, result = host.workers[0], None
+            while worker.free > 0 and (latest := self._round(host, worker)) is not None:
+                result = latest
+                # Units that are kept may be kept for longer now that more runs: then more may slip past.
+                if len(result.picks) < MOST_PICKS and not (result.picks and result.kept is not None):
+                    break
+            return result
+        result = None
+        started = True
+        while started:
+            started = False
+            for worker in host.workers:
+                started |= self._take_up(host, worker)
+                if worker.free > 0 and (claimed := self._round(host, worker)) is not None:
+                    result = claimed
+                    started |= bool(result.picks)
+            if host.reserves and (reserved := self._round(host, None)) is not None:
+                result = reserved
+                started |= bool(result.picks)
+        return result
+
+    # a round
+
+    def _round(self, host: HostInPlay, worker: WorkerInPlay | None) -> RoundResult | None:
+        """None: no job could start in it, so there was none."""
+        play = self._play
+        queues = self._queues_for(host, worker)
+        if not queues:
+            return None
+        view, ledger = host.view, host.ledger
+        view.now, view.queues = play.now, queues
+        offer: Callable[..., Placement] = always_lease
+        workers = None
+        if not host.alone:
+            workers = RoundWorkers(
+                host.present,
+                play.now,
+                None if worker is None else worker.kinds,
+                worker.name if worker else "",
+            )
+            offer = workers.offer
+            # A copy, as in a store: what the round sets aside leaves no trace in the accounts.
+            accounts = {addon: replace(account) for addon, account in ledger.accounts.items()}
+            view.ledger = replace(ledger, counts=dict(ledger.counts), accounts=accounts)
+        inputs = RoundInputs(view, host.conditions(play.now), play.limits, play.ordering, offer)
+        if workers is not None:
+            inputs = inputs._replace(take_place=workers.take_place)
+        result = run_round(inputs, most_leases=None if worker is None else worker.free)
+        for queue in queues:
+            self._queues.drop_empty(queue)
+        self._take_over(host, worker, result)
+        return result
+
+    def _queues_for(self, host: HostInPlay, worker: WorkerInPlay | None) -> list[PlayedQueue]:
+        """
+        The queues that a round of this host can do something about; none if nothing can start. A head that does
+        not fit matters only if it has not been marked as passed over yet, or if units are to be kept for it.
+        """
+        play = self._play
+        units, now, patience = host.units, play.now, play.ordering.patience
+        free = units - host.ledger.units
+        if free <= 0 or not self._queues.ready:
+            return []
+        chosen, startable = [], False
+        waited: dict[int, PlayedQueue] = {}
+        for queue in self._queues.ready.values():
+            head = queue.head
+            if queue.cost <= free:
+                chosen.append(queue)
+                startable = startable or worker is None or host.alone or worker.runs(queue)
+            elif queue.cost <= units and head is not None:
+                if head.passed_at is None:
+                    chosen.append(queue)
+                elif now - head.passed_at >= patience:
+                    # Units are kept for the first of them only.
+                    first = waited.setdefault(queue.alike, queue).head
+                    if first is not None and (head.turn, head.no) < (first.turn, first.no):
+                        waited[queue.alike] = queue
+        chosen += waited.values()
+        if worker is None and startable:
+            present = host.present.at(now)
+            startable = any(
+                queue.cost <= free and not present.claims(queue.admission_class) for queue in chosen
+            )
+        return chosen if startable else []
+
+    # what follows
+
+    def _take_over(self, host: HostInPlay, worker: WorkerInPlay | None, result: RoundResult) -> None:
+        """Do what the round decided."""
+        play = self._play
+        for pick in result.set_aside:
+            queue = self._queues.all[play.waiting.queue[pick.waiting.no]]
+            self._queues.put(queue, pick.waiting.turn, pick.waiting.no)
+        for waiting in result.passed:
+            self._queues.all[play.waiting.queue[waiting.no]].mark_passed(waiting.no, play.now)
+        for pick in result.picks:
+            self._dispatch(host, worker, pick)
+        if result.picks:
+            play.free.changed(host)
+            host.changed = True
+        if worker is not None and not host.alone:
+            self._attempts.show_room(host, worker, claimed=True)
+        self._keep(host, result.kept)
+
+    def _keep(self, host: HostInPlay, kept: Kept | None) -> None:
+        play = self._play
+        before, host.kept = host.kept, kept
+        if before is not None:
+            play.keeping[before.job_id].discard(host.number)
+        if kept is not None:
+            play.keeping[kept.job_id].add(host.number)
+            self._plan_tick(host)
+
+    def _dispatch(self, host: HostInPlay, worker: WorkerInPlay | None, pick: Pick) -> None:
+        play = self._play
+        job, queue = pick.waiting.no, self._queues.all[play.waiting.queue[pick.waiting.no]]
+        ready_at = pick.waiting.turn + pick.waiting.priority * play.aging.per_point
+        run = RunInPlay(job, queue, host, pick.waiting, ready_at)
+        run.admitted_at, run.ends_at = play.now, pick.ends_at
+        play.waiting.queue[job] = NOWHERE
+        if not host.alone:
+            host.ledger.take(queue.admission_class, play.now, play.sharing, queue.keys)
+            if queue.head is not None:
+                play.heads[queue.number] = None
+        elif len(play.hosts) > 1 and queue.head is not None:
+            play.heads[queue.number] = None
+        self._queues.start(queue, job, run.priority)
+        host.runs[job] = run
+        play.state[job], play.host[job] = PlayedState.RUNNING, host.number
+        if pick.offer is Placement.LEASE:
+            self._attempts.lease(run, worker, play.now)
+        else:
+            host.reserved[job] = run
+            run.over_at, run.reason = play.now + play.rules.reserve_for, EndReason.START_TIMEOUT
+        self._attempts.push_end(run)
+
+    def _take_up(self, host: HostInPlay, worker: WorkerInPlay) -> bool:
+        """Lease jobs that are reserved for such a worker."""
+        taken = False
+        for job, run in list(host.reserved.items()):
+            if worker.free > 0 and worker.runs(run.queue):
+                del host.reserved[job]
+                self._attempts.lease(run, worker, self._play.now)
+                self._attempts.push_end(run)
+                taken = True
+        if taken:
+            self._attempts.show_room(host, worker, claimed=True)
+        return taken
+
+
+def _holds_everywhere(result: RoundResult, head: QueuedJob) -> bool:
+    """Whether the head was refused for a reason that holds on every host."""
+    for denial in result.denials:
+        if denial.waiting is head:
+            match denial.reason:
+                case Paused() | BudgetSpent():
+                    return True
+                case CapReached(scope=scope):
+                    return scope != "concurrent"
+                case _:
+                    return False
+    return False

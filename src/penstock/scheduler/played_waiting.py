@@ -1,0 +1,281 @@
+"""
+Jobs of a play from their submit until they start, or until they leave without a start.
+
+The submit checks a job as the scheduler does. Then the job waits for its parents and its earliest start, enters
+the ready queue of its class, and may become urgent there. Jobs that will never start again are settled here too,
+because that decides about their children. `played_queues` has the queues themselves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from penstock.core.errors import BadIntent
+from penstock.core.jobs.admission import admission_class_of
+from penstock.core.jobs.dependencies import Fate, ParentCondition, fate
+from penstock.core.jobs.intent import check
+from penstock.core.jobs.load import QuietState
+from penstock.core.jobs.ordering import order_key, urgent_from
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import SECOND, AddonId, JobId, Moment, Span
+from penstock.scheduler.played_hosts import NO_LIMIT, HostInPlay
+from penstock.scheduler.played_queues import NOWHERE, PlayedQueue
+from penstock.scheduler.played_state import MomentKind, Play, PlayedState
+
+#: What a child sees of a parent that has ended.
+_ENDED: Final = {
+    PlayedState.DONE: JobState.DONE,
+    PlayedState.FAILED: JobState.FAILED,
+    PlayedState.CANCELED: JobState.CANCELED,
+}
+
+
+class PlayedQueues:
+    """All ready queues of a play, and the jobs on their way into and out of them."""
+
+    def __init__(self, play: Play) -> None:
+        self._play = play
+        #: By number; `ready` has those that are not empty, and `costs` counts them by the cost of their jobs.
+        self.all: list[PlayedQueue] = []
+        self.ready: dict[int, PlayedQueue] = {}
+        self.costs: Counter[int] = Counter()
+        #: Where it is not the moment of the arrival.
+        self.ready_at: dict[int, Moment] = {}
+        #: How many jobs in a queue have each priority.
+        self.priorities = [0] * 101
+        self._queued: Counter[AddonId] = Counter()
+        self._queue_numbers: dict[tuple[int, int, bool], int] = {}
+        self._classes: dict[object, int] = {}
+        self._alike: dict[object, int] = {}
+        self._valid: dict[int, bool] = {}
+        self._quiet_fors: set[Span] = set()
+        self._children: dict[int, list[tuple[int, ParentCondition]]] = defaultdict(list)
+        self._unmet: Counter[int] = Counter()
+        self._most_units = max((host.capacity.most for host in play.hosts), default=0)
+
+    # the submit
+
+    def submit(self, job: int) -> None:
+        play = self._play
+        load = play.load
+        number = load.intent[job]
+        intent, deadline = load.intents[number], load.deadline_at[job]
+        if not self._is_valid(job, number, deadline) or self._is_full(intent.addon_id):
+            self.settle(job, PlayedState.REFUSED)
+            return
+        play.state[job] = PlayedState.QUEUED
+        self._queued[intent.addon_id] += 1
+        if deadline:
+            play.plan(deadline, MomentKind.DEADLINE, job)
+        extras = load.extras.get(job)
+        if extras is not None and extras.canceled_at is not None:
+            play.plan(max(extras.canceled_at, play.now), MomentKind.CANCEL, job)
+        if extras is not None and extras.parents:
+            self._await_parents(job, extras.parents)
+            return
+        self._place(job, max(self.ready_at.get(job, load.at[job]), load.earliest_start_at[job]))
+
+    def _is_valid(self, job: int, number: int, deadline: Moment) -> bool:
+        """What the submit checks. It is the same for all jobs of one intent, except for the deadline."""
+        play = self._play
+        if deadline and deadline <= play.now:
+            return False
+        valid = self._valid.get(number)
+        if valid is None:
+            try:
+                check(play.load.intent_of(job), play.now, most_units=self._most_units)
+                valid = True
+            except BadIntent:
+                valid = False
+            self._valid[number] = valid
+        return valid
+
+    def _is_full(self, addon_id: AddonId) -> bool:
+        play = self._play
+
+        def queued(addon_id: AddonId | None) -> int:
+            return self._queued.total() if addon_id is None else self._queued[addon_id]
+
+        depth = play.rules.depth
+        if depth.total is None and depth.per_addon is None:
+            return False
+        if len(play.load) <= min(depth.total or NO_LIMIT, depth.per_addon or NO_LIMIT):
+            return False
+        return depth.reached([addon_id], queued) is not None
+
+    # parents
+
+    def _await_parents(self, job: int, parents: Sequence[tuple[int, ParentCondition]]) -> None:
+        """The job is ready when the last of its parents has ended as it should; perhaps at once."""
+        self._unmet[job] = len(parents)
+        for parent, condition in parents:
+            self._children[parent].append((job, condition))
+        for parent, _ in parents:
+            if self._play.state[parent] in _ENDED:
+                self._judge_children(parent)
+
+    def _judge_children(self, parent: int) -> None:
+        play = self._play
+        state = _ENDED[PlayedState(play.state[parent])]
+        for child, condition in self._children.pop(parent, ()):
+            if play.state[child] != PlayedState.QUEUED:
+                continue
+            intent = play.load.intents[play.load.intent[child]]
+            match fate(condition, state, intent.if_unmet):
+                case Fate.MEET:
+                    self._unmet[child] -= 1
+                    if not self._unmet[child] and play.waiting.queue[child] == NOWHERE:
+                        self.ready_at[child] = max(play.now, play.load.earliest_start_at[child])
+                        self._place(child, self.ready_at[child])
+                case Fate.WAIT:
+                    self._children[parent].append((child, condition))
+                case Fate.CANCEL:
+                    self.leave(child, PlayedState.CANCELED)
+                case Fate.FAIL:
+                    self.leave(child, PlayedState.FAILED)
+
+    # the queues
+
+    def _place(self, job: int, ready_at: Moment) -> None:
+        """Put a queued job where it belongs now."""
+        play = self._play
+        if ready_at > play.now:
+            self.ready_at[job] = ready_at
+            play.plan(ready_at, MomentKind.READY, job)
+            return
+        urgent_at = None
+        if play.load.deadline_at[job]:
+            urgent_at = urgent_from(play.load.intent_of(job), play.ordering)
+        urgent = urgent_at is not None and urgent_at <= play.now
+        if urgent_at is not None and not urgent:
+            play.plan(urgent_at, MomentKind.URGENT, job)
+        self._enter(job, self.queue_of(job, urgent=urgent), ready_at)
+
+    def _enter(self, job: int, queue: PlayedQueue, ready_at: Moment) -> None:
+        play = self._play
+        priority = play.load.intents[play.load.intent[job]].priority
+        self.priorities[priority] += 1
+        if self.put(queue, order_key(priority, ready_at, play.aging), job):
+            play.heads[queue.number] = None
+
+    def put(self, queue: PlayedQueue, turn: Moment, job: int) -> bool:
+        """Whether the job is the head of the queue now."""
+        if queue.head is None:
+            self.ready[queue.number] = queue
+            self.costs[queue.cost] += 1
+        return queue.put(turn, job)
+
+    def drop_empty(self, queue: PlayedQueue) -> None:
+        """If the queue is empty now, it is no longer ready."""
+        if queue.head is None and self.ready.pop(queue.number, None) is not None:
+            self.costs[queue.cost] -= 1
+
+    def put_back(self, job: int, ready_at: Moment) -> None:
+        """A job waits again after an attempt."""
+        play = self._play
+        play.state[job] = PlayedState.QUEUED
+        self._queued[play.load.intents[play.load.intent[job]].addon_id] += 1
+        self.ready_at[job] = ready_at
+        self._place(job, ready_at)
+
+    def queue_of(self, job: int, *, urgent: bool) -> PlayedQueue:
+        """By its intent and the whole seconds of its expected duration, which decide about its class."""
+        play = self._play
+        load = play.load
+        expected = load.expected_sec[job]
+        key = (load.intent[job], -1 if expected != expected else int(-(-expected // 1)), urgent)  # noqa: PLR0124 - NaN
+        number = self._queue_numbers.get(key)
+        if number is None:
+            admission_class = admission_class_of(load.intent_of(job))
+            same = (admission_class, urgent)
+            number = self._classes.get(same)
+            if number is None:
+                number = self._classes[same] = len(self.all)
+                kind = (replace(admission_class, cost_units=1, duration_class=0), urgent)
+                alike = self._alike.setdefault(kind, len(self._alike))
+                queue = PlayedQueue(number, admission_class, play.waiting, urgent=urgent, alike=alike)
+                self.all.append(queue)
+                if admission_class.quiet_for_sec:
+                    self._quiet_fors.add(admission_class.quiet_for_sec * SECOND)
+                    self.await_quiet(play.hosts)
+            self._queue_numbers[key] = number
+        return self.all[number]
+
+    def await_quiet(self, hosts: Iterable[HostInPlay]) -> None:
+        """Ask these hosts again when they have been quiet for as long as some job wants."""
+        play = self._play
+        for host in hosts:
+            if host.quiet is not None and host.quiet.state is QuietState.QUIET:
+                for span in self._quiet_fors:
+                    if host.quiet.since + span > play.now:
+                        play.plan(host.quiet.since + span, MomentKind.ASK, host.number)
+
+    def become_ready(self, job: int) -> None:
+        """If the job still waits for that, and no later moment has been set."""
+        play = self._play
+        if play.state[job] == PlayedState.QUEUED and play.waiting.queue[job] == NOWHERE:
+            ready_at = self.ready_at.get(job)
+            if ready_at is not None and ready_at <= play.now:
+                self._place(job, ready_at)
+
+    def become_urgent(self, job: int) -> None:
+        """If the job is still in a queue. It keeps its place in the order."""
+        play = self._play
+        if play.waiting.queue[job] == NOWHERE:
+            return
+        queue = self.all[play.waiting.queue[job]]
+        urgent = self.queue_of(job, urgent=True)
+        if queue is urgent:
+            return
+        passed_at = play.waiting.passed_at.get(job)
+        if queue.remove(job):
+            play.heads[queue.number] = None
+        self._out(queue, job, play.load.intents[play.load.intent[job]].priority)
+        if passed_at is not None:
+            play.waiting.passed_at[job] = passed_at
+        load = play.load
+        self._enter(job, urgent, max(self.ready_at.get(job, load.at[job]), load.earliest_start_at[job]))
+
+    # the ways out
+
+    def start(self, queue: PlayedQueue, job: int, priority: int) -> None:
+        """A round has taken this job out of its queue."""
+        self._out(queue, job, priority)
+        self._queued[queue.admission_class.addon_id] -= 1
+
+    def _out(self, queue: PlayedQueue, job: int, priority: int) -> None:
+        """A job has left its queue."""
+        play = self._play
+        self.priorities[priority] -= 1
+        play.waiting.passed_at.pop(job, None)
+        self.drop_empty(queue)
+        if play.keeping and (hosts := play.keeping.pop(JobId(str(job)), None)):
+            for number in hosts:
+                play.hosts[number].kept = None
+                play.ask[number] = None
+
+    def leave(self, job: int, state: PlayedState) -> None:
+        """A queued job ends without a start."""
+        play = self._play
+        intent, number = play.load.intents[play.load.intent[job]], play.waiting.queue[job]
+        if number != NOWHERE:
+            queue = self.all[number]
+            if queue.remove(job):
+                play.heads[number] = None
+            self._out(queue, job, intent.priority)
+        self._queued[intent.addon_id] -= 1
+        self.settle(job, state)
+
+    def settle(self, job: int, state: PlayedState) -> None:
+        """The job will never start again."""
+        play = self._play
+        play.state[job] = state
+        play.ended_at[job] = play.now
+        play.settled += 1
+        self.ready_at.pop(job, None)
+        if job in self._children and state in _ENDED:
+            self._judge_children(job)
