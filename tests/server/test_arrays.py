@@ -66,3 +66,13 @@ def test_a_bound_token_has_its_own_arrays_and_no_others(kit):
         other.get(f"/queue/jobs/{array_id}_17").status,
     }
     assert "there is no job" in other.get(f"/queue/jobs/{array_id}_17").json["detail"]
+
+
+def test_a_list_of_one_addon_is_not_cut_by_the_arrays_of_others(client):
+    own = client.post("/arrays/submit", BODY | {"job": JOB | {"addon_id": "ours"}}).json["array_id"]
+    for _ in range(3):
+        client.post("/arrays/submit", BODY)
+
+    listed = client.mint(addon_id="ours").get("/arrays?limit=2").json["arrays"]
+
+    assert [one["array_id"] for one in listed] == [own]

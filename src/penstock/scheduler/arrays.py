@@ -22,7 +22,7 @@ from penstock.core.jobs.changes import Change
 from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.states import ENDED, JobState, Move
-from penstock.core.jobs.types import HOUR, SECOND, JobId, Moment, Span
+from penstock.core.jobs.types import HOUR, SECOND, AddonId, JobId, Moment, Span
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Apply, ChangeArray, Store, committed
@@ -34,6 +34,8 @@ Decide: TypeAlias = Callable[[ArrayRecord | None, Mapping[JobId, JobState], Mome
 _AGAIN: Final[Span] = 1 * SECOND
 #: How many arrays the keeper looks at in one step.
 _MOST_OPEN: Final = 1_000
+#: How many arrays a list of one addon searches.
+_MOST_SEARCHED: Final = 10_000
 _TRIES: Final = 8
 
 
@@ -71,8 +73,12 @@ class ArrayService:
             raise NotFound(f"there is no array {array_id!r:.80}", array_id=array_id)
         return record
 
-    def newest(self, limit: int = 50) -> list[ArrayRecord]:
-        return self._store.arrays(limit)
+    def newest(self, limit: int = 50, addon_id: AddonId | None = None) -> list[ArrayRecord]:
+        """With an addon: of its arrays, among the newest `_MOST_SEARCHED` of all addons."""
+        if addon_id is None:
+            return self._store.arrays(limit)
+        records = self._store.arrays(_MOST_SEARCHED)
+        return [record for record in records if record.array.intent.addon_id == addon_id][:limit]
 
     def job_of(self, array_id: str, index: int) -> JobId:
         """The newest job of an index. NotFound: it has none yet, or no longer."""

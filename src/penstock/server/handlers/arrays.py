@@ -38,8 +38,7 @@ def array_submit(call: Request[None, wire.ArrayBody]) -> wire.ArrayInfo:
 
 def array_list(call: Request[wire.ArraysQuery, None]) -> wire.ArrayList:
     addon_id = call.addon(or_none(call.query.addon_id))
-    records = _service(call).newest(call.query.limit)
-    return wire.ArrayList([_info(r) for r in records if addon_id in (None, r.array.intent.addon_id)])
+    return wire.ArrayList([_info(record) for record in _service(call).newest(call.query.limit, addon_id)])
 
 
 async def array_get(call: Request[wire.ArrayQuery, None]) -> wire.ArrayInfo:
