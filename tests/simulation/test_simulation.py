@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.scheduler.conftest import make
 
 from penstock.core.jobs.admission import AdmissionLimits, Budget, Caps
-from penstock.core.jobs.dependencies import ParentCondition
+from penstock.core.jobs.dependencies import IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.types import HOUR, MINUTE, SECOND, AddonId, EndReason, HostId, Priority
@@ -182,6 +182,19 @@ def test_a_job_waits_for_its_parents_and_goes_with_them():
 
     assert waits(good) == [0, 9]
     assert [bad.state(job).name for job in range(2)] == ["FAILED", "CANCELED"]
+
+
+def test_with_any_the_first_parent_that_ends_as_it_must_is_enough():
+    failed = (PlayedAttempt(5 * SECOND, EndReason.JOB_ERROR),)
+    parents = ((0, ParentCondition.FAILED), (1, ParentCondition.FAILED), (2, ParentCondition.FAILED))
+    child = arrival(1, cost_units=10, if_unmet=IfUnmet.ANY)._replace(parents=parents)
+    good, bad = arrival(cost_units=10), arrival(cost_units=10)._replace(attempts=failed)
+    one = play([good, bad, good, child], RULES)
+    both = play([bad, bad, good, child], RULES)
+    none = play([good, good, good, child], RULES)
+
+    assert waits(one) == waits(both) == [0, 0, 0, 4]
+    assert [played.state(3).name for played in (one, both, none)] == ["DONE", "DONE", "CANCELED"]
 
 
 def test_a_busy_host_starts_less_and_a_quiet_job_waits_for_the_quiet():

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.admission import admission_class_of
-from penstock.core.jobs.dependencies import Fate, ParentCondition, fate
+from penstock.core.jobs.dependencies import Fate, IfUnmet, ParentCondition, fate
 from penstock.core.jobs.intent import check
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.ordering import order_key, urgent_from
@@ -122,18 +122,20 @@ class PlayedQueues:
         play = self._play
         state = _ENDED[PlayedState(play.state[parent])]
         for child, condition in self._children.pop(parent, ()):
-            if play.state[child] != PlayedState.QUEUED:
+            if play.state[child] != PlayedState.QUEUED or not self._unmet[child]:  # one of `any` was enough
                 continue
             intent = play.load.intents[play.load.intent[child]]
             match fate(condition, state, intent.if_unmet):
                 case Fate.MEET:
-                    self._unmet[child] -= 1
+                    self._unmet[child] = 0 if intent.if_unmet is IfUnmet.ANY else self._unmet[child] - 1
                     if not self._unmet[child] and play.waiting.queue[child] == NOWHERE:
                         self.ready_at[child] = max(play.now, play.load.earliest_start_at[child])
                         self._place(child, self.ready_at[child])
                 case Fate.WAIT:
                     self._children[parent].append((child, condition))
-                case Fate.CANCEL:
+                case Fate.DROP if self._unmet[child] > 1:
+                    self._unmet[child] -= 1
+                case Fate.CANCEL | Fate.DROP:
                     self.leave(child, PlayedState.CANCELED)
                 case Fate.FAIL:
                     self.leave(child, PlayedState.FAILED)
