@@ -642,5 +642,6 @@ def test_a_batch_is_submitted_and_addressed_as_one(shell, tmp_path):
     assert shell("batch", "wait", "nightly").returncode == 1
     assert shell("batch", "cancel", "nightly").stdout == "0 jobs canceled\n"
     assert "there is a batch nightly already" in shell("batch", "submit", "nightly", str(lines)).stderr
+    assert len(json.loads(shell("batch", "submit", "later", str(lines), "--json").stdout)) == 3
     missing = shell("batch", "show", "other")
     assert (missing.returncode, missing.stderr) == (4, "penstock: there is no batch other\n")

@@ -139,9 +139,9 @@ def _json_anywhere(words: list[str]) -> list[str]:
     `penstock ls --json` reads better than `penstock --json ls`. `run` and `submit` have the option themselves: behind
     theirs the words belong to the command that is submitted.
     """
-    own = (
-        ("--",) if "schedule" in words[:3] else ("run", "submit", "--")
-    )  # `schedule run NAME` runs no command
+    verb = next((word for word in words if word in ("run", "submit", "schedule", "batch")), "")
+    # `schedule run NAME` and `batch submit NAME FILE` have no command behind them.
+    own = ("--",) if verb in ("schedule", "batch") else ("run", "submit", "--")
     end = next((at for at, word in enumerate(words) if word in own), len(words))
     if "--json" in words[:end]:
         words = ["--json", *(word for word in words[:end] if word != "--json"), *words[end:]]
