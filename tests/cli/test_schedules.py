@@ -144,6 +144,8 @@ def test_import_takes_a_crontab_file(shell, schedules):
     dry = shell("schedule", "import", "--dry-run", "crontab")
     assert schedules() == []
     assert len(dry.stdout.splitlines()) == 2
+    planned = json.loads(shell("schedule", "import", "--dry-run", "crontab", "--json").stdout)
+    assert [f"{plan['name']}:" for plan in planned] == [line.split()[0] for line in dry.stdout.splitlines()]
     done = shell("schedule", "import", "crontab", "--zone", "America/New_York")
 
     assert done.returncode == DONE, done.stderr

@@ -266,11 +266,13 @@ def import_file(
         first, *rest = [f"line {line}: {why}" for line, why in sorted(crontab.problems)]
         raise CliFailure(f"{first}; nothing was added", WRONG, rest)
     added: list[wire.ScheduleInfo] = []
+    planned: list[dict[str, str]] = []
     for entry in crontab.entries:
         job_type, payload = shell_payload(entry, os.path.expanduser("~"))  # noqa: PTH111 - a text is sent
         place = entry.zone or zone or local_zone()
         if dry_run:
-            echo(f"{entry.name(prefix)}: {entry.cron} in {place}: {entry.command}")
+            plan = {"name": entry.name(prefix), "cron": entry.cron, "zone": place, "command": entry.command}
+            planned.append(plan)
             continue
         try:
             job = job_of(addon, job_type, payload)
@@ -283,7 +285,9 @@ def import_file(
             raise
     for line, note in crontab.notes:
         session.aside.print(f"line {line}: {note}", markup=False)
-    if not dry_run and not session.print_json(added):
+    if not session.print_json(planned if dry_run else added):
+        for plan in planned:
+            echo("{name}: {cron} in {zone}: {command}".format_map(plan))
         for info in added:
             echo(f"Added {info.name}: {_when(info)}; next {_moment(info.next[0])}")
 
