@@ -39,6 +39,15 @@ def open_now():
     return found
 
 
+def open_readers(store, number=6):
+    """
+    Open the connections that threads of the scheduler may come to need at once, and that the store then keeps: opened later
+    they would take the last descriptors for good.
+    """
+    if number:
+        store.look("here", lambda _: open_readers(store, number - 1))
+
+
 def refused(plant, jobs):
     events = [event for job in jobs for event in plant.store.events(0, 1_000, job)]
     return [event for event in events if "could not be started" in event.data.get("error", "")]
@@ -59,6 +68,7 @@ def unless_out_of_descriptors(look):
 def test_a_command_that_cannot_be_started_goes_back_and_runs_when_it_can(plant, tmp_path):
     go = tmp_path / "go"
     plant.settled(plant.command("true"))
+    open_readers(plant.store)
     with descriptors_left(12):
         jobs = [plant.command("sh", "-c", f"until [ -e {go} ]; do sleep 0.05; done") for _ in range(40)]
         until(unless_out_of_descriptors(lambda: refused(plant, jobs)))
@@ -74,6 +84,7 @@ def test_a_command_that_cannot_be_started_goes_back_and_runs_when_it_can(plant, 
 
 def test_a_function_for_which_no_worker_can_be_started_goes_back_and_runs_when_it_can(plant):
     plant.settled(plant.command("true"))
+    open_readers(plant.store)
     with descriptors_left(3):
         job = plant.function("add", 1, 2)
         until(lambda: plant.events(job).count(("REQUEUED", "released")) > 1)
