@@ -367,7 +367,8 @@ def test_the_jobs_that_ran_are_played_again_under_other_settings(shell):
 
     assert answer["as_it_is"]["everything"]["refused"] == 0
     assert answer["tried"]["everything"]["refused"] == answer["tried"]["everything"]["jobs"] > 0
-    assert "All jobs ended after" in text.stdout
+    # Jobs of other tests, for which no worker was seen, are stuck in the play.
+    assert "All jobs ended after" in text.stdout or "The last job that ended did so after" in text.stdout
     assert "\x1b" not in text.stdout + text.stderr
 
 
