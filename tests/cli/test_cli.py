@@ -508,6 +508,22 @@ def test_a_backup_is_restored_when_the_scheduler_has_stopped(alone, tmp_path):
     assert f" by user {getpass.getuser()}" in trail
 
 
+def test_a_job_whose_daemon_was_killed_says_so_in_explain_and_in_every_list(alone):
+    alone.up()
+    job_id = alone.submit("sleep", "300")
+    alone.until("RUNNING", job_id)
+    alone.daemon.kill()
+    alone.daemon.wait()
+    alone.down()
+    alone.up()
+    alone.until("QUEUED", job_id)
+
+    explained = alone("explain", job_id).stdout
+    assert "Attempt 1 of 6 was cut off: the scheduler was killed or stopped unexpectedly." in explained
+    assert "scheduler killed in attempt 1 of 6; next in " in alone("ls").stdout
+    assert alone.job(job_id)["why"].startswith("scheduler killed in attempt 1 of 6; next in ")
+
+
 def test_stop_ends_the_daemon_and_what_ran_goes_back_to_the_queue(alone):
     alone.up()
     job_id = alone.submit("sleep", "300")

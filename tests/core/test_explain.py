@@ -27,7 +27,8 @@ def job(state=JobState.QUEUED, ready_at=NOW - 41 * SECOND, retry_delays_sec=(), 
     ("end", "error", "words"),
     [
         (EndReason.JOB_ERROR, "Traceback:\nexit code 7", "Attempt 2 of 4 failed (exit code 7). "),
-        (EndReason.HOST_LOST, None, "Attempt 1 of 6 failed (host lost). "),
+        (EndReason.HOST_LOST, None, "Attempt 1 of 6 was cut off: its host was lost. "),
+        (EndReason.LEASE_EXPIRED, None, "Attempt 1 of 6 was cut off: its worker sent no heartbeat in time. "),
     ],
 )
 def test_a_job_that_is_retried_says_what_failed_and_when_the_next_attempt_is(end, error, words):

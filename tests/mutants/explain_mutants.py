@@ -64,6 +64,22 @@ MUTANTS = [
         ("tests/core/test_explain.py",),
     ),
     Mutant(
+        "explain: a killed scheduler counts as a failure of the job",
+        "penstock/core/jobs/standing.py",
+        "LastFailure.words",
+        "self.end in _CUT_OFF",
+        "False",
+        _TABLE,
+    ),
+    Mutant(
+        "explain: lists do not read how the attempt of a waiting job ended",
+        "penstock/server/handlers/jobs.py",
+        "listing",
+        "job.state == JobState.QUEUED and job.ready_at > now",
+        "False",
+        ("tests/cli/test_cli.py::test_a_job_whose_daemon_was_killed_says_so_in_explain_and_in_every_list",),
+    ),
+    Mutant(
         "explain: a worker that has gone counts as never seen",
         "penstock/scheduler/dispatcher.py",
         "PullingWorkers._remember_gone",

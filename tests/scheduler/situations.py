@@ -503,6 +503,10 @@ def retry_of_a_crash(kit):
     return present(kit), failed(kit, EndReason.WORKER_CRASHED, None), {}
 
 
+def retry_after_the_scheduler_was_killed(kit):
+    return present(kit), failed(kit, EndReason.SCHEDULER_RESTARTED, None), {}
+
+
 def retry_while_unavailable(kit):
     return present(kit), failed(kit, EndReason.UNAVAILABLE, "disk is away"), {}
 

@@ -338,6 +338,11 @@ TABLE = [
         {"reason": "not_ready", "gates": ["not_ready"], "short": "attempt 1 of 6 failed; next in 60 s", "next_step": "its time comes", "way_out": "penstock cancel {job}", "last_failure": [1, 6, ""]},
     ),
     Row(
+        s.retry_after_the_scheduler_was_killed,
+        "Attempt 1 of 6 was cut off: the scheduler was killed or stopped unexpectedly. Next attempt in 60 s.",
+        {"reason": "not_ready", "gates": ["not_ready"], "short": "scheduler killed in attempt 1 of 6; next in 60 s", "next_step": "its time comes", "way_out": "penstock cancel {job}", "last_failure": [1, 6, ""]},
+    ),
+    Row(
         s.retry_while_unavailable,
         "Attempt 1 of 6 failed (disk is away). Next attempt in about 2 min.",
         {"reason": "not_ready", "gates": ["not_ready"], "short": "attempt 1 of 6 failed; next in about 2 min", "next_step": "its time comes", "way_out": "penstock cancel {job}", "last_failure": [1, 6, "disk is away"]},

@@ -50,14 +50,15 @@ def test_a_token_that_cannot_be_recorded_is_not_made(kit, monkeypatch):
     assert kit.server.tokens.all() == known
 
 
-def test_a_login_is_in_the_trail_when_it_is_asked_for_and_when_it_is_used(tmp_path):
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_login_is_in_the_trail_when_it_is_asked_for_and_when_it_is_used(tmp_path, read_only):
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "index.html").write_text("")
     (tmp_path / "home").mkdir(mode=0o700)
     kit = ServerKit(tmp_path / "home", start=False, page=tmp_path / "page")
     try:
         maintenance = kit.client.mint()
-        code = maintenance.post("/login").json["url"].partition("#code=")[2]
+        code = maintenance.post("/login", {"read_only": read_only}).json["url"].partition("#code=")[2]
         asked = last(kit, "LOGIN")
         Client(kit.server).send("POST", "/session", {"code": code}, prefix="")
         used = last(kit, "LOGIN")
@@ -65,9 +66,11 @@ def test_a_login_is_in_the_trail_when_it_is_asked_for_and_when_it_is_used(tmp_pa
     finally:
         kit.close()
 
-    assert (asked["reason"], asked["data"]) == ("link_made", {"by": token_id(maintenance)})
+    assert asked["reason"] == "link_made"
+    assert asked["data"] == {"by": token_id(maintenance), "read_only": read_only}
     assert used["reason"] == "session_opened"
-    assert used["data"] == {"by": token_id(maintenance), "token_id": session.token_id}
+    by = {"by": token_id(maintenance), "token_id": session.token_id}
+    assert used["data"] == by | {"read_only": read_only}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from penstock.core.jobs.job import EventKind
 from penstock.server.problems import BadFields, NoRoute, WrongVerb, naming_fields
 from penstock.server.request import Request
 from penstock.server.tokens import Sessions
+from penstock.wire import Scope
 
 _POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -80,7 +81,8 @@ class WebPage:
             raise naming_fields(BadFields, ("code", "must be the code of a login link")) from None
         app_state = request.app_state
         opened = self._sessions.open(login.code, app_state.store.now())
-        facts = {"token_id": opened.token_id}
+        read_only = opened.principal.scopes <= {Scope.JOBS_READ}
+        facts = {"token_id": opened.token_id, "read_only": read_only}
         await app_state.run(app_state.record, EventKind.LOGIN, "session_opened", opened.principal, facts)
         headers = [
             (b"set-cookie", self._sessions.set_cookie(opened.cookie).encode()),

@@ -20,7 +20,7 @@ from penstock.core.jobs.forecast import NOTHING_HOLDS, Ahead, Outlook
 from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, Job, outcome_of
 from penstock.core.jobs.reason_base import due_in, named
 from penstock.core.jobs.reasons import NotReady, QueuedAhead, Reason, UnitsKept, retry_after_sec
-from penstock.core.jobs.standing import LastFailure, last_failure, last_line, standing
+from penstock.core.jobs.standing import LastFailure, end_words, last_failure, last_line, standing
 from penstock.core.jobs.start_ranges import StartRange
 from penstock.core.jobs.states import DEFAULT, SETTLED, DispatchPhase, JobState, Schedules, allowed
 from penstock.core.jobs.types import SECOND, EndReason, JobId, Moment, member_of, seconds, spelled
@@ -205,7 +205,8 @@ def _queued(
         job_id=job.job_id,
         state=job.state,
         text=text,
-        short=standing(job, now, reason, schedules=findings.schedules) or "starts with the next round",
+        short=standing(job, now, reason, last=last, schedules=findings.schedules)
+        or "starts with the next round",
         waiting_sec=seconds(max(0, now - job.ready_at)),
         reason="" if reason is None else reason.code,
         reason_data=None if reason is None else asdict(reason),
@@ -503,7 +504,7 @@ def _settled(job: Job, last: Dispatch | None, findings: Findings, now: Moment) -
     failure = last_failure(job, last, findings.schedules) if failed else None
     text = f"{job.state}{ended}"
     if code not in ("", EndReason.COMPLETED, EndReason.CANCELED):  # those say no more than the state
-        text += f" ({code.replace('_', ' ')})"
+        text += f" ({end_words(code)})"
     sentences = [f"{text}: {error}" if error else text]
     if failure is not None and failure.of is not None:
         sentences.append(f"That was attempt {failure.attempt} of {failure.of}")

@@ -63,7 +63,7 @@ class EventKind(StrEnum):
     TOKEN_REVOKED = "TOKEN_REVOKED"  # noqa: S105 - no password
     READY = "READY"  # the last of its parents has ended as it must
     RESTORED = "RESTORED"  # a backup has taken the place of the database
-    LOGIN = "LOGIN"  # a login link was made, or opened; the reason says which
+    LOGIN = "LOGIN"  # a link was made, or opened: the reason says which; data has read_only
     LOSS_ACCEPTED = "LOSS_ACCEPTED"  # started on a file that had lost events, because the operator said so
 
 

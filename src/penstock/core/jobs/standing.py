@@ -2,11 +2,14 @@
 Where a job stands, in one clause: the line of every list (`penstock ls`, `top`, the page's jobs table).
 
 A list has many rows, so the clause comes from what the row has already: the recorded denial, the counters,
-and for a failed job its last attempt. No round is tried out for it. It names no other job, so every reader
-may see it.
+and for a job that has failed or is to be tried again its last attempt. No round is tried out for it. It names
+no other job, so every reader may see it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
 
 from msgspec import Struct, ValidationError
 from msgspec.json import decode
@@ -16,6 +19,13 @@ from penstock.core.jobs.reason_base import cut, due_in
 from penstock.core.jobs.reasons import REASONS, NotReady, Reason, WaitsForParents, from_json
 from penstock.core.jobs.states import DEFAULT, END_RULES, Category, DispatchPhase, JobState, Schedules
 from penstock.core.jobs.types import EndReason, Moment, spelled
+
+#: Ends of an attempt in which the job had no part, as clauses.
+_CUT_OFF: Final[Mapping[str, str]] = {
+    EndReason.SCHEDULER_RESTARTED: "the scheduler was killed or stopped unexpectedly",
+    EndReason.LEASE_EXPIRED: "its worker sent no heartbeat in time",
+    EndReason.HOST_LOST: "its host was lost",
+}
 
 
 class LastFailure(Struct, frozen=True):
@@ -32,8 +42,21 @@ class LastFailure(Struct, frozen=True):
         if self.end == EndReason.START_TIMEOUT:
             times = "once" if self.attempt == 1 else f"{self.attempt} times"
             return f"No worker took it up, {times}."
-        of = "" if self.of is None else f" of {self.of}"
-        return f"Attempt {self.attempt}{of} failed ({self.error or self.end.replace('_', ' ')})."
+        if self.end in _CUT_OFF:
+            return f"{self._attempt.capitalize()} was cut off: {_CUT_OFF[self.end]}."
+        return f"{self._attempt.capitalize()} failed ({self.error or self.end.replace('_', ' ')})."
+
+    @property
+    def short(self) -> str:
+        if self.end == EndReason.START_TIMEOUT:
+            return "no worker took it up"
+        if self.end == EndReason.SCHEDULER_RESTARTED:
+            return f"scheduler killed in {self._attempt}"
+        return f"{self._attempt} {'was cut off' if self.end in _CUT_OFF else 'failed'}"
+
+    @property
+    def _attempt(self) -> str:
+        return f"attempt {self.attempt}" if self.of is None else f"attempt {self.attempt} of {self.of}"
 
 
 def last_failure(job: Job, last: Dispatch | None, schedules: Schedules) -> LastFailure | None:
@@ -56,6 +79,10 @@ def _most(job: Job, category: Category, schedules: Schedules) -> int | None:
     return len(delays) + 1
 
 
+def end_words(end: str) -> str:
+    return _CUT_OFF.get(end, end.replace("_", " "))
+
+
 def last_line(text: str | None) -> str:
     return ((text or "").strip().splitlines() or [""])[-1]
 
@@ -71,32 +98,34 @@ def standing(
     """`reason`: what holds a queued job, as `recorded_reason` reads it, or decided anew."""
     match job.state:
         case JobState.QUEUED:
-            return _queued(job, now, reason, schedules)
+            return _queued(job, now, reason, last_failure(job, last, schedules), schedules)
         case JobState.DISPATCHING:
             return "reserved; waits for its worker"
         case JobState.RUNNING:
             return _running(job, now, last)
         case JobState.FAILED | JobState.BLOCKED:
             end, error = outcome_of(job, last)
-            return cut(last_line(error) or (end or "").replace("_", " "))
+            return cut(last_line(error) or end_words(end or ""))
         case _:
             return ""
 
 
-def _queued(job: Job, now: Moment, reason: Reason | None, schedules: Schedules) -> str:
+def _queued(
+    job: Job, now: Moment, reason: Reason | None, failure: LastFailure | None, schedules: Schedules
+) -> str:
     if reason is not None and not isinstance(reason, NotReady):
         return cut(reason.short(now))
     if job.unmet:  # no round looks at it, so none recorded this
         return WaitsForParents((), (), (), job.unmet).short(now)
-    if job.ready_at > now and (failures := _failures(job, schedules)):
-        return f"{failures}; next {due_in(job.ready_at, now)}"
+    if job.ready_at > now and (failed := failure.short if failure else _failures(job, schedules)):
+        return f"{failed}; next {due_in(job.ready_at, now)}"
     if job.ready_at > now:
         return NotReady(job.ready_at).short(now)
     return ""
 
 
 def _failures(job: Job, schedules: Schedules) -> str:
-    """Of the category with the most failures: the row does not say which one was last."""
+    """Where the last attempt was not read: of the category with the most failures, any of which may be last."""
     counters = job.counters
     failed = [
         (getattr(counters, category), _most(job, category, schedules))

@@ -255,7 +255,7 @@ def login(call: Request[None, wire.LoginRequest]) -> wire.Login:
     if call.body.read_only:
         principal = dataclasses.replace(principal, scopes=principal.scopes & {wire.Scope.JOBS_READ})
     link = sessions.link(principal, call.store.now())
-    call.app_state.record(EventKind.LOGIN, "link_made", call.principal, {})
+    call.app_state.record(EventKind.LOGIN, "link_made", call.principal, {"read_only": call.body.read_only})
     return link
 
 

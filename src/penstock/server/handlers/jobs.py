@@ -263,9 +263,12 @@ def listing(call: Request[wire.JobsQuery, None]) -> wire.Jobs:
         _search(call, query), newest_first=query.newest_first, limit=query.limit, after=query.after
     )
     jobs = call.store.find(search)
-    # Only these show what their last attempt reported.
-    failed = [dispatch_id_of(job.job_id, job.fence) for job in jobs if job.state in _FAILED and job.fence]
-    ended = call.store.dispatches(failed)
+    # Only these show how their last attempt ended: failed for good, or to be tried again.
+    now = call.store.now()
+    failed = [
+        job for job in jobs if job.state in _FAILED or (job.state == JobState.QUEUED and job.ready_at > now)
+    ]
+    ended = call.store.dispatches([dispatch_id_of(job.job_id, job.fence) for job in failed if job.fence])
     summaries = [
         as_answer(
             wire.JobSummary,
