@@ -101,6 +101,19 @@ def test_a_canceled_job_can_be_canceled_again(shell):
     assert shell.answer("show", job_id)["end"] == "canceled"
 
 
+def test_a_cancel_while_the_runtime_limit_stops_a_command_is_the_end_of_the_job(shell, tmp_path):
+    runs, go = tmp_path / "runs", tmp_path / "go"
+    script = f"trap '' TERM; echo run >> {runs}; until [ -e {go} ]; do sleep 0.1; done"
+    job_id = shell("submit", "--max-runtime", "1", "--", "sh", "-c", script).stdout.strip()
+    until(lambda: "max_runtime_exceeded" in shell("events", "--job", job_id, "--json").stdout)
+    canceled = shell("cancel", job_id)
+    go.touch()
+
+    assert canceled.returncode == DONE
+    assert shell("wait", job_id).returncode == CANCELED
+    assert runs.read_text() == "run\n"
+
+
 def test_show_names_the_process_that_runs_a_job(shell):
     job_id = shell.submit("sh", "-c", "echo $$; exec sleep 60")
     until(lambda: shell.answer("show", job_id)["pid"] is not None)
@@ -502,6 +515,7 @@ def test_a_backup_is_restored_when_the_scheduler_has_stopped(alone, tmp_path):
     assert "penstock stop" in refused.stderr
     assert (refused.returncode != DONE, restored.returncode) == (True, DONE), restored.stderr
     assert "before-restore" in restored.stdout
+    assert (tmp_path / "copy.db").stat().st_mode & 0o077 == 0
     assert alone("show", job_id).returncode == DONE
     assert alone("show", later).returncode != DONE
     assert " restored " in (trail := alone("events").stdout)

@@ -1,4 +1,4 @@
-"""A whole scheduler with a runner, on SQLite, with real processes. No test framework in here: it is also run as a program."""
+"""A whole scheduler with a runner, on SQLite unless a test brings a store, with real processes. No test framework in here: it is also run as a program."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ QUICK = Graces(cancel=SECOND // 2, term=SECOND // 4, kill=5 * SECOND)
 class Plant:
     """`dispatch=False`: to submit and to look, beside a scheduler in another process."""
 
-    def __init__(self, data, *, dispatch=True, rules=None, **settings):
+    def __init__(self, data, *, dispatch=True, rules=None, store=None, **settings):
         self.data = data
         clock = SteadyClock()
-        self.store = SqliteStore(data / "jobs.db", clock)
+        self.store = store or SqliteStore(data / "jobs.db", clock)
         self.rules = SchedulerRules(
             **{
                 "capacity": Capacity(fixed=90),

@@ -6,8 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from penstock.core.jobs.types import EndReason
 from penstock.runner.payload import Functions
+from penstock.stores.postgres.store import PostgresStore
 from tests.poison import NOT_FINITE, POISONS, STATES, STORED
 
 from .plant import HERE
@@ -16,10 +19,21 @@ ROOT = str(Path(__file__).parents[2])
 SAYS = f"{sys.executable} -m penstock.runner.job"
 
 
-def test_functions(plants):
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request):
+    """None: the file that a runner of these tests has by itself."""
+    if request.param == "sqlite":
+        return None
+    place = request.getfixturevalue("postgres")
+    return PostgresStore(place.dsn, schema=place.schema)
+
+
+def test_functions(store, plants):
     names = [*POISONS, "leave_at_once", "neighbour"]
     plant = plants(
-        functions=Functions(paths=[f"tests.poison:{name}" for name in names]), path=(str(HERE), ROOT)
+        functions=Functions(paths=[f"tests.poison:{name}" for name in names]),
+        path=(str(HERE), ROOT),
+        store=store,
     )
     jobs, beside = {}, {}
     for n, name in enumerate([*POISONS, "leave_at_once"]):
@@ -42,7 +56,8 @@ def test_functions(plants):
     assert STORED == {name: json.loads(ended[name].result) for name in STORED}
 
 
-def test_commands(plant):
+def test_commands(store, plants):
+    plant = plants(store=store)
     commands = {
         "FAILED": ["printf 'caf\\351\\000' >&2; exit 1", "printf '\\377\\376' >&2; kill -9 $$", "exit 255"],
         "DONE": ["printf '\\351\\000'", "head -c 3000000 /dev/zero", "true"],
@@ -61,7 +76,8 @@ def test_commands(plant):
     assert "caf\ufffd\u2400" in plant.last(jobs[commands["FAILED"][0]]).error
 
 
-def test_what_a_command_says_in_latin_1_is_kept_with_a_sign_in_the_place_of_each_bad_byte(plant):
+def test_what_a_command_says_in_latin_1_is_kept_with_a_sign_in_the_place_of_each_bad_byte(store, plants):
+    plant = plants(store=store)
     script = f"""
         {SAYS} log "$(printf 'caf\\351')" &&
         {SAYS} checkpoint "$(printf '"caf\\351"')" &&

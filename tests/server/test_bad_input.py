@@ -8,8 +8,10 @@ import re
 
 import msgspec
 import pytest
+from tests import ROOT
 
 from penstock import wire
+from penstock.core.jobs.intent import MAX_PAYLOAD
 from penstock.server.request import MAX_BODY, MAX_DEPTH, too_deep
 from penstock.server.routes import ROUTES
 from penstock.wire import PREFIX
@@ -98,6 +100,12 @@ def test_a_payload_of_two_megabytes_is_refused_by_name(client, unchanged):
         answer = client.post(path, body)
         assert (answer.status, answer.json["code"]) == (413, "too_large")
         assert answer.fields == ["jobs" if "jobs" in body else "payload"]
+
+
+def test_the_page_about_http_names_the_limit_of_a_payload():
+    page = (ROOT / "docs" / "http.md").read_text("utf-8")
+
+    assert f"A payload has at most {MAX_PAYLOAD:,} characters of JSON" in page
 
 
 def test_a_body_without_a_length_is_counted_as_it_comes(client, unchanged):
