@@ -31,7 +31,7 @@ from bench.fresh import TurnFailed, fresh
 __all__ = ["Contestant", "Measure", "Table", "TurnFailed", "fresh", "main"]
 
 Sample = Mapping[str, float]  # what one turn found out: figures by name
-Standing = Literal["PASS", "MISS", "n/a"]
+Grade = Literal["PASS", "MISS", "n/a"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Verdict:
     peer: str  # empty: ours by itself
     wanted: str
     got: str
-    standing: Standing
+    grade: Grade
 
 
 def main(title: str, measures: Callable[[bool], Sequence[Measure]]) -> None:
@@ -142,16 +142,12 @@ def judge(table: Table, scores: Sequence[Score]) -> list[Verdict]:
     verdicts = []
     for peer, factor in table.wanted.items():
         ratio = times_better(table, ours, found[peer])
-        standing: Standing = "n/a" if ratio is None else "PASS" if ratio >= factor else "MISS"
-        verdicts.append(
-            Verdict(table.title, table.ours, peer, _times_wanted(factor), _times(ratio), standing)
-        )
+        grade: Grade = "n/a" if ratio is None else "PASS" if ratio >= factor else "MISS"
+        verdicts.append(Verdict(table.title, table.ours, peer, _times_wanted(factor), _times(ratio), grade))
     if table.below is not None:
-        standing = "n/a" if ours is None else "PASS" if ours < table.below else "MISS"
+        grade = "n/a" if ours is None else "PASS" if ours < table.below else "MISS"
         wanted = f"below {table.below:g} {table.unit}"
-        verdicts.append(
-            Verdict(table.title, table.ours, "", wanted, f"{_number(ours)} {table.unit}", standing)
-        )
+        verdicts.append(Verdict(table.title, table.ours, "", wanted, f"{_number(ours)} {table.unit}", grade))
     return verdicts
 
 
@@ -182,7 +178,7 @@ def _grid(table: Table, scores: Sequence[Score], verdicts: Sequence[Verdict]) ->
             f"{_number(min(rounds))} to {_number(max(rounds))}" if rounds else "",
             "" if mine else _times(times_better(table, ours, score.median(table.figure))),
             verdict.wanted if verdict else "",
-            _colored(verdict.standing) if verdict else "",
+            _colored(verdict.grade) if verdict else "",
             style="bold" if mine else "",
         )
     return grid
@@ -195,12 +191,12 @@ def _rank(table: Table, value: float | None) -> float:
 
 
 def _summary(verdicts: Sequence[Verdict]) -> Grid:
-    counts = Counter(verdict.standing for verdict in verdicts)
-    grid = _plain_grid(", ".join(f"{counts[standing]} {standing}" for standing in ("PASS", "MISS", "n/a")))
+    counts = Counter(verdict.grade for verdict in verdicts)
+    grid = _plain_grid(", ".join(f"{counts[grade]} {grade}" for grade in ("PASS", "MISS", "n/a")))
     for heading in ("what was wanted", "against", "wanted", "got", ""):
         grid.add_column(heading, no_wrap=True)
     for it in verdicts:
-        grid.add_row(it.table, it.peer, it.wanted, it.got, _colored(it.standing))
+        grid.add_row(it.table, it.peer, it.wanted, it.got, _colored(it.grade))
     return grid
 
 
@@ -210,9 +206,9 @@ def _plain_grid(title: str, caption: str = "") -> Grid:
     )
 
 
-def _colored(standing: Standing) -> str:
-    color = {"PASS": "green", "MISS": "red", "n/a": "yellow"}[standing]
-    return f"[{color}]{standing}[/]"
+def _colored(grade: Grade) -> str:
+    color = {"PASS": "green", "MISS": "red", "n/a": "yellow"}[grade]
+    return f"[{color}]{grade}[/]"
 
 
 def _number(value: float | None) -> str:

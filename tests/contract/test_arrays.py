@@ -14,7 +14,7 @@ from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import ENDED, JobState, Schedules
 from penstock.core.jobs.types import SECOND, EndReason, member_of
-from penstock.scheduler.arrays import ArrayKeeper, ArrayService
+from penstock.scheduler.arrays import ArrayAdvancer, ArrayService
 from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers, WorkerKinds
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.maintenance import Maintenance
@@ -40,7 +40,7 @@ class ArrayKit:
         self.jobs = JobService(self.store, RULES, dispatcher)
         self.arrays = ArrayService(self.store, RULES, self.jobs)
         self.jobs.advance_arrays = self.arrays.advance
-        self.keeper = ArrayKeeper(self.arrays)
+        self.advancer = ArrayAdvancer(self.arrays)
 
     def submit(self, indices, intent=JOB):
         record, _ = self.arrays.submit(intent, indices)
@@ -145,18 +145,18 @@ def test_a_canceled_array_makes_no_more_jobs_and_cancels_those_that_wait(scene):
     assert sum(scene.store.job(name).state is CANCELED for name in scene.names(array_id)) == 3
     scene.kit.later(60)
     Maintenance(scene.store, RULES).step(scene.store.now())
-    scene.keeper.step(scene.store.now())
+    scene.advancer.step(scene.store.now())
     assert (scene.arrays.get(array_id).state, len(scene.names(array_id))) == (CANCELED, 4)
     assert scene.arrays.cancel(array_id).state is CANCELED  # again: the first answer may have been lost
     with pytest.raises(IllegalMove, match="CANCELED"):
         scene.arrays.retry(array_id)
 
 
-def test_an_end_that_no_worker_reports_is_seen_by_the_keeper(scene):
+def test_an_end_that_no_worker_reports_is_seen_by_the_next_step(scene):
     array_id = scene.submit("1-3%1")
     scene.jobs.cancel(f"{array_id}_1")
 
-    scene.keeper.step(scene.store.now())
+    scene.advancer.step(scene.store.now())
 
     assert scene.names(array_id) == [f"{array_id}_1", f"{array_id}_2"]
     assert scene.arrays.get(array_id).progress.canceled == 1

@@ -15,8 +15,17 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import outcome_of
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, EndReason
-from penstock.stores.api import Apply, Complete, CompletedDispatch, Depth, Follow, Prune, Submit, committed
-from penstock.stores.common import following
+from penstock.stores.api import (
+    Apply,
+    Complete,
+    CompletedDispatch,
+    Depth,
+    Prune,
+    ResolveDependencies,
+    Submit,
+    committed,
+)
+from penstock.stores.common import dependencies
 from penstock.stores.sqlite.connection import SQL
 from penstock.stores.sqlite.store import SqliteStore
 
@@ -215,7 +224,7 @@ def test_cancels_cascade_in_the_same_transaction(kit):
 
 
 def test_work_beyond_the_bound_goes_on_in_the_next_transactions(kit, monkeypatch):
-    monkeypatch.setattr(following, "MOST_FOLLOWED", 120)
+    monkeypatch.setattr(dependencies, "MOST_RESOLVED", 120)
     [first, wide] = kit.submit(2, cost_units=1)
     chain = [first]
     for _ in range(9):
@@ -233,7 +242,7 @@ def test_work_beyond_the_bound_goes_on_in_the_next_transactions(kit, monkeypatch
     waiting = [job_id for job_id in fan if kit.store.job(job_id).unmet]
     assert 0 < len(waiting) < 200
     rounds = 0
-    while committed(kit.store, Follow()):
+    while committed(kit.store, ResolveDependencies()):
         rounds += 1
     assert rounds > 2
     assert kit.store.alarm() != 0
@@ -302,7 +311,7 @@ def test_a_child_can_be_canceled_and_edited_while_it_waits(kit):
     assert started(kit) == {parent}
     complete(kit, parent)
     assert started(kit) == {child}
-    assert [link.status for link in kit.store.links(other)] == [DependencyStatus.VOID]
+    assert [dependency.status for dependency in kit.store.dependencies(other)] == [DependencyStatus.VOID]
 
 
 def test_a_child_counts_in_the_depth(kit):
@@ -382,9 +391,9 @@ def test_a_repeated_submit_with_a_key_gives_the_same_family(kit):
 
     assert [r.job_id for r in first] == [r.job_id for r in second]
     assert [r.created for r in second] == [False, False]
-    assert [(link.parent, link.child) for link in kit.store.links(first[0].job_id)] == [
-        (first[0].job_id, first[1].job_id)
-    ]
+    assert [
+        (dependency.parent, dependency.child) for dependency in kit.store.dependencies(first[0].job_id)
+    ] == [(first[0].job_id, first[1].job_id)]
 
 
 def test_an_end_and_a_retry_in_one_operation_are_both_followed(kit):
@@ -413,7 +422,12 @@ def test_one_parent_can_be_enough(kit):
     kit.end(dispatches[parents[1]], EndReason.JOB_ERROR)
 
     assert started(kit) == {alarm}
-    assert [str(link.status) for link in kit.store.links(alarm)] == ["void", "met", "void", "void"]
+    assert [str(dependency.status) for dependency in kit.store.dependencies(alarm)] == [
+        "void",
+        "met",
+        "void",
+        "void",
+    ]
     complete(kit, parents[2])
     kit.end(dispatches[parents[3]], EndReason.JOB_ERROR)
     assert kit.state(alarm) == "RUNNING"

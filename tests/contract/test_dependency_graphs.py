@@ -16,8 +16,8 @@ from penstock.core.jobs import changes
 from penstock.core.jobs.dependencies import Dependency, DependencyStatus, IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import SECOND, EndReason
-from penstock.stores.api import Apply, Complete, CompletedDispatch, Follow, Submit, committed
-from penstock.stores.common import following
+from penstock.stores.api import Apply, Complete, CompletedDispatch, ResolveDependencies, Submit, committed
+from penstock.stores.common import dependencies
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 #: Graphs for each store, and how many of them one test plays.
@@ -162,8 +162,14 @@ class Play:
         Several parents may end together, one so that the child fails. Whether the conditions on the others count as met
         depends on the order then; a condition that does not is judged again.
         """
-        links = [link for link in self.store.links(child) if link.child == child]
-        self.model.met -= {(link.parent, child) for link in links if link.status is DependencyStatus.OPEN}
+        dependencies = [
+            dependency for dependency in self.store.dependencies(child) if dependency.child == child
+        ]
+        self.model.met -= {
+            (dependency.parent, child)
+            for dependency in dependencies
+            if dependency.status is DependencyStatus.OPEN
+        }
 
     def kill(self):
         """The process that dispatches is gone, and another one opens the store."""
@@ -181,7 +187,7 @@ class Play:
     # after each act
 
     def check(self):
-        while committed(self.store, Follow()):
+        while committed(self.store, ResolveDependencies()):
             pass
         self.model.settle()
         jobs = {job.job_id: job for job in self.store.jobs(list(self.model.state))}
@@ -219,13 +225,18 @@ class Play:
             self.retry(0.8)
             self.check()
         assert self.stuck() == self.waits_for_a_retry(), "a child waits for ever"
-        links = [link for job_id in self.model.state for link in self.store.links(job_id)]
-        for link in links:
-            met = (link.parent, link.child) in self.model.met
+        dependencies = [
+            dependency for job_id in self.model.state for dependency in self.store.dependencies(job_id)
+        ]
+        for dependency in dependencies:
+            met = (dependency.parent, dependency.child) in self.model.met
             if (
-                self.model.if_unmet[link.child] != "any"
+                self.model.if_unmet[dependency.child] != "any"
             ):  # there the order of the parents decides which one was met
-                assert met == (link.status is DependencyStatus.MET) or self.model.state[link.child] != "DONE"
+                assert (
+                    met == (dependency.status is DependencyStatus.MET)
+                    or self.model.state[dependency.child] != "DONE"
+                )
         assert self.store.audit() == []
 
     def stuck(self):
@@ -262,7 +273,7 @@ def pieces():
 def test_no_child_starts_early_and_none_waits_for_ever(request, monkeypatch, tmp_path, store, seeds):
     starts = 0
     for seed in seeds:
-        monkeypatch.setattr(following, "MOST_FOLLOWED", (10_000, 60)[seed % 3 == 0])
+        monkeypatch.setattr(dependencies, "MOST_RESOLVED", (10_000, 60)[seed % 3 == 0])
         play = Play(opener(request, store, tmp_path / f"{seed}.db"), seed)
         try:
             play.play(acts=25)

@@ -21,10 +21,10 @@ def due(kit, limit=100):
 def test_a_heartbeat_prolongs_the_lease(kit):
     _, dispatch = kit.start()
     kit.later(29)
-    standing = kit.beat(dispatch)
+    renewed = kit.beat(dispatch)
     kit.later(29)
 
-    assert standing.expires_at == kit.store.dispatch(dispatch.dispatch_id).expires_at == kit.now + SECOND
+    assert renewed.expires_at == kit.store.dispatch(dispatch.dispatch_id).expires_at == kit.now + SECOND
     assert due(kit) == []
 
 
@@ -67,19 +67,19 @@ def test_a_dispatch_that_was_told_to_stop_hears_it_and_is_not_prolonged(kit):
     job, dispatch = kit.start()
     committed(kit.store, Apply([changes.cancel(job, dispatch, kit.now, grace=15 * SECOND, **kit.rules)]))
     kit.later(10)
-    standing = kit.beat(dispatch)
+    renewed = kit.beat(dispatch)
 
-    assert (standing.phase, standing.reason) == (DispatchPhase.ENDING, EndReason.CANCELED)
-    assert standing.expires_at == kit.now + 20 * SECOND
+    assert (renewed.phase, renewed.reason) == (DispatchPhase.ENDING, EndReason.CANCELED)
+    assert renewed.expires_at == kit.now + 20 * SECOND
     kit.later(20)
     assert kit.beat(dispatch) is None
 
 
 def test_progress_spend_and_checkpoint_ride_on_a_heartbeat(kit):
     job, dispatch = kit.start(cost_limit=1_000)
-    standing = kit.beat(dispatch, progress=0.25, spent=300, checkpoint='{"page": 3}')
+    renewed = kit.beat(dispatch, progress=0.25, spent=300, checkpoint='{"page": 3}')
 
-    assert (standing.spent_before, standing.spent, standing.cost_limit) == (0, 300, 1_000)
+    assert (renewed.spent_before, renewed.spent, renewed.cost_limit) == (0, 300, 1_000)
     assert kit.store.checkpoint(job.job_id) == '{"page": 3}'
     assert kit.kinds(job.job_id)[-1] == "CHECKPOINT"
     now = kit.store.job(job.job_id)
@@ -93,10 +93,10 @@ def test_spending_told_twice_counts_once_and_adds_up_over_attempts(kit):
         kit.beat(dispatch, spent=total)
     kit.end(dispatch, EndReason.GRACEFUL_SHUTDOWN)
     [again] = kit.tick(lease=True)
-    standing = kit.beat(again, spent=50)
+    renewed = kit.beat(again, spent=50)
 
     assert kit.store.job(job.job_id).spent == 550
-    assert (standing.spent_before, standing.spent) == (500, 550)
+    assert (renewed.spent_before, renewed.spent) == (500, 550)
 
 
 def test_retry_by_hand_grants_the_limit_once_more_and_keeps_the_total(kit):

@@ -45,7 +45,7 @@ def test_it_is_told_what_the_addon_has_spent_with_each_amount(kit):
 def test_nothing_is_told_of_a_heartbeat_that_came_too_late(kit):
     _, dispatch = kit.start()
     kit.later(30)
-    [standing] = beats(kit, dispatch, tell=lambda _: [Note(EventKind.ALERT, "late")])
+    [renewed] = beats(kit, dispatch, tell=lambda _: [Note(EventKind.ALERT, "late")])
 
-    assert standing is None
+    assert renewed is None
     assert "late" not in [e.reason for e in kit.store.events(0, 100)]

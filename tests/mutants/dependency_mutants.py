@@ -4,47 +4,47 @@ from __future__ import annotations
 
 from tests.mutants.planting import Mutant
 
-FOLLOWING = "penstock/stores/common/following.py"
+RESOLVING = "penstock/stores/common/dependencies.py"
 CORE = "penstock/core/jobs/dependencies.py"
 CONTRACT = ("tests/contract/test_dependencies.py", "-k", "memory or sqlite")
 
 MUTANTS = [
     Mutant(
         "dependencies: a child starts when its first parent is done",
-        FOLLOWING,
-        "_Following._write",
+        RESOLVING,
+        "_Resolution._write",
         "if not child.unmet and child.row.unmet]",
         "if child.met and child.row.unmet]",
         CONTRACT,
     ),
     Mutant(
         "dependencies: the children of a canceled child are not told",
-        FOLLOWING,
-        "_Following._judge",
+        RESOLVING,
+        "_Resolution._judge",
         "self._next.append(EndedJob(row.child_no, row.child_id, state))",
         "pass",
         CONTRACT,
     ),
     Mutant(
         "dependencies: what is beyond the bound is forgotten",
-        FOLLOWING,
-        "_Following._write",
+        RESOLVING,
+        "_Resolution._write",
         "if postponed:\n            rows.postpone(postponed)",
         "pass",
         CONTRACT,
     ),
     Mutant(
         "dependencies: a retried child does not wait again",
-        FOLLOWING,
-        "follow",
+        RESOLVING,
+        "resolve",
         "if move.state is JobState.QUEUED)",
         "if False)",
         CONTRACT,
     ),
     Mutant(
         "dependencies: a canceled child keeps its parents from being pruned",
-        FOLLOWING,
-        "_Following._write",
+        RESOLVING,
+        "_Resolution._write",
         "if self._void:",
         "if False:",
         CONTRACT,
@@ -82,7 +82,7 @@ MUTANTS = [
         CONTRACT,
     ),
     Mutant(
-        "dependencies: completions on SQLite are not followed",
+        "dependencies: completions on SQLite do not release children",
         "penstock/stores/sqlite/changes.py",
         "complete",
         "if tx.has_dependencies:",
@@ -100,7 +100,7 @@ MUTANTS = [
     Mutant(
         "dependencies: a token of one addon waits for jobs of another",
         "penstock/server/handlers/jobs.py",
-        "_may_follow",
+        "_check_parents",
         "if call.owns(job.intent.addon_id)",
         "if True",
         ("tests/server/test_dependencies.py",),

@@ -128,6 +128,6 @@ def test_a_heartbeat_that_a_crash_took_back_does_not_promise_a_longer_lease(stor
     committed(store, Submit([JOB], Depth()))
     [dispatch] = tick(store)
     beat = Renewal(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 500 * SECOND)
-    [standing] = through_a_crash(lambda: committed(store, Renew([beat])))
+    [renewed] = through_a_crash(lambda: committed(store, Renew([beat])))
 
-    assert standing.expires_at == store.dispatch(dispatch.dispatch_id).expires_at
+    assert renewed.expires_at == store.dispatch(dispatch.dispatch_id).expires_at

@@ -283,10 +283,10 @@ def test_a_submit_whose_outcome_is_unknown_is_told_which_jobs_to_ask_for(server,
 def test_a_lease_is_judged_by_the_servers_clock(server, store):
     committed(store, Submit([JOB], Depth()))
     [dispatch] = tick(store)
-    [standing] = committed(
+    [renewed] = committed(
         store, Renew([changes.Renewal(dispatch_id=dispatch.dispatch_id, expires_at=store.now() + 100_000)])
     )
-    assert standing is not None
+    assert renewed is not None
     sleep(0.15)
 
     assert committed(

@@ -123,7 +123,7 @@ def test_ends_without_a_round_lock_the_ledger_in_the_round_trip_that_ends_them(s
     assert [[True], [True]] == [
         committed(store, Complete([CompletedDispatch(dispatch.dispatch_id)])) for dispatch in started
     ]
-    assert [["complete", "followed_dispatches", "lock_ledger", "accounts", "opening"]] * 2 == asked
+    assert [["complete", "dispatches_with_dependencies", "lock_ledger", "accounts", "opening"]] * 2 == asked
     assert [] == store.audit()
 
 

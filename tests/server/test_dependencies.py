@@ -33,9 +33,13 @@ def test_a_family_is_submitted_run_and_shown(live):
     finish(client, claimed, result={"files": 3})
     [claimed] = claim(client)
     assert (claimed["job_id"], claimed["parents"]) == (second, [[first, "DONE", {"files": 3}]])
-    links = client.get(f"/queue/jobs/{second}/links").json
-    assert [(link["job_id"], link["status"]) for link in links["parents"]] == [(first, "met")]
-    assert [(link["job_id"], link["state"]) for link in links["children"]] == [(third, "QUEUED")]
+    dependencies = client.get(f"/queue/jobs/{second}/dependencies").json
+    assert [(dependency["job_id"], dependency["status"]) for dependency in dependencies["parents"]] == [
+        (first, "met")
+    ]
+    assert [(dependency["job_id"], dependency["state"]) for dependency in dependencies["children"]] == [
+        (third, "QUEUED")
+    ]
     finish(client, claimed, state="FAILED", error="no")
 
     assert client.job(third)["state"] == "QUEUED"
@@ -95,6 +99,6 @@ def test_a_bound_token_can_only_depend_on_its_own_jobs(client):
     assert (foreign.status, unknown.status) == (404, 404)
     assert foreign.json["code"] == unknown.json["code"] == "not_found"
     child = client.post("/queue/jobs/submit", JOB | {"after": [theirs, mine]}).json["job_id"]
-    links = bound.get(f"/queue/jobs/{child}/links").json
-    assert [link["job_id"] for link in links["parents"]] == [mine]
+    dependencies = bound.get(f"/queue/jobs/{child}/dependencies").json
+    assert [dependency["job_id"] for dependency in dependencies["parents"]] == [mine]
     assert theirs[-8:] not in bound.get(f"/queue/jobs/{child}/explain").json["text"]

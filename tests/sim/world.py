@@ -526,9 +526,9 @@ class World:
     def waits_for_a_person(self, job: Job, jobs: Mapping[JobId, Job]) -> bool:
         """A parent is BLOCKED or FAILED, or waits for such a one itself."""
         parents = [
-            jobs[link.parent]
-            for link in self.store.links(job.job_id)
-            if link.child == job.job_id and link.status == "open"
+            jobs[dependency.parent]
+            for dependency in self.store.dependencies(job.job_id)
+            if dependency.child == job.job_id and dependency.status == "open"
         ]
         return any(
             parent.state in (JobState.BLOCKED, JobState.FAILED)

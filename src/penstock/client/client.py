@@ -166,9 +166,9 @@ class Client:
         """`priority`, `earliest_start_at`, `deadline_at` of a queued job; None takes a time away."""
         return self._post(f"queue/jobs/{_part(job_id)}/edit", wire.Edit(**fields), wire.JobInfo, again=True)
 
-    def links(self, job_id: str) -> wire.Links:
+    def dependencies(self, job_id: str) -> wire.JobDependencies:
         """The jobs that a job waits for or waited for, and those that wait for it."""
-        return self._get(f"queue/jobs/{_part(job_id)}/links", wire.Links)
+        return self._get(f"queue/jobs/{_part(job_id)}/dependencies", wire.JobDependencies)
 
     def explain(self, job_id: str) -> wire.Explained:
         return self._get(f"queue/jobs/{_part(job_id)}/explain", wire.Explained)

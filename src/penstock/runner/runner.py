@@ -24,7 +24,7 @@ from penstock.core.jobs.batching import SOON, Batching
 from penstock.core.jobs.changes import Note, Renewal, remark, stop
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.round import AdmissionView, RoundResult
-from penstock.core.jobs.spending import Standing
+from penstock.core.jobs.spending import RenewedDispatch
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.tracker import Effect, Step, Tracker
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, member_of, seconds
@@ -410,21 +410,21 @@ class Runner:
             Renewal(dispatch_id=each.dispatch_id, expires_at=until, progress=each.progress, pid=each.pid)
             for each in requests
         ]
-        standings = committed_apart(self._store, Renew, renewals)
+        renewed = committed_apart(self._store, Renew, renewals)
         return [
             each if isinstance(each, Exception) else self._renewed(request.dispatch_id, each, sent, now)
-            for request, each in zip(requests, standings, strict=True)
+            for request, each in zip(requests, renewed, strict=True)
         ]
 
     def _renewed(
-        self, dispatch_id: DispatchId, standing: Standing | None, sent: float, now: Moment
+        self, dispatch_id: DispatchId, renewed: RenewedDispatch | None, sent: float, now: Moment
     ) -> RenewalReply | Exception:
-        if standing is None:
+        if renewed is None:
             return StaleDispatch("this lease has expired, ended or been replaced", dispatch_id=dispatch_id)
-        ttl = seconds(standing.expires_at - now)
+        ttl = seconds(renewed.expires_at - now)
         if run := self._runs.get(dispatch_id):
             self.supervisor.renew(run, sent + min(ttl, self._silence_sec))
-        return RenewalReply(ttl, standing.reason if standing.phase is DispatchPhase.ENDING else None)
+        return RenewalReply(ttl, renewed.reason if renewed.phase is DispatchPhase.ENDING else None)
 
     def _stop_lease(self, lease: ActiveLease) -> None:
         run = self._runs.get(lease.dispatch_id)

@@ -1,9 +1,9 @@
 """
 Arrays: what people and programs do with them (`ArrayService`), and the part of the driver that goes on after
-ends which no worker reported (`ArrayKeeper`): leases that ran out, cancels, deadlines, ends on other hosts.
+ends which no worker reported (`ArrayAdvancer`): leases that ran out, cancels, deadlines, ends on other hosts.
 
 The report of an end goes on with the array in its own commit where the store can do that, and in the next
-commit otherwise. Whatever is killed in between, the keeper looks at the jobs that live and goes on.
+commit otherwise. Whatever is killed in between, `ArrayAdvancer` looks at the jobs that live and goes on.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from penstock.stores.common.rows import uuid7
 
 Decide: TypeAlias = Callable[[ArrayRecord | None, Mapping[JobId, JobState], Moment], ArrayChange | None]
 
-#: The end of a job wakes the keeper; this is for an end whose wake-up got lost.
+#: The end of a job wakes `ArrayAdvancer`; this is for an end whose wake-up got lost.
 _AGAIN: Final[Span] = 1 * SECOND
-#: How many arrays the keeper looks at in one step.
+#: How many arrays `ArrayAdvancer` looks at in one step.
 _MOST_OPEN: Final = 1_000
 #: How many arrays a list of one addon searches.
 _MOST_SEARCHED: Final = 10_000
@@ -187,7 +187,7 @@ def _array_id(intent: Intent) -> JobId:
     return JobId(str(UUID(bytes=blake2b(text.encode(), digest_size=16).digest())))
 
 
-class ArrayKeeper:
+class ArrayAdvancer:
     """A part of the driver. Without open arrays it costs one small query when something was committed."""
 
     def __init__(self, service: ArrayService) -> None:

@@ -130,15 +130,18 @@ class Explainer:
 
     def _unmet_parents(self, job: Job) -> WaitsForParents:
         unmet = [
-            link
-            for link in self._store.links(job.job_id)
-            if link.child == job.job_id and link.status is DependencyStatus.OPEN
+            dependency
+            for dependency in self._store.dependencies(job.job_id)
+            if dependency.child == job.job_id and dependency.status is DependencyStatus.OPEN
         ][:_NAMED]
-        states = {parent.job_id: parent.state for parent in self._store.jobs([link.parent for link in unmet])}
+        states = {
+            parent.job_id: parent.state
+            for parent in self._store.jobs([dependency.parent for dependency in unmet])
+        }
         return WaitsForParents(
-            tuple(link.parent for link in unmet),
-            tuple(str(link.condition) for link in unmet),
-            tuple(str(states[link.parent]) for link in unmet),
+            tuple(dependency.parent for dependency in unmet),
+            tuple(str(dependency.condition) for dependency in unmet),
+            tuple(str(states[dependency.parent]) for dependency in unmet),
             job.unmet,
         )
 

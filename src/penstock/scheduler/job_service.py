@@ -469,17 +469,17 @@ class JobService:
             checkpoint=checkpoint,
             pid=pid,
         )
-        [standing] = committed(self._store, Renew([beat], self._budgets.notes))
-        if standing is None:
+        [renewed] = committed(self._store, Renew([beat], self._budgets.notes))
+        if renewed is None:
             self._dispatch(dispatch_id)
             raise StaleDispatch(
                 "this lease has expired, ended or been replaced: stop the run", dispatch_id=dispatch_id
             )
-        if not self._budgets.allows(standing) and standing.phase is DispatchPhase.LEASED:
+        if not self._budgets.allows(renewed) and renewed.phase is DispatchPhase.LEASED:
             stopped = self.stop(dispatch_id, EndReason.COST_LIMIT_REACHED)
             return Answer(stopped.expires_at, stopped.reason)
-        stop = standing.reason if standing.phase is DispatchPhase.ENDING else None
-        return Answer(standing.expires_at, stop, stop is None and dispatch_id in self._yields)
+        stop = renewed.reason if renewed.phase is DispatchPhase.ENDING else None
+        return Answer(renewed.expires_at, stop, stop is None and dispatch_id in self._yields)
 
     def stop(self, dispatch_id: DispatchId, reason: EndReason) -> Dispatch:
         """Tell a run to end. The first reason wins."""

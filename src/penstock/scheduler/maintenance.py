@@ -38,7 +38,7 @@ from penstock.core.jobs import changes
 from penstock.core.jobs.changes import Change, Note, alert_note
 from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.ordering import Aging
-from penstock.core.jobs.spending import Standing, over, spending_alerts
+from penstock.core.jobs.spending import RenewedDispatch, over, spending_alerts
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import HOUR, AddonId, DispatchId, EndReason, Moment, Money
 from penstock.scheduler.driver import TOLERANCE, SteadyClock, comes_later
@@ -46,10 +46,10 @@ from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import (
     Apply,
     Due,
-    Follow,
     Overdue,
     Prune,
     Reorder,
+    ResolveDependencies,
     Shift,
     Store,
     committed,
@@ -87,8 +87,8 @@ class Maintenance:
             # A full step means that there is more: continue soon, but let others write in between.
             self._prune_at = now + (self._rules.tick if forgotten else self._rules.prune_every)
         alarm = self._store.alarm()
-        if alarm == 0:  # jobs ended with more children than one transaction may follow
-            committed(self._store, Follow())
+        if alarm == 0:  # jobs ended with more children than one transaction may resolve
+            committed(self._store, ResolveDependencies())
         return self._prune_at if alarm is None else min(self._prune_at, max(alarm, now))
 
     def _follow_jumps(self) -> int:
@@ -129,19 +129,19 @@ class BudgetEnforcer:
     def __init__(self, store: Store, rules: SchedulerRules) -> None:
         self._store, self._rules = store, rules
 
-    def notes(self, standing: Standing) -> Sequence[Note]:
+    def notes(self, renewed: RenewedDispatch) -> Sequence[Note]:
         """The alerts that this heartbeat gives occasion to."""
-        if standing.spent == standing.spent_before:
+        if renewed.spent == renewed.spent_before:
             return ()
-        budget = self._rules.limits.budgets.get(standing.addon_id)
-        return [alert_note(alert) for alert in spending_alerts(standing, budget, self._store.now())]
+        budget = self._rules.limits.budgets.get(renewed.addon_id)
+        return [alert_note(alert) for alert in spending_alerts(renewed, budget, self._store.now())]
 
-    def allows(self, standing: Standing) -> bool:
+    def allows(self, renewed: RenewedDispatch) -> bool:
         """Whether this run may go on. If its addon's budget is spent, this stops all runs of the addon."""
-        spent = self._over_budget(standing.addon_id, standing.addon_spent, self._store.now())
+        spent = self._over_budget(renewed.addon_id, renewed.addon_spent, self._store.now())
         if spent is not None:
-            self._close(standing.addon_id, spent)
-        return spent is None and not over(standing.spent, standing.cost_limit)
+            self._close(renewed.addon_id, spent)
+        return spent is None and not over(renewed.spent, renewed.cost_limit)
 
     def step(self, now: Moment) -> Moment:
         budgets = self._rules.limits.budgets

@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from penstock.core.errors import Unavailable
 from penstock.core.jobs.types import MILLISECOND, SECOND, Moment, Span
-from penstock.scheduler.arrays import ArrayKeeper, ArrayService
+from penstock.scheduler.arrays import ArrayAdvancer, ArrayService
 from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.driver import Driver, Part, SteadyClock, TimedPart
 from penstock.scheduler.hosts import HostLoad, HostRegistration, Introduction
@@ -104,7 +104,7 @@ class SchedulerService:
             TimedPart(self.maintenance, pause=_MAINTENANCE),
             TimedPart(BudgetEnforcer(store, rules)),
             TimedPart(self.schedule_firer, pause=_SCHEDULES),
-            TimedPart(ArrayKeeper(self.arrays), pause=_ARRAYS),
+            TimedPart(ArrayAdvancer(self.arrays), pause=_ARRAYS),
         ]
         if rules.capacity.fixed is None:
             upkeep.append(TimedPart(LoadSampler(self.machine, LoadProbe(pids), rules.sense_every)))

@@ -83,7 +83,12 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("queue/count", _READ, jobs.count, "Count the jobs of each state that a filter finds"),
     _get("queue/find", _READ, jobs.find, "Find jobs by a part of their id"),
     _get("queue/jobs/{job_id}", _READ, jobs.get, "Get a job, at once or when it is settled"),
-    _get("queue/jobs/{job_id}/links", _READ, jobs.links, "The jobs that it waits for, and that wait for it"),
+    _get(
+        "queue/jobs/{job_id}/dependencies",
+        _READ,
+        jobs.dependencies,
+        "The jobs that it waits for, and that wait for it",
+    ),
     _get("queue/jobs/{job_id}/explain", _READ, jobs.explain, "Explain why the job is in its state"),
     _get("queue/jobs/{job_id}/logs", _READ, live.logs, "Read the output of a command or function"),
     _post("queue/jobs/{job_id}/cancel", _CANCEL, jobs.cancel, "Cancel a job; a running job is asked to stop"),

@@ -2,7 +2,7 @@
 The seam between the scheduler and a store: one verb that writes, and reads beside it; the same for memory, SQLite and PostgreSQL.
 
 Every write is an `Operation`, a frozen value that names what shall become true: `Submit`, `Apply`, `Complete`, `Renew`, `Admit`,
-and the upkeep (`Follow`, `SetAddon`, `ChangeSchedule`, `ChangeArray`, `RecordLoad`, `Prune`, `Shift`, `Reorder`, `RegisterHost`,
+and the upkeep (`ResolveDependencies`, `SetAddon`, `ChangeSchedule`, `ChangeArray`, `RecordLoad`, `Prune`, `Shift`, `Reorder`, `RegisterHost`,
 `RemoveHost`, `DrainHost`, `Learn`).
 `commit` takes any number of operations and answers each with a Future of its own:
 
@@ -21,7 +21,7 @@ and the upkeep (`Follow`, `SetAddon`, `ChangeSchedule`, `ChangeArray`, `RecordLo
    until its verdict is written: admission the ledger and the heads of the queues, an array its row and the states of its jobs.
    The function must be quick, and the store may call it again. Everything else that happens to a job is a `Change`, decided
    beforehand and applied by compare-and-set: False says that it was decided on stale knowledge, and that nothing was changed.
-   What follows for the children of a job that ends is decided in the same transaction (`common/following.py`).
+   What follows for the children of a job that ends is decided in the same transaction (`common/dependencies.py`).
 6. `commit` does not block, so an event loop may call it. `wait=True` says that the calling thread will wait for the answers
    at once: the store may then write in that thread, which saves waking another (`committed` does so). Upkeep may block.
 
@@ -48,7 +48,7 @@ from penstock.core.errors import DispatcherHeld, KeyConflict, QueueFull, Unavail
 from penstock.core.jobs.admission import Ledger
 from penstock.core.jobs.arrays import ArrayChange, ArrayRecord
 from penstock.core.jobs.changes import Change, Note, Renewal
-from penstock.core.jobs.dependencies import Link
+from penstock.core.jobs.dependencies import StoredDependency
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.learning import ObservedJob
@@ -56,7 +56,7 @@ from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.round import AdmissionView, RoundResult
 from penstock.core.jobs.schedules import ScheduleChange, ScheduleRecord
-from penstock.core.jobs.spending import Standing
+from penstock.core.jobs.spending import RenewedDispatch
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import (
     HOUR,
@@ -190,10 +190,10 @@ class CompletedDispatch(NamedTuple):
 
 
 #: The notes that a heartbeat gives occasion to. Pure, and perhaps called twice.
-NotesFor: TypeAlias = Callable[[Standing], Sequence[Note]]
+NotesFor: TypeAlias = Callable[[RenewedDispatch], Sequence[Note]]
 
 
-def no_notes(_: Standing) -> Sequence[Note]:
+def no_notes(_: RenewedDispatch) -> Sequence[Note]:
     return ()
 
 
@@ -294,7 +294,7 @@ class Complete(Operation[list[bool]], frozen=True):
         return not self.done
 
 
-class Renew(Operation[list[Standing | None]], frozen=True):
+class Renew(Operation[list[RenewedDispatch | None]], frozen=True):
     """
     Heartbeats. None: the dispatch is stale, ended or expired, and nothing was changed; one that is ending is not prolonged.
     The notes that `notes_for` makes are written along.
@@ -330,9 +330,9 @@ class Admit(Operation[list[Grant]], frozen=True):
     spending: bool = True
 
 
-class Follow(Operation[int], frozen=True):
+class ResolveDependencies(Operation[int], frozen=True):
     """
-    Release or end more children of jobs that had more of them than one transaction may follow; answered with how many such
+    Release or end more children of jobs that had more of them than one transaction may resolve; answered with how many such
     jobs are left. While there are some, `alarm` says that maintenance is due.
     """
 
@@ -557,7 +557,7 @@ class Reads(Protocol):
 
     def checkpoint(self, job_id: JobId) -> str | None: ...
 
-    def links(self, job_id: JobId, limit: int = 1_000) -> list[Link]:
+    def dependencies(self, job_id: JobId, limit: int = 1_000) -> list[StoredDependency]:
         """The dependencies of a job by parent, then those on it by child; at most `limit` of each kind."""
         ...
 

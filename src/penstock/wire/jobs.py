@@ -187,7 +187,7 @@ class Jobs(WireAnswer):
     next: int | None
 
 
-class LinkedJob(WireAnswer):
+class RelatedJob(WireAnswer):
     """`status`: `open`, `met`, or `void` if the child was canceled."""
 
     job_id: str
@@ -198,11 +198,11 @@ class LinkedJob(WireAnswer):
     title: str
 
 
-class Links(WireAnswer):
+class JobDependencies(WireAnswer):
     """The jobs that a job waits for or waited for, and those that wait for it. At most 200 of each."""
 
-    parents: list[LinkedJob]
-    children: list[LinkedJob]
+    parents: list[RelatedJob]
+    children: list[RelatedJob]
 
 
 class Found(WireAnswer):

@@ -67,7 +67,7 @@ class DependencyStatus(StrEnum):
     VOID = "void"  # it no longer matters: the child was canceled, or another parent was enough
 
 
-class Link(Struct, frozen=True, gc=False):
+class StoredDependency(Struct, frozen=True, gc=False):
     """A dependency between two stored jobs."""
 
     parent: JobId

@@ -71,7 +71,7 @@ def uses(budget: Budget | None, spent: Mapping[str, Money], now: Moment) -> list
 NOTHING_SPENT: Final[Mapping[str, Money]] = MappingProxyType({})
 
 
-class Standing(Struct, frozen=True, gc=False):
+class RenewedDispatch(Struct, frozen=True, gc=False):
     """
     Where a dispatch stands after its heartbeat: the answer can tell it to stop, and the scheduler can judge
     its spending.
@@ -90,22 +90,22 @@ class Standing(Struct, frozen=True, gc=False):
     addon_spent: Mapping[str, Money] = NOTHING_SPENT
 
 
-def spending_alerts(standing: Standing, budget: Budget | None, now: Moment) -> list[Alert]:
+def spending_alerts(renewed: RenewedDispatch, budget: Budget | None, now: Moment) -> list[Alert]:
     """
     The alerts of one heartbeat: the heartbeat that crosses a mark reports it, once. A job that was retried by
     hand has its marks before it again.
     """
-    addon_id, job_id, limit = standing.addon_id, standing.job_id, standing.cost_limit
-    before, added = standing.spent_before, standing.spent - standing.spent_before
+    addon_id, job_id, limit = renewed.addon_id, renewed.job_id, renewed.cost_limit
+    before, added = renewed.spent_before, renewed.spent - renewed.spent_before
     alerts = []
     if (mark := judge(before, added, limit)) and limit is not None:
         whose = f"job {job_id[-8:]}" if job_id else f"a lease of addon {addon_id}"
         message = _message(whose, mark, before + added, limit)
         # By the run, not by the moment: a run crosses a mark once, and two runs may do so at one moment.
-        key = f"{_COST[mark]}/{standing.dispatch_id}"
+        key = f"{_COST[mark]}/{renewed.dispatch_id}"
         alerts.append(Alert(kind=_COST[mark], addon_id=addon_id, job_id=job_id, key=key, **message))
     for window, most in () if budget is None else budget.limits(now):
-        after = standing.addon_spent.get(window.kind, 0)
+        after = renewed.addon_spent.get(window.kind, 0)
         if mark := judge(after - added, added, most):
             message = _message(f"addon {addon_id} in this {window.kind}", mark, after, most)
             key = f"{_BUDGET[mark]}/{addon_id}/{window.name}"

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from penstock import wire
 from penstock.core.errors import BadIntent
-from penstock.core.jobs.dependencies import Link, parse, stored_parents, unknown_parent
+from penstock.core.jobs.dependencies import StoredDependency, parse, stored_parents, unknown_parent
 from penstock.core.jobs.intent import Intent, check, title_of
 from penstock.core.jobs.job import Dispatch, Job, dispatch_id_of, outcome_of
 from penstock.core.jobs.standing import recorded_reason, standing
@@ -86,10 +86,10 @@ def may_submit(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
         raise naming_fields(OverLimit, (f"{at}addon_id", message))
     call.check_limits(intent.cost_units, intent.priority, at)
     if intent.after and call.principal.addon_id is not None:
-        _may_follow(call, intent)
+        _check_parents(call, intent)
 
 
-def _may_follow(call: Request[Any, Any], intent: Intent) -> None:
+def _check_parents(call: Request[Any, Any], intent: Intent) -> None:
     """A token that is bound to an addon knows no other addon's jobs."""
     parents = sorted(stored_parents([intent]))
     known = {job.job_id for job in call.store.jobs(parents) if call.owns(job.intent.addon_id)}
@@ -231,29 +231,26 @@ def _derived(job: Job, why: str) -> dict[str, object]:
     }
 
 
-#: How many links of each kind are shown.
-_LINKS: Final = 200
+#: How many parents and how many children are shown.
+_MOST_RELATED: Final = 200
 
 
-def links(call: Request[None, None]) -> wire.Links:
+def dependencies(call: Request[None, None]) -> wire.JobDependencies:
     job = call.own_job(call.job_id)
-    found = call.store.links(job.job_id, _LINKS)
-    jobs = {
-        j.job_id: j
-        for j in call.store.jobs(list({end for link in found for end in (link.parent, link.child)}))
-    }
+    stored = call.store.dependencies(job.job_id, _MOST_RELATED)
+    parents = [each for each in stored if each.child == job.job_id]
+    children = [each for each in stored if each.parent == job.job_id]
+    ids = {each.parent for each in parents} | {each.child for each in children}
+    jobs = {j.job_id: j for j in call.store.jobs(list(ids)) if call.owns(j.intent.addon_id)}
 
-    def linked(link: Link, other: JobId) -> list[wire.LinkedJob]:
-        """Empty for a job that this token may not see."""
-        j = jobs.get(other)
-        if j is None or not call.owns(j.intent.addon_id):
-            return []
-        words = (str(link.condition), str(link.status), j.state, j.intent.job_type, title_of(j.intent))
-        return [wire.LinkedJob(other, *words)]
+    def related(dependency: StoredDependency, other: JobId) -> wire.RelatedJob:
+        j = jobs[other]
+        words = (str(dependency.condition), str(dependency.status), j.state, j.intent.job_type)
+        return wire.RelatedJob(other, *words, title_of(j.intent))
 
-    return wire.Links(
-        [shown for link in found if link.child == job.job_id for shown in linked(link, link.parent)],
-        [shown for link in found if link.parent == job.job_id for shown in linked(link, link.child)],
+    return wire.JobDependencies(
+        [related(each, each.parent) for each in parents if each.parent in jobs],
+        [related(each, each.child) for each in children if each.child in jobs],
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.core.jobs.admission import AdmissionClass, keys_of
 from penstock.core.jobs.arrays import ArrayRecord
-from penstock.core.jobs.dependencies import DependencyStatus, Link, ParentCondition
+from penstock.core.jobs.dependencies import DependencyStatus, ParentCondition, StoredDependency
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
 from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host
@@ -211,10 +211,10 @@ class SqlReads(ABC, Generic[S]):
         rows = self._query("checkpoint", {"job_id": job_id})
         return str(rows[0][0]) if rows else None
 
-    def links(self, job_id: JobId, limit: int = 1_000) -> list[Link]:
-        rows = self._query("links", {"job_id": job_id, "most": limit})
+    def dependencies(self, job_id: JobId, limit: int = 1_000) -> list[StoredDependency]:
+        rows = self._query("dependencies", {"job_id": job_id, "most": limit})
         return [
-            Link(JobId(p), JobId(c), ParentCondition(condition), DependencyStatus(s))
+            StoredDependency(JobId(p), JobId(c), ParentCondition(condition), DependencyStatus(s))
             for p, c, condition, s in rows
         ]
 

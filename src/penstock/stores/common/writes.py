@@ -22,7 +22,7 @@ from penstock.core.jobs.load import Host
 from penstock.core.jobs.load_hours import NEWEST
 from penstock.core.jobs.ordering import Aging, ready_at
 from penstock.core.jobs.round import Pick, Placement, RoundResult, running_data, stop_moment
-from penstock.core.jobs.spending import Standing
+from penstock.core.jobs.spending import RenewedDispatch
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Moment, Money
 from penstock.stores.api import (
@@ -227,18 +227,18 @@ class Heartbeats:
         #: By the job's number: number, moment, fence, text.
         self.checkpoints: dict[int, tuple[Any, ...]] = {}
 
-    def standings(
+    def renew_all(
         self,
         operations: Sequence[Renew],
         spend: Callable[[list[tuple[str, str, Money]]], Sequence[tuple[str, str, Money]]],
-    ) -> list[list[Standing | None]]:
+    ) -> list[list[RenewedDispatch | None]]:
         """`spend` adds to the budgets of addons, by period, and returns what each has by then."""
         renewed = [[self._renew(renewal) for renewal in operation.renewals] for operation in operations]
         if self._spent:  # in one order for all transactions, so that none waits in a circle
             for addon_id, period, spent in spend([(*key, more) for key, more in sorted(self._spent.items())]):
                 self._addon_spent[addon_id, period] = spent - self._spent[addon_id, period]
         return [
-            [None if standing is None else self._write_notes(standing, operation) for standing in row]
+            [None if renewed is None else self._write_notes(renewed, operation) for renewed in row]
             for operation, row in zip(operations, renewed, strict=True)
         ]
 
@@ -246,7 +246,7 @@ class Heartbeats:
     def renewed(self) -> list[Renewed]:
         return [dispatch for dispatch in self._dispatches.values() if dispatch.renewed]
 
-    def _renew(self, renewal: Renewal) -> Standing | None:
+    def _renew(self, renewal: Renewal) -> RenewedDispatch | None:
         dispatch = self._dispatches.get(renewal.dispatch_id)
         if (
             dispatch is None
@@ -271,7 +271,7 @@ class Heartbeats:
             self._report(dispatch, dispatch.no, renewal, more)
         for window in windows(self._now) if more else ():
             self._spent[dispatch.addon_id, window.name] += more
-        return Standing(
+        return RenewedDispatch(
             renewal.dispatch_id,
             dispatch.job_id,
             dispatch.addon_id,
@@ -299,20 +299,20 @@ class Heartbeats:
             job = EventJob(dispatch.no, dispatch.job_id, dispatch.events, JobState.RUNNING)
         self._add_note(self._now, note, job, dispatch.dispatch_id)
 
-    def _write_notes(self, standing: Standing, operation: Renew) -> Standing:
+    def _write_notes(self, renewed: RenewedDispatch, operation: Renew) -> RenewedDispatch:
         """
-        Write the notes that the operation makes of the standing, with what its addon has spent by then: the amounts of one
+        Write the notes that the operation makes of the dispatch, with what its addon has spent by then: the amounts of one
         transaction count one after the other.
         """
-        if more := standing.spent - standing.spent_before:
+        if more := renewed.spent - renewed.spent_before:
             spent: dict[str, Money] = {}
             for window in windows(self._now):
-                self._addon_spent[standing.addon_id, window.name] += more
-                spent[window.kind] = self._addon_spent[standing.addon_id, window.name]
-            standing = replace(standing, addon_spent=spent)
-        for note in operation.notes_for(standing):
-            self._note(self._dispatches[standing.dispatch_id], note)
-        return standing
+                self._addon_spent[renewed.addon_id, window.name] += more
+                spent[window.kind] = self._addon_spent[renewed.addon_id, window.name]
+            renewed = replace(renewed, addon_spent=spent)
+        for note in operation.notes_for(renewed):
+            self._note(self._dispatches[renewed.dispatch_id], note)
+        return renewed
 
 
 # hosts

@@ -26,7 +26,7 @@ from penstock.core.jobs.load import Host
 from penstock.core.jobs.load_hours import blended
 from penstock.core.jobs.ordering import Aging, order_key, place
 from penstock.core.jobs.round import Pick, Placement, RoundResult, running_data, stop_moment
-from penstock.core.jobs.spending import NOTHING_SPENT, Standing
+from penstock.core.jobs.spending import NOTHING_SPENT, RenewedDispatch
 from penstock.core.jobs.states import PRUNABLE, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.stores.api import (
@@ -38,7 +38,6 @@ from penstock.stores.api import (
     Complete,
     Depth,
     DrainHost,
-    Follow,
     Grant,
     Learn,
     NotesFor,
@@ -50,6 +49,7 @@ from penstock.stores.api import (
     RemoveHost,
     Renew,
     Reorder,
+    ResolveDependencies,
     ScheduleWritten,
     SetAddon,
     Shift,
@@ -58,12 +58,12 @@ from penstock.stores.api import (
     name_taken,
     watched,
 )
-from penstock.stores.common.following import EndedJob, follow, moved
+from penstock.stores.common.dependencies import EndedJob, moved, resolve
 from penstock.stores.common.group_commit import outcome_of
 from penstock.stores.common.rows import body_hash, new_dispatch
 from penstock.stores.common.writes import UsedKeys, key_of, new_job_id, take
-from penstock.stores.memory.following import MemoryFollowRows
-from penstock.stores.memory.tables import Edge, MemoryTables
+from penstock.stores.memory.dependencies import MemoryDependencyRows
+from penstock.stores.memory.tables import DependencyRow, MemoryTables
 
 
 class MemoryStore(MemoryTables):
@@ -97,8 +97,8 @@ class MemoryStore(MemoryTables):
 
     def _maintain(self, operation: Operation[Any]) -> Any:
         match operation:
-            case Follow():
-                return self._follow_pending()
+            case ResolveDependencies():
+                return self._resolve_pending()
             case SetAddon():
                 return self._set_addon(operation)
             case ChangeSchedule() | RecordLoad() | ChangeArray():
@@ -127,7 +127,7 @@ class MemoryStore(MemoryTables):
         )
         created = [self._jobs[receipt.job_id] for receipt in receipts if receipt.created]
         if children := [job.no for job in created if job.intent.after]:
-            self._follow([], children)
+            self._resolve([], children)
         return [replace(r, state=self._jobs[r.job_id].state) if r.created else r for r in receipts]
 
     def _queued(self, addon_id: AddonId | None) -> int:
@@ -148,9 +148,9 @@ class MemoryStore(MemoryTables):
         )
         self._jobs[job.job_id], self._by_no[job.no] = job, job.job_id
         for dependency in job.intent.after:
-            edge = Edge(dependency.job_id, job.job_id, dependency.condition, intent.if_unmet)
-            self._dependencies.setdefault(job.job_id, {})[edge.parent] = edge
-            self._children.setdefault(edge.parent, {})[job.job_id] = edge
+            row = DependencyRow(dependency.job_id, job.job_id, dependency.condition, intent.if_unmet)
+            self._dependencies.setdefault(job.job_id, {})[row.parent] = row
+            self._children.setdefault(row.parent, {})[job.job_id] = row
         self._trails[job.job_id] = []
         self._tally[intent.addon_id, JobState.QUEUED] += 1
         self._lines.put(job, its_place, now)
@@ -245,17 +245,17 @@ class MemoryStore(MemoryTables):
 
     def _apply_all(self, changes: Sequence[Change]) -> list[bool]:
         applied = [self._apply(change) for change in changes]
-        self._follow(self._moves)
+        self._resolve(self._moves)
         return applied
 
-    def _follow(self, moves: Sequence[EndedJob], new: Sequence[int] = ()) -> None:
+    def _resolve(self, moves: Sequence[EndedJob], new: Sequence[int] = ()) -> None:
         if moves or new:
-            follow(MemoryFollowRows(self), moves, new)
+            resolve(MemoryDependencyRows(self), moves, new)
         self._moves = []
 
-    def _follow_pending(self) -> int:
+    def _resolve_pending(self) -> int:
         pending, self._pending = self._pending, {}
-        self._follow(sorted(pending.values()))
+        self._resolve(sorted(pending.values()))
         return len(self._pending)
 
     def _apply(self, change: Change) -> bool:
@@ -298,7 +298,7 @@ class MemoryStore(MemoryTables):
 
     # renew
 
-    def _renew(self, renewal: Renewal, notes_for: NotesFor) -> Standing | None:
+    def _renew(self, renewal: Renewal, notes_for: NotesFor) -> RenewedDispatch | None:
         now = self._clock()
         dispatch = self._live.get(renewal.dispatch_id)
         if dispatch is None or dispatch.phase is DispatchPhase.RESERVED or dispatch.expires_at <= now:
@@ -322,7 +322,7 @@ class MemoryStore(MemoryTables):
             if renewal.checkpoint is not None:
                 self._checkpoints[job.job_id] = renewal.checkpoint
                 self._note(now, Note(EventKind.CHECKPOINT), job, renewal.dispatch_id)
-        standing = Standing(
+        renewed = RenewedDispatch(
             renewal.dispatch_id,
             dispatch.job_id,
             dispatch.addon_id,
@@ -334,9 +334,9 @@ class MemoryStore(MemoryTables):
             None if job is None else job.intent.cost_limit,
             {w.kind: self._spent[dispatch.addon_id, w.name] for w in windows(now)} if more else NOTHING_SPENT,
         )
-        for note in notes_for(standing):
+        for note in notes_for(renewed):
             self._note(now, note, job if note.of_job else None, renewal.dispatch_id)
-        return standing
+        return renewed
 
     # maintenance
 
@@ -417,8 +417,8 @@ class MemoryStore(MemoryTables):
 
     def _awaited(self, job: Job) -> bool:
         """A child waits for this job, or may do so again."""
-        edges = self._children.get(job.job_id, {}).values()
-        return any(edge.status is DependencyStatus.OPEN for edge in edges)
+        dependencies = self._children.get(job.job_id, {}).values()
+        return any(dependency.status is DependencyStatus.OPEN for dependency in dependencies)
 
     def _forget(self, job: Job) -> None:
         for parent in self._dependencies.pop(job.job_id, {}):

@@ -25,7 +25,14 @@ from penstock.core.jobs.admission import (
 )
 from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.changes import Note
-from penstock.core.jobs.dependencies import DependencyStatus, Fate, IfUnmet, Link, ParentCondition, fate
+from penstock.core.jobs.dependencies import (
+    DependencyStatus,
+    Fate,
+    IfUnmet,
+    ParentCondition,
+    StoredDependency,
+    fate,
+)
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
 from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host
@@ -47,7 +54,7 @@ from penstock.stores.api import (
     WaitingWork,
     among_newest,
 )
-from penstock.stores.common.following import EndedJob
+from penstock.stores.common.dependencies import EndedJob
 from penstock.stores.common.rows import uuid7
 
 T = TypeVar("T")
@@ -79,8 +86,8 @@ class MemoryTables:
         self._learned_upto = 0
         self._schedules_due: dict[str, Moment] = {}
         #: By child, then by parent, in the order of their numbers.
-        self._dependencies: dict[JobId, dict[JobId, Edge]] = {}
-        self._children: dict[JobId, dict[JobId, Edge]] = {}
+        self._dependencies: dict[JobId, dict[JobId, DependencyRow]] = {}
+        self._children: dict[JobId, dict[JobId, DependencyRow]] = {}
         self._pending: dict[int, EndedJob] = {}
         #: Ends and retries of the operation, for what follows from them.
         self._moves: list[EndedJob] = []
@@ -221,13 +228,14 @@ class MemoryTables:
         with self._lock:
             return self._checkpoints.get(job_id)
 
-    def links(self, job_id: JobId, limit: int = 1_000) -> list[Link]:
+    def dependencies(self, job_id: JobId, limit: int = 1_000) -> list[StoredDependency]:
         with self._lock:
             number = self._number_of
             parents = sorted(self._dependencies.get(job_id, {}).values(), key=lambda e: number(e.parent))
             children = sorted(self._children.get(job_id, {}).values(), key=lambda e: number(e.child))
             return [
-                Link(e.parent, e.child, e.condition, e.status) for e in (*parents[:limit], *children[:limit])
+                StoredDependency(e.parent, e.child, e.condition, e.status)
+                for e in (*parents[:limit], *children[:limit])
             ]
 
     def _number_of(self, job_id: JobId) -> int:
@@ -406,19 +414,19 @@ class MemoryTables:
         if queued != set(self._lines.queued()):
             yield "the lines do not have exactly the jobs that are queued"
         for job_id in queued:
-            edges = self._dependencies.get(job_id, {}).values()
-            unmet = sum(edge.status is DependencyStatus.OPEN for edge in edges)
+            dependencies = self._dependencies.get(job_id, {}).values()
+            unmet = sum(dependency.status is DependencyStatus.OPEN for dependency in dependencies)
             if self._jobs[job_id].unmet != unmet or self._lines.waits(job_id) != (unmet > 0):
                 yield f"job {job_id} waits for other parents than its dependencies say"
-            for edge in edges:
-                parent = self._jobs[edge.parent]
-                what = fate(edge.condition, parent.state, edge.if_unmet)
+            for dependency in dependencies:
+                parent = self._jobs[dependency.parent]
+                what = fate(dependency.condition, parent.state, dependency.if_unmet)
                 if (
-                    edge.status is DependencyStatus.OPEN
+                    dependency.status is DependencyStatus.OPEN
                     and what is not Fate.WAIT
                     and parent.no not in self._pending
                 ):
-                    yield f"job {job_id} was not told that {edge.parent} is {parent.state}"
+                    yield f"job {job_id} was not told that {dependency.parent} is {parent.state}"
 
     def _job_problems(self, job: Job, holders: int) -> Iterator[str]:
         if holders != (job.state in IN_FLIGHT):
@@ -440,7 +448,7 @@ class MemoryTables:
 
 
 @dataclass(slots=True)
-class Edge:
+class DependencyRow:
     parent: JobId
     child: JobId
     condition: ParentCondition

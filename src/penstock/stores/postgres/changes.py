@@ -22,11 +22,11 @@ from penstock.core.jobs.admission import Account, AdmissionClass, keys_of
 from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep
 from penstock.core.jobs.ordering import Place
-from penstock.core.jobs.spending import Standing
+from penstock.core.jobs.spending import RenewedDispatch
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment
 from penstock.stores.api import Complete, CompletedDispatch, Renew
-from penstock.stores.common.following import EndedJob, moved
+from penstock.stores.common.dependencies import EndedJob, moved
 from penstock.stores.common.group_commit import GroupCommit
 from penstock.stores.common.reads import DISPATCH_WIDTH, JOB_WIDTH
 from penstock.stores.common.rows import pack, parts_of
@@ -170,7 +170,7 @@ class Effects:
     answers: list[list[bool]] = field(default_factory=list)
     #: Ends and retries of jobs; and the numbers of those from which something follows.
     moves: list[EndedJob] = field(default_factory=list)
-    followed: set[int] = field(default_factory=set)
+    with_dependencies: set[int] = field(default_factory=set)
 
     @property
     def keys(self) -> set[Key]:
@@ -307,11 +307,11 @@ class Changes:
             ("lock_dispatches", ids | {"jobs": jobs["ids"]}),
             ("jobs_by_id", jobs),
             ("dispatches_by_id", ids),
-            ("followed_jobs", jobs),
+            ("jobs_with_dependencies", jobs),
         ]
 
     def judge(self, session: DatabaseSession, now: Moment, rows: Sequence[Sequence[Any]]) -> Effects:
-        *_, job_rows, dispatch_rows, followed = rows
+        *_, job_rows, dispatch_rows, related = rows
         jobs = self._classes.jobs(session, job_rows)
         dispatches = self._classes.dispatches(session, dispatch_rows)
         effects = Effects(
@@ -322,7 +322,7 @@ class Changes:
             {d.dispatch_id: row[DISPATCH_WIDTH] for d, row in zip(dispatches, dispatch_rows, strict=True)},
         )
         effects.answers = [[effects.apply(change) for change in changes] for changes in self._operations]
-        effects.followed = {no for (no,) in followed}
+        effects.with_dependencies = {no for (no,) in related}
         return effects
 
 
@@ -347,13 +347,13 @@ class Completions:
             return []
         ids, results = columns(rows)
         done = {"now": self._database.given_now(), "ids": ids, "results": results}
-        return [("complete", done), ("followed_dispatches", {"ids": ids})]
+        return [("complete", done), ("dispatches_with_dependencies", {"ids": ids})]
 
     def judge(self, session: DatabaseSession, now: Moment, rows: Sequence[Sequence[Any]]) -> Effects:
         effects = Effects(now)
         completed = list(map(_completed, rows[0])) if rows else []
-        effects.followed = {no for (no,) in rows[1]} if rows else set()
-        if effects.followed:
+        effects.with_dependencies = {no for (no,) in rows[1]} if rows else set()
+        if effects.with_dependencies:
             effects.moves = [
                 EndedJob(one.no, JobId(parts_of(one.dispatch_id)[0]), JobState.DONE) for one in completed
             ]
@@ -416,15 +416,15 @@ class RenewBatcher(GroupCommit):
         self._database, self._wait_for_rounds, self._on_commit = database, wait_for_rounds, on_commit
         super().__init__(self._write_all)  # type: ignore[arg-type]  # nothing but `Renew` comes to it
 
-    def _write_all(self, operations: list[Renew]) -> list[list[Standing | None]]:
+    def _write_all(self, operations: list[Renew]) -> list[list[RenewedDispatch | None]]:
         self._wait_for_rounds()
-        standings, has_events = self._database.transact(lambda session: self._renew(session, operations))
+        renewed, has_events = self._database.transact(lambda session: self._renew(session, operations))
         self._on_commit(has_events)
-        return standings
+        return renewed
 
     def _renew(
         self, session: DatabaseSession, operations: Sequence[Renew]
-    ) -> tuple[list[list[Standing | None]], bool]:
+    ) -> tuple[list[list[RenewedDispatch | None]], bool]:
         renewals = [renewal for operation in operations for renewal in operation.renewals]
         reporting = sorted({renewal.dispatch_id for renewal in renewals if _reports(renewal)})
         ids = {"ids": array(sorted({renewal.dispatch_id for renewal in renewals}))}
@@ -432,7 +432,7 @@ class RenewBatcher(GroupCommit):
         now, [*_, rows] = self._database.lock(session, *locks, ("dispatches_for_beats", ids))
         writes = PostgresWriteBatch()
         heartbeats = Heartbeats(now, rows, writes.note)
-        standings = heartbeats.standings(operations, lambda rows: session.execute("spend", columns(rows)))
+        answers = heartbeats.renew_all(operations, lambda rows: session.execute("spend", columns(rows)))
         if renewed := heartbeats.renewed:
             beats = [(d.dispatch_id, d.expires_at, d.progress, d.spent, d.events, d.pid) for d in renewed]
             session.defer("renew", columns(beats))
@@ -442,7 +442,7 @@ class RenewBatcher(GroupCommit):
             session.defer("beat_jobs", columns(jobs))
         if heartbeats.checkpoints:
             session.defer("set_checkpoints", columns(list(heartbeats.checkpoints.values())))
-        return standings, writes.defer(session)
+        return answers, writes.defer(session)
 
 
 def _reports(renewal: Renewal) -> bool:

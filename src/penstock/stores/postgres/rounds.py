@@ -60,7 +60,7 @@ from penstock.stores.postgres.changes import (
     lock_ledger,
 )
 from penstock.stores.postgres.database import Database, DatabaseSession
-from penstock.stores.postgres.following import follow_moves
+from penstock.stores.postgres.dependencies import resolve_moves
 from penstock.stores.postgres.pipeline import Values, array, column, columns
 
 #: The code that the server's `refuse_round` raises: another transaction changed a job that the round saw.
@@ -209,14 +209,14 @@ class RoundAttempt:
         first = effects = ends.judge(session, state.now, state.end_rows)
         self._need(effects.keys)
         batcher = self._batcher
-        followed = follow_moves(session, effects, batcher.classes, batcher.ordering.aging)
+        dependencies = resolve_moves(session, effects, batcher.classes, batcher.ordering.aging)
         effects.defer(session, batcher.classes)
-        followed.defer()
+        dependencies.defer()
         started: list[StartedRound] = []
         if not admissions:
             effects.writes.accounts = state.accounts(effects.ended)
             effects.writes.defer(session)
-        if admissions and followed.has_released:  # the first round shall see what has become ready
+        if admissions and dependencies.has_released:  # the first round shall see what has become ready
             session.flush()
             state = _LockedState(self._batcher, session, self._keys, admissions)
         for number, admission in enumerate(admissions):
@@ -226,7 +226,7 @@ class RoundAttempt:
                 effects = Effects(state.now)
             started.append(self._round(session, admission, state, effects))
             effects.writes.defer(session)
-        return Written(first.answers, session.has_events, started, followed.has_released)
+        return Written(first.answers, session.has_events, started, dependencies.has_released)
 
     def _round(
         self, session: DatabaseSession, admission: Admit, state: _LockedState, effects: Effects

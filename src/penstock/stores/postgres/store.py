@@ -43,7 +43,6 @@ from penstock.stores.api import (
     Complete,
     Depth,
     DrainHost,
-    Follow,
     Learn,
     Operation,
     Prune,
@@ -54,6 +53,7 @@ from penstock.stores.api import (
     RemoveHost,
     Renew,
     Reorder,
+    ResolveDependencies,
     ScheduleWritten,
     SetAddon,
     Shift,
@@ -74,7 +74,7 @@ from penstock.stores.common.writes import (
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses, accounts_from
 from penstock.stores.postgres.changes import Effects, PostgresWriteBatch, RenewBatcher, lock_ledger
 from penstock.stores.postgres.database import Database, DatabaseSession
-from penstock.stores.postgres.following import follow_pending
+from penstock.stores.postgres.dependencies import resolve_pending
 from penstock.stores.postgres.pipeline import ConnectionOptions, array, columns
 from penstock.stores.postgres.reads import PostgresReads
 from penstock.stores.postgres.rounds import RoundBatcher
@@ -211,8 +211,8 @@ class PostgresStore(PostgresReads):
 
     def _keep_up(self, session: DatabaseSession, operation: Operation[Any]) -> Any:
         match operation:
-            case Follow():
-                return self._follow(session)
+            case ResolveDependencies():
+                return self._resolve(session)
             case SetAddon():
                 return self._set_addon(session, operation)
             case ChangeSchedule() | RecordLoad() | ChangeArray():
@@ -230,9 +230,9 @@ class PostgresStore(PostgresReads):
                 return learn(session, operation)
         raise TypeError(f"{type(operation).__name__} is no operation of this store")
 
-    def _follow(self, session: DatabaseSession) -> int:
+    def _resolve(self, session: DatabaseSession) -> int:
         now, _ = self.database.lock(session)
-        return follow_pending(session, Effects(now), self._classes, self._aging)
+        return resolve_pending(session, Effects(now), self._classes, self._aging)
 
     def _set_addon(self, session: DatabaseSession, operation: SetAddon) -> None:
         addon_id, weight, paused = operation.addon_id, operation.weight, operation.paused

@@ -38,7 +38,7 @@ from penstock.stores.common.writes import EventRow, UsedKeys, key_of, take
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
 from penstock.stores.postgres.changes import Effects
 from penstock.stores.postgres.database import Database, DatabaseSession
-from penstock.stores.postgres.following import depend, lock_parents
+from penstock.stores.postgres.dependencies import depend, lock_parents
 from penstock.stores.postgres.pipeline import Call, EarlyRows, Statement, Values, array, columns, text
 
 #: So many go to the server while the next are put into rows.
@@ -195,7 +195,7 @@ class SubmitBatcher(GroupCommit):
         if events_for is not None:
             batch.more_events = events_for(receipts[0][0])
         batch.defer(session)
-        if batch.edges:
+        if batch.dependencies:
             receipts = self._depend(session, batch, receipts)
         return receipts
 
@@ -207,7 +207,7 @@ class SubmitBatcher(GroupCommit):
         session.flush()
         now, _ = self._database.lock(session)  # with a batch of its own for the events
         effects = Effects(now)
-        depend(session, batch.edges, effects, classes, ordering.aging)
+        depend(session, batch.dependencies, effects, classes, ordering.aging)
         effects.writes.defer(session)
         states = {job_id: job.state for job_id, job in effects.jobs.items()}
         return [[replace(r, state=states.get(r.job_id, r.state)) for r in answer] for answer in receipts]
@@ -253,7 +253,7 @@ class _Batch:
         self._rows, self._now, self._new_id, self._queued = rows, now, new_id, queued
         self._existing = existing
         #: Parent, child, condition, what if it is not met.
-        self.edges: list[tuple[JobId, JobId, str, str]] = []
+        self.dependencies: list[tuple[JobId, JobId, str, str]] = []
         self._used: UsedKeys = {
             (addon_id, key): (Receipt(job_id, JobState(state), created=False), bytes.fromhex(body))
             for addon_id, key, job_id, state, body in used
@@ -279,7 +279,7 @@ class _Batch:
     def _make(self, _: int, intent: Intent) -> Receipt:
         receipt = Receipt(JobId(self._new_id()), JobState.QUEUED, created=True)
         self.jobs.append((receipt.job_id, intent))
-        self.edges += [(d.job_id, receipt.job_id, d.condition, intent.if_unmet) for d in intent.after]
+        self.dependencies += [(d.job_id, receipt.job_id, d.condition, intent.if_unmet) for d in intent.after]
         if self._queued is not None:
             self._queued[intent.addon_id] += 1
         return receipt

@@ -608,14 +608,14 @@ WHERE name = %(name)s;
 -- name: remove_schedule
 DELETE FROM penstock.schedule WHERE name = %(name)s;
 
--- name: followed_dispatches
+-- name: dispatches_with_dependencies
 -- The jobs of these dispatches that others wait for. If no job waits for another, the rest of this is not run. It runs behind the locks of the
 -- dispatches: a child that is submitted later finds them, and waits for this transaction.
 SELECT DISTINCT parent FROM penstock.dependency
 WHERE EXISTS (SELECT 1 FROM penstock.dependency WHERE status = 'open') AND status = 'open'
 AND parent = ANY(ARRAY(SELECT job_no FROM penstock.dispatch WHERE dispatch_id = ANY(%(ids)s::text[]) AND job_no IS NOT NULL));
 
--- name: followed_jobs
+-- name: jobs_with_dependencies
 -- The same for jobs: those that others wait for, and those that may wait for others.
 SELECT no FROM penstock.job WHERE EXISTS (SELECT 1 FROM penstock.dependency WHERE status = 'open') AND job_id = ANY(%(ids)s::text[])
 AND (EXISTS (SELECT 1 FROM penstock.dependency d WHERE d.parent = job.no AND d.status = 'open')
@@ -676,7 +676,7 @@ DELETE FROM penstock.pending_end e USING taken, penstock.job j WHERE e.no = take
 -- name: pending_ends
 SELECT count(*) FROM penstock.pending_end;
 
--- name: links
+-- name: dependencies
 -- The dependencies of a job, then those on it.
 SELECT p.job_id, c.job_id, d.condition, d.status FROM (
     (SELECT 0 AS side, parent, child, condition, status FROM penstock.dependency
@@ -688,7 +688,7 @@ JOIN penstock.job p ON p.no = d.parent JOIN penstock.job c ON c.no = d.child ORD
 
 -- name: audit_dependencies
 -- A child that waits for another number of parents than it has open dependencies, or is in a ready queue meanwhile; and a parent that ended, whose
--- children were not followed.
+-- children were not resolved.
 SELECT q.job_id FROM penstock.queue q WHERE q.unmet <> (SELECT count(*) FROM penstock.dependency d WHERE d.child = q.no AND d.status = 'open')
 UNION ALL SELECT job_id FROM penstock.queue WHERE (unmet > 0) <> (line < 0)
 UNION ALL SELECT p.job_id FROM penstock.dependency d JOIN penstock.queue q ON q.no = d.child JOIN penstock.job_full p ON p.no = d.parent

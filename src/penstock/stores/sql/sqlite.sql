@@ -494,7 +494,7 @@ RETURNING no, (SELECT job_id FROM job WHERE job.no = pending_end.no), state, aft
 -- name: pending_ends
 SELECT count(*) FROM pending_end;
 
--- name: links
+-- name: dependencies
 -- The dependencies of a job, then those on it.
 SELECT p.job_id, c.job_id, d.condition, d.status FROM (
     SELECT * FROM (SELECT 0 AS side, parent, child, condition, status FROM dependency WHERE child = (SELECT no FROM job WHERE job_id = :job_id) ORDER BY parent LIMIT :most)
@@ -504,7 +504,7 @@ CROSS JOIN job p ON p.no = d.parent CROSS JOIN job c ON c.no = d.child ORDER BY 
 
 -- name: audit_dependencies
 -- A child that waits for another number of parents than it has open dependencies, or is in a ready queue meanwhile; and a parent that ended, whose
--- children were not followed.
+-- children were not resolved.
 SELECT q.job_id FROM queue q WHERE q.unmet <> (SELECT count(*) FROM dependency d WHERE d.child = q.no AND d.status = 'open')
 UNION ALL SELECT job_id FROM queue WHERE (unmet > 0) <> (line < 0)
 UNION ALL SELECT p.job_id FROM dependency d CROSS JOIN queue q ON q.no = d.child CROSS JOIN job_full p ON p.no = d.parent

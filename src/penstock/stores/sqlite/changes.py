@@ -18,15 +18,15 @@ from penstock.core.jobs.changes import Change
 from penstock.core.jobs.intent import Intent, all_but_payload
 from penstock.core.jobs.job import DispatchStep, EventKind, Job, JobStep
 from penstock.core.jobs.ordering import place
-from penstock.core.jobs.spending import Standing
+from penstock.core.jobs.spending import RenewedDispatch
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import EndReason, HostId, JobId, Span
 from penstock.stores.api import CompletedDispatch, Depth, Receipt, Renew
-from penstock.stores.common.following import EndedJob, moved
+from penstock.stores.common.dependencies import EndedJob, moved
 from penstock.stores.common.reads import JOB_WIDTH
 from penstock.stores.common.rows import by_name, dispatch_key, intent_row, job_row, listed, parts_of
 from penstock.stores.common.writes import NO_JOB, EventJob, Heartbeats, UsedKeys, key_of, take
-from penstock.stores.sqlite.following import depend
+from penstock.stores.sqlite.dependencies import depend
 from penstock.stores.sqlite.transaction import Transaction
 
 #: As they are written: a word costs the encoder half of what the enumeration's member does.
@@ -53,11 +53,11 @@ def submit(
         for job_id, state, body in tx.execute("jobs_by_key", key):
             used[key] = (Receipt(job_id, JobState(state), created=False), body)
 
-    edges: list[tuple[JobId, JobId, str, str]] = []
+    dependencies: list[tuple[JobId, JobId, str, str]] = []
 
     def insert(at: int, intent: Intent) -> Receipt:
         receipt = _insert(tx, intent, job_ids[at] if job_ids else JobId(tx.new_id()))
-        edges.extend((d.job_id, receipt.job_id, d.condition, intent.if_unmet) for d in intent.after)
+        dependencies.extend((d.job_id, receipt.job_id, d.condition, intent.if_unmet) for d in intent.after)
         return receipt
 
     def existing(jobs: Collection[JobId]) -> set[JobId]:
@@ -68,9 +68,9 @@ def submit(
     receipts = take(
         intents, depth, used, queued=tx.totals.queued, insert=insert, existing=existing, written=written
     )
-    if edges:
-        depend(tx, edges, apply)
-        receipts = _as_born(tx, receipts, {child for _, child, *_ in edges})
+    if dependencies:
+        depend(tx, dependencies, apply)
+        receipts = _as_born(tx, receipts, {child for _, child, *_ in dependencies})
     return receipts
 
 
@@ -251,18 +251,16 @@ def _running_leases(tx: Transaction, reports: Sequence[CompletedDispatch]) -> li
 # renew
 
 
-def renew(tx: Transaction, operation: Renew) -> list[Standing | None]:
+def renew(tx: Transaction, operation: Renew) -> list[RenewedDispatch | None]:
     tx.totals.leases.clear()
     tx.flush_jobs()
     ids = by_name({renewal.dispatch_id for renewal in operation.renewals})
     heartbeats = Heartbeats(tx.now, tx.execute("dispatches_for_beats", {"ids": ids}), tx.add_note)
-    [standings] = heartbeats.standings(
-        [operation], lambda rows: [tx.execute("spend", row)[0] for row in rows]
-    )
+    [renewed] = heartbeats.renew_all([operation], lambda rows: [tx.execute("spend", row)[0] for row in rows])
     for each in heartbeats.renewed:
         tx.execute("renew", (each.expires_at, each.progress, each.spent, each.events, each.pid, each.place))
         if each.job_changes:
             tx.execute("beat_jobs", (each.job_progress, each.job_spent, each.no))
     for checkpoint in heartbeats.checkpoints.values():
         tx.execute("set_checkpoints", checkpoint)
-    return standings
+    return renewed

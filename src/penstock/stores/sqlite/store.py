@@ -28,12 +28,12 @@ from penstock.stores.api import (
     ChangeSchedule,
     Clock,
     Complete,
-    Follow,
     Operation,
     Receipt,
     RecordLoad,
     Relay,
     Renew,
+    ResolveDependencies,
     Submit,
     committed,
 )
@@ -51,7 +51,7 @@ from penstock.stores.sqlite.connection import (
     migrate,
     refuse_network_file_system,
 )
-from penstock.stores.sqlite.following import follow_moves, follow_pending
+from penstock.stores.sqlite.dependencies import resolve_moves, resolve_pending
 from penstock.stores.sqlite.guard import (
     FileGuard,
     Loss,
@@ -262,8 +262,8 @@ def _write(tx: Transaction, operation: Operation[Any]) -> Any:
             return admit(tx, operation)
         case Complete() | Apply():
             return _write_ends(tx, operation)
-        case Follow():
-            return follow_pending(tx, apply)
+        case ResolveDependencies():
+            return resolve_pending(tx, apply)
         case Renew():
             return renew(tx, operation)
         case ChangeSchedule() | RecordLoad() | ChangeArray():
@@ -272,10 +272,10 @@ def _write(tx: Transaction, operation: Operation[Any]) -> Any:
 
 
 def _write_ends(tx: Transaction, operation: Complete | Apply) -> list[bool]:
-    """Changes, and then what follows from them."""
+    """Changes, and then the dependencies on what they ended."""
     if isinstance(operation, Complete):
         answers = complete(tx, operation.done)
     else:
         answers = [apply(tx, change) for change in operation.changes]
-    follow_moves(tx, apply)
+    resolve_moves(tx, apply)
     return answers

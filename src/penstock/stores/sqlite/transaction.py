@@ -36,7 +36,7 @@ from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Clock
-from penstock.stores.common.following import EndedJob
+from penstock.stores.common.dependencies import EndedJob
 from penstock.stores.common.reads import AdmissionClasses
 from penstock.stores.common.rows import Queued, class_row, listed, pack
 from penstock.stores.common.writes import EventJob, EventRow, event_row

@@ -10,7 +10,7 @@ export function Job({ id }) {
   const [job, setJob] = useState(null),
     [why, setWhy] = useState(null),
     [events, setEvents] = useState([]),
-    [links, setLinks] = useState({ parents: [], children: [] }),
+    [dependencies, setDependencies] = useState({ parents: [], children: [] }),
     [problem, setProblem] = useState(null),
     [again, setAgain] = useState(false);
 
@@ -25,12 +25,12 @@ export function Job({ id }) {
           get(`queue/jobs/${id}`, { signal }),
           get(`queue/jobs/${id}/explain`, { signal }),
           allEvents(id, signal),
-          get(`queue/jobs/${id}/links`, { signal }),
+          get(`queue/jobs/${id}/dependencies`, { signal }),
         ]);
         setJob(a);
         setWhy(b);
         setEvents(c);
-        setLinks(d);
+        setDependencies(d);
         setProblem(null);
         moving.current = a.state === "RUNNING";
       } catch (error) {
@@ -82,7 +82,7 @@ export function Job({ id }) {
         ${why?.next_step && html`<p class="muted">Next: ${why.next_step}${why.next_at ? `, about ${clock(why.next_at)}` : ""}.${why.way_out && html` What would change it: <code>${why.way_out}</code>`}</p>`}
         ${why?.likely_start_at && html`<p class="muted">Likely start ${why.likely_start_low_at ? `between ${clock(why.likely_start_low_at)} and ${clock(why.likely_start_high_at)}` : `about ${clock(why.likely_start_at)}`}${why.recorded ? "" : " (computed just now)"}.</p>`}<//>
       <${Card} title="Timeline" wide><${Timeline} job=${job} events=${events} /><//>
-      ${links.parents.length + links.children.length > 0 && html`<${Card} title="Before and after" wide><${Family} job=${job} links=${links} /><//>`}
+      ${dependencies.parents.length + dependencies.children.length > 0 && html`<${Card} title="Before and after" wide><${Family} job=${job} dependencies=${dependencies} /><//>`}
       <${Card} title="Request" wide=${!came}>
         <dl class="facts">
           <${Fact} name="Cost" value=${`${job.cost_units} units`} /><${Fact} name="Priority" value=${job.priority + (job.preemptible ? "" : ", not preemptible")} /><${Fact} name="Run when" value=${job.run_when + (job.quiet_for_sec ? `, quiet for ${span(job.quiet_for_sec)}` : "")} />
@@ -113,8 +113,8 @@ const SHOWN = 8, // of each side; the others are counted
   GAP = 60;
 
 /** The jobs that this one waits for, itself, and the jobs that wait for it, from left to right. */
-function Family({ job, links }) {
-  const sides = [links.parents, [{ ...job, status: "", condition: "" }], links.children].map((side) => ({ jobs: side.slice(0, SHOWN), more: side.length - SHOWN }));
+function Family({ job, dependencies }) {
+  const sides = [dependencies.parents, [{ ...job, status: "", condition: "" }], dependencies.children].map((side) => ({ jobs: side.slice(0, SHOWN), more: side.length - SHOWN }));
   const rows = Math.max(...sides.map(({ jobs, more }) => jobs.length + (more > 0)));
   const height = rows * ROW,
     middle = height / 2;

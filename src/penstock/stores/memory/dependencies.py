@@ -1,4 +1,4 @@
-"""What follows from the ends of jobs, in dictionaries: see `common/following.py`, which decides."""
+"""The rows of dependencies in dictionaries: `common/dependencies.py` decides what they mean."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.core.jobs.job import Job
 from penstock.core.jobs.ordering import Place, released_place
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
-from penstock.stores.common.following import EndedJob, OpenDependency
-from penstock.stores.memory.tables import Edge
+from penstock.stores.common.dependencies import EndedJob, OpenDependency
+from penstock.stores.memory.tables import DependencyRow
 
 if TYPE_CHECKING:
     from penstock.stores.memory.store import MemoryStore
 
 
-class MemoryFollowRows:
+class MemoryDependencyRows:
     """A part of the store, which has the lock."""
 
     # ruff: noqa: SLF001 - these rows are a part of the store
@@ -34,26 +34,29 @@ class MemoryFollowRows:
     def children(self, ends: Sequence[EndedJob], limit: int) -> list[OpenDependency]:
         rows: list[OpenDependency] = []
         for end in ends:
-            edges = self._store._children.get(end.job_id, {}).values()
+            dependencies = self._store._children.get(end.job_id, {}).values()
             rows += sorted(
-                (row for row in self._open(edges) if row.child_no > end.after), key=lambda row: row.child_no
+                (row for row in self._open(dependencies) if row.child_no > end.after),
+                key=lambda row: row.child_no,
             )
         return rows[:limit]
 
     def parents(self, children: Sequence[int]) -> list[OpenDependency]:
-        edges = (
-            edge for no in children for edge in self._store._dependencies.get(self._ids[no], {}).values()
+        dependencies = (
+            dependency
+            for no in children
+            for dependency in self._store._dependencies.get(self._ids[no], {}).values()
         )
-        return sorted(self._open(edges), key=lambda row: (row.child_no, row.parent_no))
+        return sorted(self._open(dependencies), key=lambda row: (row.child_no, row.parent_no))
 
-    def _open(self, edges: Iterable[Edge]) -> Iterator[OpenDependency]:
-        for edge in edges:
-            parent, child = self._store._jobs[edge.parent], self._store._jobs[edge.child]
-            if edge.status is DependencyStatus.OPEN and child.state is JobState.QUEUED:
+    def _open(self, dependencies: Iterable[DependencyRow]) -> Iterator[OpenDependency]:
+        for dependency in dependencies:
+            parent, child = self._store._jobs[dependency.parent], self._store._jobs[dependency.child]
+            if dependency.status is DependencyStatus.OPEN and child.state is JobState.QUEUED:
                 events = len(self._store._trails[child.job_id])
                 yield OpenDependency(
                     *(parent.no, parent.job_id, parent.state, child.no, child.job_id),
-                    *(edge.condition, edge.if_unmet, child.unmet, events),
+                    *(dependency.condition, dependency.if_unmet, child.unmet, events),
                 )
 
     def end(self, child: OpenDependency, decide: Callable[[Job], Change]) -> None:
@@ -66,9 +69,9 @@ class MemoryFollowRows:
 
     def void(self, children: Sequence[int]) -> None:
         for child in children:
-            for edge in self._store._dependencies.get(self._ids[child], {}).values():
-                if edge.status is DependencyStatus.OPEN:
-                    edge.status = DependencyStatus.VOID
+            for dependency in self._store._dependencies.get(self._ids[child], {}).values():
+                if dependency.status is DependencyStatus.OPEN:
+                    dependency.status = DependencyStatus.VOID
 
     def wait(self, unmet: Sequence[tuple[int, int]]) -> None:
         for no, count in unmet:

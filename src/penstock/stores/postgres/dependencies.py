@@ -1,4 +1,4 @@
-"""What follows from the ends of jobs, as rows: see `common/following.py`, which decides."""
+"""The rows of dependencies: `common/dependencies.py` decides what they mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.core.jobs.job import Job
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
-from penstock.stores.common.following import MOST_FOLLOWED, EndedJob, OpenDependency, follow
+from penstock.stores.common.dependencies import MOST_RESOLVED, EndedJob, OpenDependency, resolve
 from penstock.stores.common.reads import JOB_WIDTH
 from penstock.stores.common.writes import EventJob
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
@@ -20,7 +20,7 @@ from penstock.stores.postgres.database import DatabaseSession
 from penstock.stores.postgres.pipeline import Values, array, columns
 
 
-class PostgresFollowRows:
+class PostgresDependencyRows:
     """
     `effects`: of this transaction; not written yet. What this writes goes behind it (`defer`). A child is locked like a job
     that changes: its row, then its place in the queue. It has no dispatch while it waits.
@@ -125,46 +125,46 @@ def lock_parents(parents: Collection[JobId]) -> list[tuple[str, Values]]:
     return [*_locks(jobs), ("known_jobs", {"ids": jobs})]
 
 
-def follow_moves(
+def resolve_moves(
     session: DatabaseSession,
     effects: Effects,
     classes: PostgresAdmissionClasses,
     aging: Aging,
     new: Sequence[int] = (),
-) -> PostgresFollowRows:
-    """What follows from the moves in `effects`, and from new jobs that have parents. The caller defers both."""
-    rows = PostgresFollowRows(session, effects, classes, aging, parents_locked=bool(new))
-    moves = [move for move in effects.moves if move.no in effects.followed]
+) -> PostgresDependencyRows:
+    """Resolve what the moves in `effects` and new jobs with parents change. The caller defers both."""
+    rows = PostgresDependencyRows(session, effects, classes, aging, parents_locked=bool(new))
+    moves = [move for move in effects.moves if move.no in effects.with_dependencies]
     if moves or new:
-        follow(rows, moves, new)
+        resolve(rows, moves, new)
     return rows
 
 
 def depend(
     session: DatabaseSession,
-    edges: Sequence[tuple[Any, ...]],
+    dependencies: Sequence[tuple[Any, ...]],
     effects: Effects,
     classes: PostgresAdmissionClasses,
     aging: Aging,
 ) -> None:
-    """New jobs wait for their parents. `edges`: parent, child, condition, what if it is not met."""
-    session.defer("insert_dependencies", columns(list(edges)))
+    """New jobs wait for their parents. `dependencies`: parent, child, condition, what if it is not met."""
+    session.defer("insert_dependencies", columns(list(dependencies)))
     session.flush()
-    ids = sorted({child for _, child, *_ in edges})
+    ids = sorted({child for _, child, *_ in dependencies})
     new = [no for no, _ in session.execute("known_jobs", {"ids": array(ids)})]
-    rows = follow_moves(session, effects, classes, aging, new)
+    rows = resolve_moves(session, effects, classes, aging, new)
     effects.defer(session, classes)
     rows.defer()
 
 
-def follow_pending(
+def resolve_pending(
     session: DatabaseSession, effects: Effects, classes: PostgresAdmissionClasses, aging: Aging
 ) -> int:
     """Go on where a transaction had to stop. Returns how many ends are left."""
-    rows = PostgresFollowRows(session, effects, classes, aging)
-    taken = session.execute("take_pending_ends", {"most": MOST_FOLLOWED})
+    rows = PostgresDependencyRows(session, effects, classes, aging)
+    taken = session.execute("take_pending_ends", {"most": MOST_RESOLVED})
     if ends := [EndedJob(no, job_id, JobState(state), after) for no, job_id, state, after in taken]:
-        follow(rows, ends)
+        resolve(rows, ends)
         effects.defer(session, classes)
         rows.defer()
         effects.writes.defer(session)

@@ -1,13 +1,13 @@
 """
-What follows from the ends of jobs, in the transaction that writes them: the one hook that each store calls
+Dependencies resolved in the transaction that ends their parents: the one hook that each store calls
 for every end of a job, and for a job that begins to wait for its parents (a new one, or one that is retried).
 
-A store reads and writes rows (`FollowRows`); what they mean is decided here, alike for all stores. Children
+A store reads and writes rows (`DependencyRows`); what they mean is decided here, alike for all stores. Children
 that end because of a parent have children of their own, so the work goes level by level, never by recursion.
 
-The work of one transaction is bounded, because a writer must not stall: `MOST_FOLLOWED` children that are
+The work of one transaction is bounded, because a writer must not stall: `MOST_RESOLVED` children that are
 released, or a tenth of it that are ended, or some 160 levels. What is beyond that stays as a row of
-`pending_end` in the same transaction, and `Follow` goes on from there; maintenance commits it at once.
+`pending_end` in the same transaction, and `ResolveDependencies` goes on from there; maintenance commits it at once.
 
 The cost of a release is that of the dependencies on the jobs that ended. A child counts the parents that it
 waits for, so no end looks at the child's other parents.
@@ -26,7 +26,7 @@ from penstock.core.jobs.states import ENDED, JobState
 from penstock.core.jobs.types import JobId, Moment
 
 #: Children of one transaction. Releasing so many took SQLite 0.2 s on two busy cores, with the commit (one run).
-MOST_FOLLOWED: Final = 10_000
+MOST_RESOLVED: Final = 10_000
 #: A child that ends is read and written as a whole, and a level needs statements of its own (on PostgreSQL
 #: round trips), so they count for more.
 END_COST: Final = 10
@@ -34,7 +34,7 @@ LEVEL_COST: Final = 50
 
 
 class EndedJob(NamedTuple):
-    """`after`: the number of the last child that was followed."""
+    """`after`: the number of the last child that was resolved."""
 
     no: int
     job_id: JobId
@@ -56,7 +56,7 @@ class OpenDependency(NamedTuple):
     events: int
 
 
-class FollowRows(Protocol):
+class DependencyRows(Protocol):
     """The rows of one transaction."""
 
     @property
@@ -91,24 +91,24 @@ class FollowRows(Protocol):
         ...
 
     def postpone(self, ends: Sequence[EndedJob]) -> None:
-        """Keep ends whose children are not all followed yet, for `Follow`."""
+        """Keep ends whose children are not all resolved yet, for `ResolveDependencies`."""
         ...
 
 
 def moved(no: int, job_id: JobId, source: JobState, target: JobState) -> EndedJob | None:
-    """What there is to follow if a job moves; None: nothing. A job that is retried is no longer ended."""
+    """The move of a job that may change its dependencies; None: it changes none. A job that is retried is no longer ended."""
     if source is target or not (target in ENDED or source in ENDED):
         return None
     return EndedJob(no, job_id, target)
 
 
-def follow(
-    rows: FollowRows, moves: Sequence[EndedJob], new: Sequence[int] = (), *, most: int | None = None
+def resolve(
+    rows: DependencyRows, moves: Sequence[EndedJob], new: Sequence[int] = (), *, most: int | None = None
 ) -> None:
     """`moves`: as `moved` makes them. `new`: the numbers of new jobs that have parents."""
     waiting = [*new, *(move.no for move in moves if move.state is JobState.QUEUED)]
     ended = [move for move in moves if move.state in ENDED]
-    _Following(rows, MOST_FOLLOWED if most is None else most).run(ended, waiting)
+    _Resolution(rows, MOST_RESOLVED if most is None else most).run(ended, waiting)
 
 
 @dataclass(slots=True)
@@ -125,8 +125,8 @@ class _Child:
         return self.ended or one_is_enough or parent_no in self.met or parent_no in self.dropped
 
 
-class _Following:
-    def __init__(self, rows: FollowRows, most: int) -> None:
+class _Resolution:
+    def __init__(self, rows: DependencyRows, most: int) -> None:
         self._rows, self._budget = rows, most
         self._children: dict[int, _Child] = {}
         #: The open dependencies of children that begin to wait, by parent: a store may not find them yet.
@@ -136,7 +136,7 @@ class _Following:
         self._next: list[EndedJob] = []
 
     def run(self, ended: Sequence[EndedJob], waiting: Sequence[int]) -> None:
-        """`ended`: jobs whose children to follow. `waiting`: jobs that begin to wait for their parents."""
+        """`ended`: jobs whose children may become ready or end. `waiting`: jobs that begin to wait for their parents."""
         if waiting:
             self._judge_parents(waiting)
         self._next += ended
@@ -145,7 +145,7 @@ class _Following:
         while self._next and self._budget > 0:
             level, self._next = sorted({end.no: end for end in self._next}.values()), []
             self._budget -= LEVEL_COST
-            postponed += self._follow_level(level)
+            postponed += self._resolve_level(level)
         self._write([*postponed, *self._next])
 
     def _judge_parents(self, waiting: Sequence[int]) -> None:
@@ -157,8 +157,8 @@ class _Following:
         for dependency in dependencies:
             self._judge(dependency, JobState(dependency.parent_state))
 
-    def _follow_level(self, level: Sequence[EndedJob]) -> list[EndedJob]:
-        """Follow ends in the order of their numbers. Returns those that are left when the budget is spent."""
+    def _resolve_level(self, level: Sequence[EndedJob]) -> list[EndedJob]:
+        """ResolveDependencies ends in the order of their numbers. Returns those that are left when the budget is spent."""
         stored = self._rows.children(level, max(1, self._budget) + 1)
         found = {(row.parent_no, row.child_no): row for row in stored}
         for end in level:

@@ -1,4 +1,4 @@
-"""What follows from the ends of jobs, as rows: see `common/following.py`, which decides."""
+"""The rows of dependencies: `common/dependencies.py` decides what they mean."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from penstock.core.jobs.dependencies import DependencyStatus
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
-from penstock.stores.common.following import MOST_FOLLOWED, EndedJob, OpenDependency, follow
+from penstock.stores.common.dependencies import MOST_RESOLVED, EndedJob, OpenDependency, resolve
 from penstock.stores.common.rows import listed
 from penstock.stores.common.writes import EventJob
 from penstock.stores.sqlite.transaction import Transaction
 
 
-class SqliteFollowRows:
+class SqliteDependencyRows:
     """`apply`: writes a change as an operation of this transaction would."""
 
     def __init__(self, tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> None:
@@ -67,35 +67,35 @@ class SqliteFollowRows:
         self._tx.execute("postpone_ends", (listed([(end.no, end.state, end.after) for end in ends]),))
 
 
-def follow_moves(tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> None:
-    """After an operation: what follows from the moves that it made."""
+def resolve_moves(tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> None:
+    """After an operation: resolve the dependencies on jobs that it ended."""
     moves, tx.moves = tx.moves, []
     if moves and tx.has_dependencies:
-        follow(SqliteFollowRows(tx, apply), moves)
-        tx.moves = []  # of children, which were followed along
+        resolve(SqliteDependencyRows(tx, apply), moves)
+        tx.moves = []  # of children, which are resolved already
 
 
 def depend(
     tx: Transaction,
-    edges: Sequence[tuple[JobId, JobId, str, str]],
+    dependencies: Sequence[tuple[JobId, JobId, str, str]],
     apply: Callable[[Transaction, Change], bool],
 ) -> None:
-    """New jobs wait for their parents. `edges`: parent, child, condition, what if it is not met."""
+    """New jobs wait for their parents. `dependencies`: parent, child, condition, what if it is not met."""
     tx.flush_jobs()
-    tx.write("insert_dependencies", (listed(edges),), len(edges))
+    tx.write("insert_dependencies", (listed(dependencies),), len(dependencies))
     tx.has_dependencies = True
-    ids = {"ids": listed(list(dict.fromkeys(child for _, child, *_ in edges)))}
-    follow(SqliteFollowRows(tx, apply), [], [no for no, _ in tx.execute("known_jobs", ids)])
+    ids = {"ids": listed(list(dict.fromkeys(child for _, child, *_ in dependencies)))}
+    resolve(SqliteDependencyRows(tx, apply), [], [no for no, _ in tx.execute("known_jobs", ids)])
     tx.moves = []
 
 
-def follow_pending(tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> int:
+def resolve_pending(tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> int:
     """Go on where a transaction had to stop. Returns how many ends are left."""
     tx.flush_jobs()
-    rows = tx.execute("take_pending_ends", {"most": MOST_FOLLOWED})
+    rows = tx.execute("take_pending_ends", {"most": MOST_RESOLVED})
     ends = [EndedJob(no, job_id, JobState(state), after) for no, job_id, state, after in rows]
     if ends:
         tx.has_dependencies = True
-        follow(SqliteFollowRows(tx, apply), ends)
+        resolve(SqliteDependencyRows(tx, apply), ends)
         tx.moves = []
     return int(tx.one("pending_ends")[0])
