@@ -61,9 +61,9 @@ def test_a_pulse_goes_on_when_the_clock_is_set_back(kit):
     from penstock.scheduler.stats import LiveStats
 
     pulse = LiveStats(kit.store, kit.machine, kit.rules.host)
-    pulse.step(kit.now)
+    pulse.measure(kit.now)
     kit.later(-3600)
-    pulse.step(kit.now)
+    pulse.measure(kit.now)
 
     assert [second.at for second in pulse.history()][-1] == kit.now
 

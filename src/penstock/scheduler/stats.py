@@ -18,8 +18,7 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 from penstock.core.jobs.job import ENDS, Event, EventKind
-from penstock.core.jobs.types import SECOND, DispatchId, HostId, Moment, Span, seconds
-from penstock.scheduler.driver import comes_later
+from penstock.core.jobs.types import DispatchId, HostId, Moment, Span, seconds
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import feed
 from penstock.stores.api import Store
@@ -128,14 +127,10 @@ class LiveStats:
         self._number = 0
         self._jobs: dict[str, int] = {}
         self._events: Sequence[Event] = ()
-        self._next: Moment = 0
         self._lock = Lock()
 
-    def step(self, now: Moment, *, changed: bool = True) -> Moment:
+    def measure(self, now: Moment, *, changed: bool = True) -> None:
         """`changed`: False if nothing was committed: what was counted last still holds, and nothing is read."""
-        if comes_later(self._next, now, SECOND):  # not due yet
-            return self._next
-        self._next = now + SECOND
         jobs, events = self._jobs, list[Event]()
         in_use = self._seconds[-1].in_use if self._seconds else 0
         if changed or not self._seconds:
@@ -154,7 +149,6 @@ class LiveStats:
         with self._lock:
             self._seconds.append(second)
             self._number, self._jobs, self._events = self._number + 1, jobs, events[-_SHOWN:]
-        return self._next
 
     def frame(self) -> Frame | None:
         """Made on request: mostly there is no watcher, and it goes through all seconds that are kept."""

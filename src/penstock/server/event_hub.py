@@ -294,7 +294,7 @@ class StatsStream:
         self._measure(changed=False)
 
     def _measure(self, *, changed: bool) -> None:
-        self.live.step(self._service.store.now(), changed=changed)
+        self.live.measure(self._service.store.now(), changed=changed)
         if (second := self.live.newest()) is not None:
             self.history.add(second_view(second))
 
