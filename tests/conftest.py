@@ -23,8 +23,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(optionalhook=True)  # not every environment has xdist
 def pytest_xdist_auto_num_workers():
-    """For `-n auto`: half of the time a test waits, for another process, the disk or a lease, and meanwhile another one can compute."""
-    return (os.cpu_count() or 1) + 1
+    """For `-n auto`: most of the time a test waits, for another process, the disk or a lease, and meanwhile another one can compute."""
+    return 2 * (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items):
