@@ -6,6 +6,7 @@ from threading import Thread, current_thread
 
 import pytest
 
+from penstock.core.errors import Unavailable
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.tracker import Tracker
 from penstock.core.jobs.types import SECOND
@@ -20,16 +21,21 @@ IGNORES_EVERYTHING = "trap '' TERM INT HUP; echo up; exec sleep 300"
 
 @pytest.fixture
 def busy(tmp_path, monkeypatch):
-    """A runner with three commands, whose first write after the stop began takes until the time of that stop is over."""
+    """
+    A runner with three commands. Its first write after the stop began takes until the time of that stop is over,
+    and the store refuses the next write: a busy disk does both.
+    """
     (tmp_path / "data").mkdir()
     plant = Plant(tmp_path / "data")
     jobs = [plant.submit("shell", {"script": IGNORES_EVERYTHING}) for _ in range(3)]
     until(lambda: all(plant.last(job) and plant.output(job)["stdout"] for job in jobs))
-    commit = plant.store.commit
+    commit, refused = plant.store.commit, []
 
     def late(*operations, **how):
-        """The runner's first write after the stop was asked for returns when the time of the stop is over."""
         if current_thread().name == "penstock-runner" and plant.stops_at:
+            if boot_time() >= plant.stops_at + AFTER_STOP and not refused:
+                refused.append(operations)
+                raise Unavailable("the database is locked")
             until(lambda: boot_time() >= plant.stops_at + AFTER_STOP)
         return commit(*operations, **how)
 
