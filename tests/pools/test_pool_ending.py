@@ -369,7 +369,10 @@ def test_ctrl_c_does_not_wait_for_the_running_call(kind, where, tmp_path):
         workers = [child for task in tasks for child in task.read_text().split()]
         until_its_main_thread_sleeps(program.pid)
         program.send_signal(signal.SIGINT)
-        _, stderr = program.communicate(timeout=60)
+        try:
+            _, stderr = program.communicate(timeout=60)
+        finally:
+            program.kill()  # a program that waits for its call would never end
 
     assert program.returncode == -signal.SIGINT, stderr
     assert stderr.rstrip().endswith("KeyboardInterrupt"), stderr
