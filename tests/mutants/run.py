@@ -157,6 +157,7 @@ def copied_sources() -> Iterator[tuple[Path, dict[str, str]]]:
     it: some tests start a hundred processes.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-mutant-") as scratch:
+        Path(scratch).chmod(0o755)  # some tests run jobs as another user, who must be able to import the copy
         src = Path(scratch) / "src"
         shutil.copytree(ROOT / "src", src, ignore=shutil.ignore_patterns("*.pyc.*"))  # half written
         env = {**os.environ, "PYTHONPATH": str(src), "HYPOTHESIS_STORAGE_DIRECTORY": scratch}

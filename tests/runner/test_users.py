@@ -179,19 +179,20 @@ def settings_file(folder, user):
 @as_root
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
 def test_capabilities_of_a_service_that_is_not_root_do_not_reach_its_jobs(other):
+    """As a warden starts them: `_prepare` runs in each job between fork and exec."""
     code = (
-        f"import os, sys; sys.path.insert(0, {str(SOURCES)!r})\n"
+        f"import os, subprocess, sys; sys.path.insert(0, {str(SOURCES)!r})\n"
         "from penstock.scheduler.permissions import missing_capabilities\n"
-        "from penstock.runner.process_tree import drop_ambient_capabilities\n"
+        "from penstock.runner.warden import _prepare\n"
         "print(missing_capabilities(), flush=True)\n"
-        "drop_ambient_capabilities()\n"
-        "os.execv('/bin/grep', ['grep', 'CapEff', '/proc/self/status'])\n"
+        "job = ['/bin/grep', '-E', 'CapEff|NoNewPrivs', '/proc/self/status']\n"
+        "subprocess.run(job, preexec_fn=_prepare(os.getpid(), {}, 0))\n"
     )
     caps = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in NEEDED.values())])
     service = ["setpriv", f"--reuid={other.uid}", f"--regid={other.gid}", "--clear-groups"]
-    service += [f"--inh-caps={caps}", f"--ambient-caps={caps}", "--no-new-privs"]
+    service += [f"--inh-caps={caps}", f"--ambient-caps={caps}"]
     told = subprocess.run(
         [*service, python_for_all(other), "-c", code], capture_output=True, text=True, check=True
     )
 
-    assert told.stdout.split() == ["[]", "CapEff:", "0" * 16]
+    assert told.stdout.split() == ["[]", "CapEff:", "0" * 16, "NoNewPrivs:", "1"]

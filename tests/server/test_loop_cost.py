@@ -192,6 +192,15 @@ def test_a_refusal_is_no_larger_than_the_request(kit):
         assert len(answer.content) < 32_768
 
 
+def test_a_refusal_is_no_larger_than_a_list_of_jobs_that_are_all_wrong(kit):
+    body = b'{"jobs": [%b]}' % b",".join([b'{"addon_id": "a", "job_type": "t", "cost_units": 100}'] * 100)
+    answer = kit.client.post(f"{SUBMIT}/bulk", body)
+
+    assert answer.status == 422
+    assert len(answer.json["problems"]) > 1
+    assert len(answer.content) < len(body)
+
+
 def test_a_path_counts_as_a_part_of_the_head(kit):
     answer = kit.client.get("/queue/jobs/" + "a" * 100_000)
 
