@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound
+from penstock.core.jobs import changes
 from penstock.core.jobs.arrays import WINDOW, ranges_text
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
@@ -19,11 +20,15 @@ from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers, 
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.maintenance import Maintenance
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import Prune, Query, committed
+from penstock.stores.api import Apply, Complete, CompletedDispatch, Prune, Query, committed
+from penstock.stores.memory import store as memory_store
+from penstock.stores.postgres import rounds
+from penstock.stores.sqlite import store as sqlite_store
 
 RULES = SchedulerRules(capacity=Capacity(fixed=100), schedules=Schedules(crash=(), unavailable=()))
 JOB = Intent("a", "t", cost_units=1, payload='{"x": 1}')
 DONE, FAILED, CANCELED = JobState.DONE, JobState.FAILED, JobState.CANCELED
+END_SETTINGS = {"schedules": RULES.schedules, "ordering": RULES.ordering}
 HOW = {DONE: EndReason.COMPLETED, FAILED: EndReason.JOB_ERROR}
 
 
@@ -39,7 +44,6 @@ class ArrayKit:
         dispatcher = Dispatcher(self.store, RULES, HostLoad(RULES), PullingWorkers())
         self.jobs = JobService(self.store, RULES, dispatcher)
         self.arrays = ArrayService(self.store, RULES, self.jobs)
-        self.jobs.advance_arrays = self.arrays.advance
         self.advancer = ArrayAdvancer(self.arrays)
 
     def submit(self, indices, intent=JOB):
@@ -152,9 +156,48 @@ def test_a_canceled_array_makes_no_more_jobs_and_cancels_those_that_wait(scene):
         scene.arrays.retry(array_id)
 
 
-def test_an_end_that_no_worker_reports_is_seen_by_the_next_step(scene):
+@pytest.mark.parametrize("how", [*HOW.values(), EndReason.LEASE_EXPIRED, None], ids=str)
+def test_the_commit_of_an_end_makes_the_next_job_whatever_ended_it(scene, how):
+    """One operation, and no service beside the store: what is there afterwards came with the same transaction."""
     array_id = scene.submit("1-3%1")
-    scene.jobs.cancel(f"{array_id}_1")
+    kit, first = scene.kit, f"{array_id}_1"
+    if how is None:
+        change = changes.cancel(scene.store.job(first), None, kit.now, grace=SECOND, **END_SETTINGS)
+    else:
+        [dispatch] = kit.tick(lease=True)
+        change = changes.end(scene.store.job(first), dispatch, how, kit.now, **END_SETTINGS)
+
+    assert committed(scene.store, Apply([change])) == [True]
+
+    assert scene.names(array_id) == [first, f"{array_id}_2"]
+    progress = scene.arrays.get(array_id).progress
+    assert progress.live == ((2, 1),)
+    assert (progress.done, progress.failed, progress.canceled) == {
+        EndReason.COMPLETED: (1, (), 0),
+        None: (0, (), 1),
+    }.get(how, (0, ((1, 1),), 0))
+
+
+def test_a_round_starts_the_next_index_in_the_commit_that_ends_the_one_before(scene):
+    array_id = scene.submit("1-3%1")
+    [dispatch] = scene.kit.tick(lease=True)
+
+    done = Complete([CompletedDispatch(dispatch.dispatch_id)])
+    ended, started = scene.store.commit(done, scene.kit.round(lease=True), wait=True)
+
+    assert ended.result() == [True]
+    assert [grant.dispatch.job_id for grant in started.result()] == [f"{array_id}_2"]
+    assert scene.kit.kinds(f"{array_id}_2") == ["SUBMITTED", "DISPATCHING", "RUNNING"]
+
+
+def test_an_end_of_an_earlier_version_is_seen_by_the_next_look(scene, monkeypatch):
+    """It ended jobs without their array, which followed in the next commit."""
+    array_id = scene.submit("1-3%1")
+    with monkeypatch.context() as patch:
+        for module in (memory_store, sqlite_store, rounds):
+            patch.setattr(module, "advance_arrays", lambda *_: [])
+        scene.jobs.cancel(f"{array_id}_1")
+    assert scene.names(array_id) == [f"{array_id}_1"]
 
     scene.advancer.step(scene.store.now())
 

@@ -85,8 +85,8 @@ MUTANTS = [
         "dependencies: completions on SQLite do not release children",
         "penstock/stores/sqlite/changes.py",
         "complete",
-        "if tx.has_dependencies:",
-        "if False:",
+        "if tx.has_dependencies or SEPARATOR in reports[at].dispatch_id",
+        "if SEPARATOR in reports[at].dispatch_id",
         CONTRACT,
     ),
     Mutant(

@@ -1,9 +1,9 @@
 """
-Arrays: what people and programs do with them (`ArrayService`), and the part of the driver that goes on after
-ends which no worker reported (`ArrayAdvancer`): leases that ran out, cancels, deadlines, ends on other hosts.
+Arrays: what people and programs do with them (`ArrayService`), and a check of the open ones (`ArrayAdvancer`).
 
-The report of an end goes on with the array in its own commit where the store can do that, and in the next
-commit otherwise. Whatever is killed in between, `ArrayAdvancer` looks at the jobs that live and goes on.
+A store goes on with an array in the transaction that ends one of its jobs, so no end is missed. Earlier versions
+went on in the commit after it: `ArrayAdvancer` looks at the jobs that live, and goes on where such a version was
+killed in between, or still runs beside this one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.core.jobs.changes import Change
 from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.states import ENDED, JobState, Move
-from penstock.core.jobs.types import HOUR, SECOND, AddonId, JobId, Moment, Span
+from penstock.core.jobs.types import MINUTE, AddonId, JobId, Moment, Span
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Apply, ChangeArray, Store, committed
@@ -30,8 +30,8 @@ from penstock.stores.common.rows import uuid7
 
 Decide: TypeAlias = Callable[[ArrayRecord | None, Mapping[JobId, JobState], Moment], ArrayChange | None]
 
-#: The end of a job wakes `ArrayAdvancer`; this is for an end whose wake-up got lost.
-_AGAIN: Final[Span] = 1 * SECOND
+#: How often `ArrayAdvancer` looks at open arrays.
+_AGAIN: Final[Span] = 1 * MINUTE
 #: How many arrays `ArrayAdvancer` looks at in one step.
 _MOST_OPEN: Final = 1_000
 #: How many arrays a list of one addon searches.
@@ -119,7 +119,6 @@ class ArrayService:
             changes = [change for job in living if (change := self._cancel_change(job, by)) is not None]
             if all(committed(self._store, Apply(changes))):
                 break
-        self.advance([record.array.array_id])
         return self.get(array_id)
 
     def retry(self, array_id: str, by: str = "") -> ArrayRecord:
@@ -188,14 +187,12 @@ def _array_id(intent: Intent) -> JobId:
 
 
 class ArrayAdvancer:
-    """A part of the driver. Without open arrays it costs one small query when something was committed."""
+    """A part of the driver: one small query a minute if no array is open."""
 
     def __init__(self, service: ArrayService) -> None:
         self._service = service
 
     def step(self, now: Moment) -> Moment:
-        records = self._service.open_arrays()
-        if not records:
-            return now + HOUR
-        self._service.advance(self._service.behind(records))
+        if records := self._service.open_arrays():
+            self._service.advance(self._service.behind(records))
         return now + _AGAIN

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from penstock.core.errors import IllegalMove, NotFound, NotWritten, Refused, StaleDispatch, Unavailable
 from penstock.core.jobs import changes
 from penstock.core.jobs.admission import EVERYTHING, AdmissionClass
-from penstock.core.jobs.arrays import advance, ended_members
 from penstock.core.jobs.changes import Change, Renewal
 from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.intent import MAX_PAYLOAD, Intent, all_but_payload, check
@@ -42,7 +41,6 @@ from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.stores.api import (
     Apply,
-    ChangeArray,
     Complete,
     CompletedDispatch,
     Grant,
@@ -175,8 +173,6 @@ class JobService:
         )
         self._most_units = rules.capacity.most
         #: The fields of the last intent that was checked. A thread may see an older value: it checks again.
-        #: Goes on with arrays after ends of their jobs: `ArrayService.advance`.
-        self.advance_arrays: Callable[[Iterable[JobId]], None] = lambda _: None
         self._passed: object = None
 
     # submitters and people
@@ -514,10 +510,7 @@ class JobService:
     def end_many(self, reports: Sequence[EndReport]) -> list[JobState | Refused | None]:
         """One commit for all. For each report its job's new state, or why it changed nothing."""
         reports = [_storable(report) for report in reports]
-        ending = None
-        if advances := self._advances(reports):
-            ending, *_ = self._store.commit(Complete(_done(reports)), *advances, wait=True)
-        return self._ended(reports, self._completed(reports, ending))
+        return self._ended(reports, self._completed(reports))
 
     def exchange(
         self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int = 1, worker: str = ""
@@ -536,13 +529,12 @@ class JobService:
         complete = Complete(_done(reports))
         taken_up = self._take_up(kinds, limit, worker)
         previews: SimpleQueue[list[Grant] | None] = SimpleQueue()
-        advances = self._advances(reports)
         if len(taken_up) == limit:
-            ending, *_ = self._store.commit(complete, *advances, wait=wait)
+            [ending] = self._store.commit(complete, wait=wait)
             previews.put(None)
             return PendingExchange(reports, taken_up, ending, None, previews)
         admit = self._dispatcher.claim(kinds, limit - len(taken_up), worker, previews.put)
-        ending, *_, admitted = self._store.commit(complete, *advances, admit, wait=wait)
+        ending, admitted = self._store.commit(complete, admit, wait=wait)
         admitted.add_done_callback(lambda _: previews.put(None))
         return PendingExchange(reports, taken_up, ending, admitted, previews)
 
@@ -598,7 +590,6 @@ class JobService:
             for i, report in enumerate(reports)
             if report.how is not EndReason.COMPLETED or next(done) is not True
         }
-        late = reports if self._store.shared else list(open_reports.values())
         for _ in range(_TRIES):
             if not open_reports:
                 break
@@ -619,16 +610,7 @@ class JobService:
                     del open_reports[i]
         for i in open_reports:
             answers[i] = StaleDispatch("this dispatch has been replaced", dispatch_id=reports[i].dispatch_id)
-        if members := ended_members(report.dispatch_id for report in late):
-            self.advance_arrays(members)
         return answers
-
-    def _advances(self, reports: Sequence[EndReport]) -> list[ChangeArray]:
-        """What goes on with the arrays of these jobs, in the commit that ends them."""
-        if self._store.shared:
-            return []
-        members = ended_members(report.dispatch_id for report in reports)
-        return [ChangeArray(array_id, advance, job_ids) for array_id, job_ids in members.items()]
 
     def _ending(self, report: EndReport) -> Change | Refused:
         dispatch_id, how, result, error = report

@@ -2,9 +2,9 @@
 The parts of one scheduler, put together once, for the library, the daemon and the test kit.
 
 Jobs start with each wake-up (the round, the library's workers, submits that wait for room). Upkeep is done
-when it is due: most of it by the clock alone; maintenance, the host's registration, schedules and arrays also
-soon after a commit, which may have brought a lease that ends early, an operator's drain, or the end of a job
-that a schedule or an array waits for.
+when it is due: most of it by the clock alone; maintenance, the host's registration and schedules also soon
+after a commit, which may have brought a lease that ends early, an operator's drain, or the end of a job that a
+schedule waits for.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ log = logging.getLogger("penstock.driver")
 
 #: How late maintenance sees a commit that makes something due early. What it looks for comes by the second.
 _MAINTENANCE: Final[Span] = 100 * MILLISECOND
-#: How late an array sees the end of a job that no worker of this host reported.
-_ARRAYS: Final[Span] = 500 * MILLISECOND
 #: How late a schedule sees that the job which its moment waits for has ended, and how often it looks at most.
 _SCHEDULES: Final[Span] = 500 * MILLISECOND
 #: How late a host sees that an operator drained it.
@@ -89,7 +87,6 @@ class SchedulerService:
         self.maintenance = Maintenance(store, rules, clock, on_shift=self.dispatcher.begin)
         self.registration = HostRegistration(store, rules, self.machine, introduction)
         self.arrays = ArrayService(store, rules, self.job_service)
-        self.job_service.advance_arrays = self.arrays.advance
         self.schedules = ScheduleService(store, rules)
         self.schedule_firer = ScheduleFirer(store, rules, self.job_service.cancel)
         self.preempter = Preempter(store, rules, self.dispatcher, self.job_service, self.yields)
@@ -104,7 +101,7 @@ class SchedulerService:
             TimedPart(self.maintenance, pause=_MAINTENANCE),
             TimedPart(BudgetEnforcer(store, rules)),
             TimedPart(self.schedule_firer, pause=_SCHEDULES),
-            TimedPart(ArrayAdvancer(self.arrays), pause=_ARRAYS),
+            TimedPart(ArrayAdvancer(self.arrays)),
         ]
         if rules.capacity.fixed is None:
             upkeep.append(TimedPart(LoadSampler(self.machine, LoadProbe(pids), rules.sense_every)))

@@ -21,7 +21,8 @@ and the upkeep (`ResolveDependencies`, `SetAddon`, `ChangeSchedule`, `ChangeArra
    until its verdict is written: admission the ledger and the heads of the queues, an array its row and the states of its jobs.
    The function must be quick, and the store may call it again. Everything else that happens to a job is a `Change`, decided
    beforehand and applied by compare-and-set: False says that it was decided on stale knowledge, and that nothing was changed.
-   What follows for the children of a job that ends is decided in the same transaction (`common/dependencies.py`).
+   What follows for the children of a job that ends is decided in the same transaction (`common/dependencies.py`), and so is what
+   follows for its array (`common/array_changes.py`).
 6. `commit` does not block, so an event loop may call it. `wait=True` says that the calling thread will wait for the answers
    at once: the store may then write in that thread, which saves waking another (`committed` does so). Upkeep may block.
 
@@ -367,14 +368,13 @@ class RecordLoad(Operation[None], frozen=True):
 class ChangeArray(Operation[ArrayRecord | None], frozen=True):
     """
     A decision about an array, with the jobs that it makes, in one transaction. `decide` gets the array as it is (None: there is
-    none) and the states of those of its live jobs that `job_ids` names; None: all of them. It must be quick and pure, and may be
-    called again; None changes nothing. Answered with the array from then on. `intent`: of the jobs, if the caller knows it: a
-    store may have to prepare for it.
+    none) and the states of its live jobs. It must be quick and pure, and may be called again; None changes nothing. Answered with
+    the array from then on. `intent`: of the jobs, if the caller knows it: a store may have to prepare for it. The ends of its
+    jobs need no such operation: an array goes on in the transaction that ends them (`common/array_changes.py`).
     """
 
     array_id: JobId
     decide: Callable[[ArrayRecord | None, Mapping[JobId, JobState], Moment], ArrayChange | None]
-    job_ids: Sequence[JobId] | None = None
     intent: Intent | None = None
 
 

@@ -26,7 +26,7 @@ from penstock.core.jobs.changes import Note, principal_data
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.states import ENDED, JobState
-from penstock.core.jobs.types import SEPARATOR, DispatchId, JobId, Moment, member_of
+from penstock.core.jobs.types import SEPARATOR, JobId, Moment
 
 MOST_INDICES: Final = 1_000_000
 #: How many jobs of one array may exist at once before their end.
@@ -168,6 +168,12 @@ class LiveIndex(NamedTuple):
     turn: int
 
 
+def live_index(job_id: str) -> LiveIndex:
+    """The index that `member_id` made this id of."""
+    _, number, *turn = job_id.split(SEPARATOR)
+    return LiveIndex(int(number), int(turn[0]) if turn else 1)
+
+
 class JobArray(Struct, frozen=True):
     """What was submitted. `intent`: of each job; its idempotency key is that of the whole array."""
 
@@ -218,17 +224,19 @@ class ArrayProgress(Struct, frozen=True):
             return JobState.FAILED
         return JobState.CANCELED if self.canceled or self.stopped else JobState.DONE
 
-    def ended(self, ends: Mapping[int, JobState]) -> ArrayProgress:
-        """Jobs of the array ended, by their indices. One that is not known to live changes nothing."""
-        ends = {each.number: ends[each.number] for each in self.live if each.number in ends}
-        failed = [index for index, state in ends.items() if state is JobState.FAILED]
-        done = sum(state is JobState.DONE for state in ends.values())
+    def ended(self, ends: Mapping[LiveIndex, JobState]) -> ArrayProgress:
+        """Jobs of the array ended. One that is not known to live changes nothing."""
+        states = [ends[each] for each in self.live if each in ends]
+        if not states:
+            return self
+        failed = [each.number for each in self.live if ends.get(each) is JobState.FAILED]
+        done = states.count(JobState.DONE)
         return replace(
             self,
-            live=tuple(each for each in self.live if each.number not in ends),
+            live=tuple([each for each in self.live if each not in ends]),
             done=self.done + done,
             failed=joined(self.failed, ranges_of(failed)) if failed else self.failed,
-            canceled=self.canceled + len(ends) - done - len(failed),
+            canceled=self.canceled + len(states) - done - len(failed),
         )
 
     def retried(self) -> ArrayProgress:
@@ -306,17 +314,6 @@ def submit_array(array: JobArray, by: str = "") -> ArrayChange:
     return _go_on(array, ArrayProgress(), array.created_at, [Note(EventKind.ARRAY_SUBMITTED, data=data)])
 
 
-def ended_members(dispatch_ids: Iterable[DispatchId]) -> dict[JobId, list[JobId]]:
-    """The jobs of these dispatches that belong to arrays, by array."""
-    members: dict[JobId, list[JobId]] = {}
-    for dispatch_id in dispatch_ids:
-        if SEPARATOR in dispatch_id:
-            job_id = JobId(dispatch_id.rpartition(".")[0])
-            if (member := member_of(job_id)) is not None:
-                members.setdefault(member[0], []).append(job_id)
-    return members
-
-
 def advance(record: ArrayRecord | None, states: Mapping[JobId, JobState], now: Moment) -> ArrayChange | None:
     """
     Go on after ends. `states`: of some or all of the jobs that live as far as the array knows. None: nothing
@@ -324,13 +321,9 @@ def advance(record: ArrayRecord | None, states: Mapping[JobId, JobState], now: M
     """
     if record is None:
         return None
-    ends: dict[int, JobState] = {}
-    for index, turn in record.progress.live:
-        state = states.get(member_id(record.array.array_id, index, turn))
-        if state in ENDED:
-            ends[index] = state
+    ends = {live_index(job_id): state for job_id, state in states.items() if state in ENDED}
     progress = record.progress.ended(ends)
-    if not ends and not progress.room(record.array.spec):
+    if progress is record.progress and not progress.room(record.array.spec):
         return None
     return _go_on(record.array, progress, now, [])
 

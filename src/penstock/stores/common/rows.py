@@ -348,13 +348,18 @@ _array_progress: Final = msgspec.json.Decoder(ArrayProgress).decode
 
 def array_values(record: ArrayRecord) -> dict[str, Any]:
     return {
-        "array_id": record.array.array_id,
         "addon_id": record.array.intent.addon_id,
         "created_at": record.array.created_at,
-        "ended_at": record.progress.ended_at,
         "body": _json(record.array).decode(),
-        "state": _json(record.progress).decode(),
+        **array_progress(record),
     }
+
+
+def array_progress(record: ArrayRecord) -> dict[str, Any]:
+    """The values that change."""
+    progress = record.progress
+    state = _json(progress).decode()
+    return {"array_id": record.array.array_id, "ended_at": progress.ended_at, "state": state}
 
 
 def array_from(row: Sequence[Any]) -> ArrayRecord:

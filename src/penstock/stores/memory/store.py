@@ -58,10 +58,12 @@ from penstock.stores.api import (
     name_taken,
     watched,
 )
+from penstock.stores.common.array_changes import advance_arrays, change_array
 from penstock.stores.common.dependencies import EndedJob, moved, resolve
 from penstock.stores.common.group_commit import outcome_of
 from penstock.stores.common.rows import body_hash, new_dispatch
 from penstock.stores.common.writes import UsedKeys, key_of, new_job_id, take
+from penstock.stores.memory.arrays import MemoryArrayRows
 from penstock.stores.memory.dependencies import MemoryDependencyRows
 from penstock.stores.memory.tables import DependencyRow, MemoryTables
 
@@ -251,6 +253,7 @@ class MemoryStore(MemoryTables):
     def _resolve(self, moves: Sequence[EndedJob], new: Sequence[int] = ()) -> None:
         if moves or new:
             resolve(MemoryDependencyRows(self), moves, new)
+            advance_arrays(MemoryArrayRows(self), self._moves)  # of children too
         self._moves = []
 
     def _resolve_pending(self) -> int:
@@ -352,7 +355,7 @@ class MemoryStore(MemoryTables):
         self, operation: ChangeSchedule | RecordLoad | ChangeArray
     ) -> ScheduleWritten | ArrayRecord | None:
         if isinstance(operation, ChangeArray):
-            return self._change_array(operation)
+            return change_array(MemoryArrayRows(self), operation)
         return self._write_schedule(operation)
 
     def _write_schedule(self, operation: ChangeSchedule | RecordLoad) -> ScheduleWritten | None:
@@ -377,22 +380,6 @@ class MemoryStore(MemoryTables):
         for note in change.events(job_id):
             self._note(change.at, note, None)
         return ScheduleWritten(record, receipt)
-
-    def _change_array(self, operation: ChangeArray) -> ArrayRecord | None:
-        record, now = self._arrays.get(operation.array_id), self._clock()
-        job_ids = operation.job_ids
-        if job_ids is None:
-            job_ids = [] if record is None else record.live_jobs()
-        states = {job_id: self._jobs[job_id].state for job_id in job_ids if job_id in self._jobs}
-        change = operation.decide(record, states, now)
-        if change is None:
-            return record
-        for job_id, intent in zip(change.jobs, change.intents, strict=True):
-            self._insert(0, intent, job_id)
-        self._arrays[operation.array_id] = change.record
-        for note in change.notes:
-            self._note(now, note, None)
-        return change.record
 
     def _prune(self, before: Moment, limit: int) -> int:
         for record in [r for r in self._arrays.values() if (r.progress.ended_at or before) < before]:

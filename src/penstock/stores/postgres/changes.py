@@ -24,8 +24,9 @@ from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobSt
 from penstock.core.jobs.ordering import Place
 from penstock.core.jobs.spending import RenewedDispatch
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
-from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment
+from penstock.core.jobs.types import SEPARATOR, AddonId, DispatchId, EndReason, HostId, JobId, Moment
 from penstock.stores.api import Complete, CompletedDispatch, Renew
+from penstock.stores.common.array_changes import array_of_member
 from penstock.stores.common.dependencies import EndedJob, moved
 from penstock.stores.common.group_commit import GroupCommit
 from penstock.stores.common.reads import DISPATCH_WIDTH, JOB_WIDTH
@@ -310,6 +311,11 @@ class Changes:
             ("jobs_with_dependencies", jobs),
         ]
 
+    def arrays(self) -> set[JobId]:
+        """The arrays of jobs that may end."""
+        ids = (change.job.job_id for change in self._changes if change.job is not None)
+        return {array_id for job_id in ids if (array_id := array_of_member(job_id)) is not None}
+
     def judge(self, session: DatabaseSession, now: Moment, rows: Sequence[Sequence[Any]]) -> Effects:
         *_, job_rows, dispatch_rows, related = rows
         jobs = self._classes.jobs(session, job_rows)
@@ -349,14 +355,20 @@ class Completions:
         done = {"now": self._database.given_now(), "ids": ids, "results": results}
         return [("complete", done), ("dispatches_with_dependencies", {"ids": ids})]
 
+    def arrays(self) -> set[JobId]:
+        """The arrays of the jobs."""
+        jobs = (parts_of(dispatch_id)[0] for dispatch_id in self._first if SEPARATOR in dispatch_id)
+        return {array_id for job_id in jobs if (array_id := array_of_member(job_id)) is not None}
+
     def judge(self, session: DatabaseSession, now: Moment, rows: Sequence[Sequence[Any]]) -> Effects:
         effects = Effects(now)
         completed = list(map(_completed, rows[0])) if rows else []
         effects.with_dependencies = {no for (no,) in rows[1]} if rows else set()
-        if effects.with_dependencies:
-            effects.moves = [
-                EndedJob(one.no, JobId(parts_of(one.dispatch_id)[0]), JobState.DONE) for one in completed
-            ]
+        effects.moves = [
+            EndedJob(one.no, JobId(parts_of(one.dispatch_id)[0]), JobState.DONE)
+            for one in completed
+            if one.no in effects.with_dependencies or SEPARATOR in one.dispatch_id
+        ]
         classes = self._classes.read(session, {one.class_no for one in completed})
         for (host, class_no, flight), n in Counter(map(_KIND, completed)).items():
             admission_class = classes[class_no]

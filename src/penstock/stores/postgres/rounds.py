@@ -29,7 +29,15 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 
-from penstock.core.jobs.admission import EVERYTHING, Account, AdmissionClass, Ledger, keys_of, windows
+from penstock.core.jobs.admission import (
+    EVERYTHING,
+    Account,
+    AdmissionClass,
+    Ledger,
+    admission_class_of,
+    keys_of,
+    windows,
+)
 from penstock.core.jobs.changes import Change, Note, completed
 from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.ordering import Ordering
@@ -37,6 +45,7 @@ from penstock.core.jobs.round import Pick, Placement, RoundResult
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
 from penstock.stores.api import Admit, Apply, Complete, Grant, Operation
+from penstock.stores.common.array_changes import advance_arrays
 from penstock.stores.common.group_commit import GroupCommit, answered
 from penstock.stores.common.rows import new_dispatch, spent_from
 from penstock.stores.common.writes import EventRow, Limit, deny, limit_of, start
@@ -49,6 +58,7 @@ from penstock.stores.postgres.admission_view import (
     add_rows,
     changed_heads,
 )
+from penstock.stores.postgres.arrays import PostgresArrayRows, lock_arrays
 from penstock.stores.postgres.changes import (
     Changes,
     Completions,
@@ -62,6 +72,7 @@ from penstock.stores.postgres.changes import (
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.dependencies import resolve_moves
 from penstock.stores.postgres.pipeline import Values, array, column, columns
+from penstock.stores.postgres.submit import RowCache
 
 #: The code that the server's `refuse_round` raises: another transaction changed a job that the round saw.
 ROUND_REFUSED: Final = "JB001"
@@ -98,7 +109,8 @@ class NotLocked(Exception):
 
 class RoundBatcher(GroupCommit):
     """
-    Changes, completions and rounds. `read_jobs`: for a round whose answer was lost with its connection.
+    Changes, completions and rounds. `rows`: of jobs that arrays make. `read_jobs`: for a round whose answer was lost
+    with its connection.
     `on_commit` is called after each transaction with whether it wrote events.
     """
 
@@ -113,6 +125,7 @@ class RoundBatcher(GroupCommit):
         on_commit: Callable[[bool], None],
     ) -> None:
         self.database, self.classes, self.ordering, self.new_id = database, classes, ordering, new_id
+        self.rows = RowCache(classes, ordering)
         self._read_jobs, self._on_commit = read_jobs, on_commit
         self.scan_hint = ScanHint()
         #: The ledger rows of hosts, which exist by now.
@@ -212,13 +225,16 @@ class RoundAttempt:
         dependencies = resolve_moves(session, effects, batcher.classes, batcher.ordering.aging)
         effects.defer(session, batcher.classes)
         dependencies.defer()
+        has_released = self._advance_arrays(session, effects, state.arrays) or dependencies.has_released
         started: list[StartedRound] = []
         if not admissions:
             effects.writes.accounts = state.accounts(effects.ended)
             effects.writes.defer(session)
-        if admissions and dependencies.has_released:  # the first round shall see what has become ready
+        if admissions and has_released:  # the first round shall see what has become ready
             session.flush()
+            batch = session.batch
             state = _LockedState(self._batcher, session, self._keys, admissions)
+            session.batch = batch  # new jobs of arrays name it as the batch of their events
         for number, admission in enumerate(admissions):
             if number:
                 session.flush()
@@ -226,7 +242,18 @@ class RoundAttempt:
                 effects = Effects(state.now)
             started.append(self._round(session, admission, state, effects))
             effects.writes.defer(session)
-        return Written(first.answers, session.has_events, started, dependencies.has_released)
+        return Written(first.answers, session.has_events, started, has_released)
+
+    def _advance_arrays(self, session: DatabaseSession, effects: Effects, rows: Sequence[Any]) -> bool:
+        """Go on with the arrays of jobs that ended. True: they have made jobs."""
+        if not rows:
+            return False
+        cache = self._batcher.rows
+        arrays = PostgresArrayRows(session, rows, cache, effects.writes, effects.now)
+        for record in arrays.records.values():
+            self._need(set(), admission_class_of(record.array.member_intent))
+        advance_arrays(arrays, effects.moves)
+        return arrays.has_made_jobs
 
     def _round(
         self, session: DatabaseSession, admission: Admit, state: _LockedState, effects: Effects
@@ -284,6 +311,8 @@ class _LockedState:
     ) -> None:
         self._sharing = batcher.ordering.sharing
         first: list[tuple[str, Values]] = [] if ends is None else ends.calls()
+        array_ids = set() if ends is None else ends.arrays()
+        of_arrays = [lock_arrays(array_ids)] if array_ids else []
         addons = {EVERYTHING, *(name for scope, name in keys if scope == "addon")}
         # After the locks: the ledger row of an addon guards its account.
         ledger: list[tuple[str, Values]] = [
@@ -298,8 +327,10 @@ class _LockedState:
             views = [("step_into_line", {"now": given_now, "most": STEPS}), look]
             if spending:
                 views.append(("spent", periods))
-        self.now, answers = batcher.database.lock(session, *first, *ledger, *views)
-        self.end_rows, (self._ledger, self._accounts, *rows) = answers[: len(first)], answers[len(first) :]
+        self.now, answers = batcher.database.lock(session, *first, *of_arrays, *ledger, *views)
+        self.end_rows, answers = answers[: len(first)], answers[len(first) :]
+        self.arrays = answers.pop(0) if of_arrays else []
+        self._ledger, self._accounts, *rows = answers
         if admissions:
             _, heads, *spent = rows
             self.heads = Heads(heads, most, everything=look[0] == "heads")

@@ -32,7 +32,6 @@ from penstock.core.jobs.changes import Note, addon_note, drain_note
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import Moment
 from penstock.stores.api import (
     Admit,
@@ -59,8 +58,9 @@ from penstock.stores.api import (
     Shift,
     Submit,
 )
+from penstock.stores.common.array_changes import change_array
 from penstock.stores.common.group_commit import failed, outcome_of
-from penstock.stores.common.rows import array_from, array_values, forget, schedule_values, uuid7
+from penstock.stores.common.rows import forget, schedule_values, uuid7
 from penstock.stores.common.writes import (
     NO_JOB,
     EventRow,
@@ -72,6 +72,7 @@ from penstock.stores.common.writes import (
     remove_host,
 )
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses, accounts_from
+from penstock.stores.postgres.arrays import PostgresArrayRows, lock_arrays
 from penstock.stores.postgres.changes import Effects, PostgresWriteBatch, RenewBatcher, lock_ledger
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.dependencies import resolve_pending
@@ -307,30 +308,12 @@ class PostgresStore(PostgresReads):
         return ScheduleWritten(record, receipt)
 
     def _change_array(self, session: DatabaseSession, operation: ChangeArray) -> ArrayRecord | None:
-        """The row stays locked until the COMMIT, so of several schedulers one makes the next jobs."""
-        now, [rows] = self.database.lock(session, ("lock_array", {"array_id": operation.array_id}))
-        record = array_from(rows[0]) if rows else None
-        job_ids = operation.job_ids
-        if job_ids is None:
-            job_ids = [] if record is None else record.live_jobs()
-        found = session.execute("states_of", {"ids": array(sorted(job_ids))}) if job_ids else []
-        change = operation.decide(record, {job_id: JobState(state) for job_id, state in found}, now)
-        if change is None:
-            return record
-        if change.jobs:
-            batch = session.batch
-            self.submits.submit_named(session, Submit(change.intents), change.jobs)
-            session.batch = batch  # the submit has drawn one of its own for its events
-        values = array_values(change.record)
-        if record is None:
-            session.defer("add_array", values)
-        else:
-            session.defer("set_array", {name: values[name] for name in ("array_id", "ended_at", "state")})
+        now, [rows] = self.database.lock(session, lock_arrays([operation.array_id]))
         writes = PostgresWriteBatch()
-        for note in change.notes:
-            writes.note(now, note)
+        arrays = PostgresArrayRows(session, rows, self.submits.rows, writes, now)
+        record = change_array(arrays, operation)
         writes.defer(session)
-        return change.record
+        return record
 
     def _prune(self, session: DatabaseSession, before: Moment, limit: int) -> int:
         now, old = self._old_jobs(session, before, limit)

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -36,7 +37,7 @@ from penstock.stores.common.group_commit import BatchUnknown, GroupCommit
 from penstock.stores.common.rows import intent_row, job_row, pack
 from penstock.stores.common.writes import EventRow, UsedKeys, key_of, take
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
-from penstock.stores.postgres.changes import Effects
+from penstock.stores.postgres.changes import Effects, PostgresWriteBatch
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.dependencies import depend, lock_parents
 from penstock.stores.postgres.pipeline import Call, EarlyRows, Statement, Values, array, columns, text
@@ -144,13 +145,6 @@ class SubmitBatcher(GroupCommit):
         [[receipt]] = self._submit(session, [submit], events_for=events_for)
         return receipt
 
-    def submit_named(
-        self, session: DatabaseSession, submit: Submit, job_ids: Sequence[JobId]
-    ) -> list[Receipt]:
-        """Jobs with these ids, as part of another transaction of the store. The caller has prepared their row."""
-        [receipts] = self._submit(session, [submit], new_id=iter(job_ids).__next__)
-        return receipts
-
     def _submit_in_savepoint(
         self, connection: Any, submit: Submit, notice: tuple[str, Values]
     ) -> list[Receipt]:
@@ -165,7 +159,6 @@ class SubmitBatcher(GroupCommit):
         submits: Sequence[Submit],
         *,
         exact: bool = True,
-        new_id: Callable[[], str] | None = None,
         events_for: Callable[[Receipt], list[EventRow]] | None = None,
     ) -> list[list[Receipt]]:
         """`exact`: no other process may submit up to a depth limit at the same time."""
@@ -188,9 +181,7 @@ class SubmitBatcher(GroupCommit):
             if exact and not all(_fits(depth, queued, more, share=2) for depth in limits):
                 *_, rows = session.execute_many(("lock_depth", None), ("queued", None))
                 queued = Counter(dict(rows))
-        batch = _Batch(
-            self.rows, now, new_id or self._new_id, answers[0] if keys else (), queued, existing=existing
-        )
+        batch = _Batch(self.rows, now, self._new_id, answers[0] if keys else (), queued, existing=existing)
         receipts = [batch.take(submit) for submit in submits]
         if events_for is not None:
             batch.more_events = events_for(receipts[0][0])
@@ -307,13 +298,36 @@ class _Batch:
         return "submit_alike" if alike else "submit_jobs", values
 
     def _events(self) -> dict[str, Any]:
-        now, kind, state = self._now, EventKind.SUBMITTED, JobState.QUEUED
-        events: list[EventRow] = [(now, kind, job_id, 1, state, "", None, None) for job_id, _ in self.jobs]
-        events += self.more_events
+        events = _submitted(self.jobs, self._now) + self.more_events
         return {"size": len(events), "events": pack(events)}
 
 
 _NO_EVENTS: Final = {"size": 0, "events": None}
+
+
+def _submitted(jobs: Sequence[tuple[JobId, Intent]], now: Moment) -> list[EventRow]:
+    kind, state = EventKind.SUBMITTED, JobState.QUEUED
+    return [(now, kind, job_id, 1, state, "", None, None) for job_id, _ in jobs]
+
+
+def defer_named(
+    session: DatabaseSession,
+    rows: RowCache,
+    jobs: Sequence[tuple[JobId, Intent]],
+    writes: PostgresWriteBatch,
+    now: Moment,
+) -> None:
+    """
+    Jobs of one kind with these ids, as part of another transaction of the store, which writes their events with its
+    own. `rows` has been prepared for them.
+    """
+
+    def values(piece: Sequence[tuple[JobId, Intent]], batch: int) -> dict[str, Any]:
+        return rows.alike(piece, now) | _NO_EVENTS | {"batch": batch}
+
+    for first in range(0, len(jobs), PIECE):
+        session.defer("submit_alike", partial(values, jobs[first : first + PIECE], session.batch))
+    writes.note_many(lambda: _submitted(jobs, now))
 
 
 # the rows

@@ -754,8 +754,8 @@ SELECT a.body, a.state FROM penstock.job_array a
 -- name: array_by_id
 @array_columns WHERE a.array_id = %(array_id)s;
 
--- name: lock_array
-@array_columns WHERE a.array_id = %(array_id)s FOR UPDATE;
+-- name: lock_arrays
+@array_columns WHERE a.array_id = ANY(%(ids)s::text[]) ORDER BY a.array_id FOR UPDATE;
 
 -- name: newest_arrays
 @array_columns ORDER BY a.created_at DESC, a.array_id DESC LIMIT %(most)s;

@@ -20,7 +20,7 @@ from penstock.core.jobs.job import DispatchStep, EventKind, Job, JobStep
 from penstock.core.jobs.ordering import place
 from penstock.core.jobs.spending import RenewedDispatch
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
-from penstock.core.jobs.types import EndReason, HostId, JobId, Span
+from penstock.core.jobs.types import SEPARATOR, EndReason, HostId, JobId, Span
 from penstock.stores.api import CompletedDispatch, Depth, Receipt, Renew
 from penstock.stores.common.dependencies import EndedJob, moved
 from penstock.stores.common.reads import JOB_WIDTH
@@ -220,11 +220,12 @@ def complete(tx: Transaction, reports: Sequence[CompletedDispatch]) -> list[bool
         tx.write("complete", (tx.batch, tx.now, listed(results)), len(results))
         tx.write("delete_dispatch", (DispatchPhase.LEASED, listed(nos)), len(nos))
         tx.done += nos
-        if tx.has_dependencies:
-            tx.moves += [
-                EndedJob(no, JobId(parts_of(reports[at].dispatch_id)[0]), JobState.DONE)
-                for at, no, *_ in leases
-            ]
+        # What follows from an end concerns the job's children and its array, and nearly no job has either.
+        tx.moves += [
+            EndedJob(no, JobId(parts_of(reports[at].dispatch_id)[0]), JobState.DONE)
+            for at, no, *_ in leases
+            if tx.has_dependencies or SEPARATOR in reports[at].dispatch_id
+        ]
     for (class_no, host), n in Counter(kind for *_, kind in leases).items():
         admission_class = tx.give_back(HostId(host), class_no, n)
         tx.totals.move(admission_class.addon_id, JobState.RUNNING, JobState.DONE, n)

@@ -67,12 +67,16 @@ class SqliteDependencyRows:
         self._tx.execute("postpone_ends", (listed([(end.no, end.state, end.after) for end in ends]),))
 
 
-def resolve_moves(tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> None:
-    """After an operation: resolve the dependencies on jobs that it ended."""
+def resolve_moves(tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> list[EndedJob]:
+    """
+    After an operation: resolve the dependencies on jobs that it ended. Returns its moves, with those of children,
+    which are resolved already.
+    """
     moves, tx.moves = tx.moves, []
     if moves and tx.has_dependencies:
         resolve(SqliteDependencyRows(tx, apply), moves)
-        tx.moves = []  # of children, which are resolved already
+        moves, tx.moves = [*moves, *tx.moves], []
+    return moves
 
 
 def depend(

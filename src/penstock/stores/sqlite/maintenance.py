@@ -16,7 +16,6 @@ from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, HostId, Moment, Span
 from penstock.stores.api import (
-    NO_LIMIT,
     ChangeArray,
     ChangeSchedule,
     DrainHost,
@@ -31,8 +30,10 @@ from penstock.stores.api import (
     SetAddon,
     Shift,
 )
-from penstock.stores.common.rows import array_from, array_values, forget, listed, schedule_values
+from penstock.stores.common.array_changes import change_array
+from penstock.stores.common.rows import forget, listed, schedule_values
 from penstock.stores.common.writes import NO_JOB, learn, new_job_id, record_load, register_host, remove_host
+from penstock.stores.sqlite.arrays import SqliteArrayRows
 from penstock.stores.sqlite.changes import submit
 from penstock.stores.sqlite.connection import SQL
 from penstock.stores.sqlite.guard import Loss
@@ -99,7 +100,7 @@ def change_record(
 ) -> ScheduleWritten | ArrayRecord | None:
     """A row that makes jobs, with the jobs."""
     if isinstance(operation, ChangeArray):
-        return _change_array(tx, operation)
+        return change_array(SqliteArrayRows(tx), operation)
     return _write_schedule(tx, operation)
 
 
@@ -124,31 +125,10 @@ def _write_schedule(tx: Transaction, operation: ChangeSchedule | RecordLoad) -> 
     return ScheduleWritten(record, receipt)
 
 
-def _change_array(tx: Transaction, operation: ChangeArray) -> ArrayRecord | None:
-    row = tx.one("lock_array", {"array_id": operation.array_id})
-    record = None if row is None else array_from(row)
-    tx.flush_jobs()
-    job_ids = operation.job_ids
-    if job_ids is None:
-        job_ids = [] if record is None else record.live_jobs()
-    states = {job_id: JobState(state) for job_id, state in tx.execute("states_of", {"ids": listed(job_ids)})}
-    change = operation.decide(record, states, tx.now)
-    if change is None:
-        return record
-    submit(tx, change.intents, NO_LIMIT, change.jobs)
-    values = array_values(change.record)
-    if record is None:
-        tx.execute("add_array", values)
-    else:
-        tx.execute("set_array", {name: values[name] for name in ("array_id", "ended_at", "state")})
-    for note in change.notes:
-        tx.add_note(tx.now, note, NO_JOB)
-    return change.record
-
-
 def _prune(tx: Transaction, before: Moment, limit: int) -> int:
     tx.flush_jobs()
     tx.execute("forget_arrays", {"before": before})
+    tx.totals.arrays.clear()
     values = {"before": before, "most": limit}
     batches, done = _old_done(tx, values)
     settled = [tuple(row) for row in tx.execute("old_jobs", values)]

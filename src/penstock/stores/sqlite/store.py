@@ -37,9 +37,11 @@ from penstock.stores.api import (
     Submit,
     committed,
 )
+from penstock.stores.common.array_changes import advance_arrays
 from penstock.stores.common.group_commit import BatchUnknown, GroupCommit, answered
 from penstock.stores.common.rows import uuid7
 from penstock.stores.sqlite.admission import admit
+from penstock.stores.sqlite.arrays import SqliteArrayRows
 from penstock.stores.sqlite.changes import apply, complete, renew, submit
 from penstock.stores.sqlite.connection import (
     DispatchLock,
@@ -277,5 +279,6 @@ def _write_ends(tx: Transaction, operation: Complete | Apply) -> list[bool]:
         answers = complete(tx, operation.done)
     else:
         answers = [apply(tx, change) for change in operation.changes]
-    resolve_moves(tx, apply)
+    if moves := resolve_moves(tx, apply):
+        advance_arrays(SqliteArrayRows(tx), moves)
     return answers

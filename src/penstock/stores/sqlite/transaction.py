@@ -30,6 +30,7 @@ import msgspec
 
 from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.admission import Account, AdmissionClass, keys_of
+from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.changes import Note
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering
@@ -46,6 +47,8 @@ from penstock.stores.sqlite.guard import FileGuard, FileLost
 #: Rows that one INSERT writes. `executemany` takes the statement out of the connection's cache and puts it back for every
 #: row, and each time the cache drops another one: a batch of a hundred compiled most statements of the store anew.
 ROWS_AT_ONCE: Final = (64, 16, 4, 3, 2, 1)
+#: So many arrays are kept; beyond that all are read again.
+MOST_ARRAYS: Final = 100
 
 
 class SqliteSession:
@@ -368,6 +371,8 @@ class SqliteTotals:
         self._jobs: dict[AddonId, dict[str, int]] = {}
         #: Leases that this writer granted, and that nothing but their completion has touched since.
         self.leases: dict[DispatchId, GrantedLease] = {}
+        #: Arrays that have not ended.
+        self.arrays: dict[JobId, ArrayRecord] = {}
         #: What the ledger had in a row before this transaction; None: the row is written in any case.
         self._changed: dict[_Key, tuple[int, int] | None] = {}
 
@@ -390,6 +395,14 @@ class SqliteTotals:
 
     def committed(self) -> None:
         self._version = self._con.data_version()
+
+    def keep_array(self, record: ArrayRecord) -> None:
+        """For the next end of one of its jobs."""
+        self.arrays.pop(record.array.array_id, None)
+        if record.progress.ended_at is None:
+            if len(self.arrays) >= MOST_ARRAYS:
+                self.arrays.clear()
+            self.arrays[record.array.array_id] = record
 
     def queued(self, addon_id: AddonId | None) -> int:
         """How many jobs of an addon are queued, or in all (None)."""

@@ -1,0 +1,72 @@
+"""
+How an array changes, alike in every store: by a decision of its own (`ChangeArray`), and by the ends of its jobs.
+
+Each store calls `advance_arrays` for every end of a job, in the transaction that writes it, whatever ended the
+job: a worker's report, a lease that ran out, a cancel, a deadline. So the next index is made in the commit that
+ends the one before it, and a kill can come only before or after both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from penstock.core.jobs.arrays import ArrayChange, ArrayRecord, advance
+from penstock.core.jobs.states import ENDED, JobState
+from penstock.core.jobs.types import SEPARATOR, JobId, Moment, member_of
+from penstock.stores.api import ChangeArray
+from penstock.stores.common.dependencies import EndedJob
+
+
+class ArrayRows(Protocol):
+    """The arrays of one transaction."""
+
+    @property
+    def now(self) -> Moment: ...
+
+    def record(self, array_id: JobId) -> ArrayRecord | None:
+        """The array as it is in this transaction. No other transaction changes it before this one ends."""
+        ...
+
+    def states(self, job_ids: Sequence[JobId]) -> Mapping[JobId, JobState]:
+        """The states of those of these jobs that exist."""
+        ...
+
+    def write(self, change: ArrayChange, *, is_new: bool) -> None:
+        """Write the array, the jobs that it makes, and the events."""
+        ...
+
+
+def change_array(rows: ArrayRows, operation: ChangeArray) -> ArrayRecord | None:
+    """The answer to the operation: the array from now on."""
+    record = rows.record(operation.array_id)
+    states = {} if record is None else rows.states(record.live_jobs())
+    return _write(rows, record, operation.decide(record, states, rows.now))
+
+
+def advance_arrays(rows: ArrayRows, moves: Iterable[EndedJob]) -> list[ArrayRecord]:
+    """Go on with the arrays whose jobs have ended: `moves`, as `moved` makes them. Returns those that have changed."""
+    ends: dict[JobId, dict[JobId, JobState]] = {}
+    for move in moves:
+        if move.state in ENDED and (array_id := array_of_member(move.job_id)) is not None:
+            ends.setdefault(array_id, {})[move.job_id] = move.state
+    changed: list[ArrayRecord] = []
+    for array_id in sorted(ends):  # in the order in which every transaction locks them
+        record = rows.record(array_id)
+        if (change := advance(record, ends[array_id], rows.now)) is not None:
+            rows.write(change, is_new=False)
+            changed.append(change.record)
+    return changed
+
+
+def array_of_member(job_id: str) -> JobId | None:
+    """The array of a job; None: it belongs to none."""
+    member = member_of(job_id) if SEPARATOR in job_id else None  # nearly no job has one
+    return None if member is None else member[0]
+
+
+def _write(rows: ArrayRows, record: ArrayRecord | None, change: ArrayChange | None) -> ArrayRecord | None:
+    if change is None:
+        return record
+    rows.write(change, is_new=record is None)
+    return change.record

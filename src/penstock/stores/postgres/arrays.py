@@ -1,0 +1,66 @@
+"""Arrays as rows: see `common/array_changes.py`, which decides."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from penstock.core.jobs.arrays import ArrayChange, ArrayRecord
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import JobId, Moment
+from penstock.stores.common.rows import array_from, array_progress, array_values
+from penstock.stores.postgres.changes import PostgresWriteBatch
+from penstock.stores.postgres.database import DatabaseSession
+from penstock.stores.postgres.pipeline import Values, array
+from penstock.stores.postgres.submit import RowCache, defer_named
+
+
+def lock_arrays(array_ids: Collection[JobId]) -> tuple[str, Values]:
+    """
+    The call that locks the rows of arrays until the COMMIT, so of several hosts one makes the next jobs. A
+    transaction locks them behind its dispatches and before the ledger.
+    """
+    return "lock_arrays", {"ids": array(sorted(array_ids))}
+
+
+class PostgresArrayRows:
+    """
+    `rows`: of `lock_arrays`. `cache` has prepared the rows of their jobs. `writes`: gets the events, and is deferred
+    by the caller.
+    """
+
+    def __init__(
+        self,
+        session: DatabaseSession,
+        rows: Sequence[Any],
+        cache: RowCache,
+        writes: PostgresWriteBatch,
+        now: Moment,
+    ) -> None:
+        self._session, self._cache, self._writes, self.now = session, cache, writes, now
+        records = map(array_from, rows)
+        self.records = {record.array.array_id: record for record in records}
+        self.has_made_jobs = False
+
+    def record(self, array_id: JobId) -> ArrayRecord | None:
+        return self.records.get(array_id)
+
+    def states(self, job_ids: Sequence[JobId]) -> dict[JobId, JobState]:
+        if not job_ids:
+            return {}
+        rows = self._session.execute("states_of", {"ids": array(sorted(job_ids))})
+        return {job_id: JobState(state) for job_id, state in rows}
+
+    def write(self, change: ArrayChange, *, is_new: bool) -> None:
+        record = change.record
+        if change.jobs:
+            jobs = list(zip(change.jobs, change.intents, strict=True))
+            defer_named(self._session, self._cache, jobs, self._writes, self.now)
+            self.has_made_jobs = True
+        if is_new:
+            self._session.defer("add_array", array_values(record))
+        else:
+            self._session.defer("set_array", array_progress(record))
+        self.records[record.array.array_id] = record
+        for note in change.notes:
+            self._writes.note(self.now, note)

@@ -1,0 +1,48 @@
+"""Arrays as rows: see `common/array_changes.py`, which decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.core.jobs.arrays import ArrayChange, ArrayRecord
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import JobId, Moment
+from penstock.stores.api import NO_LIMIT
+from penstock.stores.common.rows import array_from, array_progress, array_values, listed
+from penstock.stores.common.writes import NO_JOB
+from penstock.stores.sqlite.changes import submit
+from penstock.stores.sqlite.transaction import Transaction
+
+
+class SqliteArrayRows:
+    """The writer keeps open arrays from one commit to the next, as it does the totals."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+
+    @property
+    def now(self) -> Moment:
+        return self._tx.now
+
+    def record(self, array_id: JobId) -> ArrayRecord | None:
+        record = self._tx.totals.arrays.get(array_id)
+        if record is None and (row := self._tx.one("lock_array", {"array_id": array_id})) is not None:
+            record = array_from(row)
+        return record
+
+    def states(self, job_ids: Sequence[JobId]) -> dict[JobId, JobState]:
+        self._tx.flush_jobs()
+        rows = self._tx.execute("states_of", {"ids": listed(job_ids)})
+        return {job_id: JobState(state) for job_id, state in rows}
+
+    def write(self, change: ArrayChange, *, is_new: bool) -> None:
+        tx, record = self._tx, change.record
+        if change.jobs:
+            submit(tx, change.intents, NO_LIMIT, change.jobs)
+        if is_new:
+            tx.execute("add_array", array_values(record))
+        else:
+            tx.execute("set_array", array_progress(record))
+        tx.totals.keep_array(record)
+        for note in change.notes:
+            tx.add_note(tx.now, note, NO_JOB)
