@@ -70,6 +70,22 @@ MUTANTS = [
         ("tests/contract/test_sqlite_lost_files.py", "-k", "not first_start"),
     ),
     Mutant(
+        "files: a first start writes the number of the schema before its tables",
+        "penstock/stores/sqlite/connection.py",
+        "_climb",
+        '        con.execute("BEGIN EXCLUSIVE")\n',
+        '        con.execute(f"PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}")\n        con.execute("BEGIN EXCLUSIVE")\n',
+        ("tests/contract/test_sqlite_lost_files.py", "-k", "very_first_start"),
+    ),
+    Mutant(
+        "files: the mark of a commit reaches its file a second later",
+        "penstock/stores/sqlite/guard.py",
+        "HighWaterMark.set",
+        "            os.pwrite(self._fd, _LAYOUT.pack(_MAGIC, *mark), 0)\n",
+        "",
+        ("tests/contract/test_high_water.py",),
+    ),
+    Mutant(
         "files: a refused file loses its log",
         "penstock/stores/sqlite/store.py",
         "SqliteStore._open",
