@@ -9,7 +9,16 @@ from contextlib import contextmanager
 import pytest
 from msgspec.structs import replace
 from tests.client.conftest import RULES
-from tests.poison import NOT_FINITE, POISONS, STATES, STORED, AsyncHandler, Handler, handled_neighbour
+from tests.poison import (
+    NOT_FINITE,
+    POISONS,
+    RETURNING,
+    STATES,
+    STORED,
+    AsyncHandler,
+    Handler,
+    handled_neighbour,
+)
 
 import penstock
 from penstock import Client
@@ -97,6 +106,8 @@ def test_a_call_comes_to_an_ending_and_never_raises(name):
     outcome = run(JobHandler(Handler(name)).invoke, CurrentJob(JobFacts("1", name), NoChannel()))
 
     assert outcome.end == ("completed" if name in STORED else "job_error")
+    if name in RETURNING and name not in STORED:
+        assert "it returned " in outcome.error
 
 
 @pytest.mark.parametrize("fields", [{"tags": ("caf\udce9",)}, {"idempotency_key": "caf\udce9"}])

@@ -70,6 +70,14 @@ MUTANTS = [
         ("tests/server/test_bad_input.py", "-k", "not_utf8"),
     ),
     Mutant(
+        "poison: an argument that is not UTF-8 ends in a traceback",
+        "penstock/client/client.py",
+        "_body",
+        "    except UnicodeEncodeError:\n",
+        "    except TypeError:\n",
+        ("tests/cli/test_refusals.py", "-k", "not_utf8"),
+    ),
+    Mutant(
         "poison: a BaseException leaves the call of an SDK worker",
         "penstock/work/outcome.py",
         "run",
@@ -78,7 +86,7 @@ MUTANTS = [
         ("tests/client/test_poison.py::test_a_call_comes_to_an_ending_and_never_raises",),
     ),
     Mutant(
-        "poison: a result that raises leaves the call of an SDK worker",
+        "poison: a result that cannot be encoded is told as an error of the function",
         "penstock/work/outcome.py",
         "_returned",
         "    except BaseException as error:  # noqa: BLE001  # a foreign type may raise anything\n",
