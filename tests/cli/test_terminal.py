@@ -13,6 +13,7 @@ from pathlib import Path
 import pexpect
 import pytest
 from tests.waiting import LONG, until
+from textual.widgets import DataTable
 
 from penstock import Client
 from penstock.cli.top import Top
@@ -86,7 +87,7 @@ def test_top_explains_retries_and_pauses(alone):
     child = in_window(alone, 120, "top")
     child.expect(job_id[-8:])
     child.send("e")
-    child.expect("the command exited with code 1")
+    child.expect("That was attempt 1")  # in the dialog: the list has the error too
     child.send("e")
 
     def second_attempt():
@@ -101,6 +102,88 @@ def test_top_explains_retries_and_pauses(alone):
     child.send("q")
 
     assert exit_code(child) == 0
+
+
+def test_top_cancels_every_marked_job_after_one_question(shell):
+    jobs = [shell.submit("sleep", "300") for _ in range(3)]
+    for job_id in jobs:
+        shell.until("RUNNING", job_id)
+    child = in_window(shell, 120, "top")
+    child.expect("sleep 300")
+    child.send("*")
+    child.expect("marked")
+    child.send("c")
+    child.expect(r"Cancel \d+ jobs")
+    child.send("y")
+    for job_id in jobs:
+        shell.until("CANCELED", job_id)
+    child.send("q")
+
+    assert exit_code(child) == 0
+
+
+def test_top_marks_single_jobs_and_leaves_the_others_alone(shell):
+    jobs = [shell.submit("sleep", "300") for _ in range(3)]
+    for job_id in jobs:
+        shell.until("RUNNING", job_id)
+    answer = json.loads((shell.folder / "daemon.json").read_text())
+    token = Path(answer["token_file"]).read_text().strip()
+
+    async def cancel_two(client):
+        app = Top(client)
+        async with app.run_test(size=(60, 24)) as pilot:
+            table = app.query_one(DataTable)
+            async with asyncio.timeout(LONG):
+                while table.row_count < 3:
+                    await pilot.pause(0.05)
+            order = [str(row.key.value) for row in table.ordered_rows]
+            for job_id in jobs[:2]:
+                table.move_cursor(row=order.index(job_id))
+                await pilot.press("space")
+            await pilot.press("c", "y")
+            await pilot.pause(0.1)
+        return table
+
+    with Client(answer["url"], token=token) as client:
+        asyncio.run(cancel_two(client))
+        for job_id in jobs[:2]:
+            shell.until("CANCELED", job_id)
+        assert client.job(jobs[2]).state == "RUNNING"
+        client.cancel(jobs[2])
+
+
+@pytest.mark.parametrize("before", ["", "e"], ids=["the list", "a dialog"])
+def test_ctrl_c_leaves_top_from_everywhere(shell, before):
+    job_id = shell.submit("false")
+    shell.until("FAILED", job_id)
+    child = in_window(shell, 120, "top")
+    child.expect(job_id[-8:])
+    if before:
+        child.send(before)
+        child.expect("That was attempt 1")
+    child.sendintr()
+
+    assert exit_code(child) == 0
+
+
+def test_top_shows_why_beside_a_long_command(shell):
+    job_id = shell("submit", "--not-before", "+3h", "--", "echo", "x" * 300).stdout.strip()
+    child = in_window(shell, 80, "top")
+    child.expect(job_id[-8:])
+    child.expect("starts in")
+    child.send("q")
+
+    assert exit_code(child) == 0
+    shell("cancel", job_id)
+
+
+def test_a_long_value_stands_beside_its_name_in_a_terminal(shell):
+    job_id = shell.submit("echo", *("word" for _ in range(40)))
+    shown = in_terminal(shell, 60, "show", job_id).splitlines()
+    at = next(place for place, line in enumerate(shown) if line.strip().startswith("what"))
+
+    assert shown[at + 1].startswith(" " * 13)
+    assert all(len(line.rstrip()) <= 60 for line in shown)
 
 
 class Slow(Client):
@@ -153,7 +236,7 @@ def test_who_waits_in_a_terminal_is_told_why_meanwhile(shell):
 def test_top_shows_why_a_job_waits_and_all_its_keys_in_any_window(shell, columns):
     shell("submit", "--not-before", "+3h", "--", "true")
     child = in_window(shell, columns, "top")
-    shown = all_of(child, "starts in about", "explain", "pause", "quit")
+    shown = all_of(child, "starts in about", "mark", "retry", "pause", "quit")
     child.send("q")
 
     assert exit_code(child) == 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from penstock.cli.parsers import ADDON, DURATION, JOB, PRIORITY, WHEN, Whole, age, short, span
-from penstock.cli.printing import Column, echo, state_text, table
+from penstock.cli.printing import Column, echo, print_facts, state_text, table
 from penstock.cli.session import REFUSED, CliFailure, CliSession, failure_of, passes, wrong_options
 from penstock.cli.submit import read_payload
 from penstock.client.signals import interruptible
@@ -108,7 +108,7 @@ def _print_jobs(session: CliSession, page: wire.Jobs, limit: int) -> None:
 #: Why a job waits is what people look for, so other columns go first in a narrow terminal.
 JOB_COLUMNS: Final = (
     Column("job"), Column("state"), Column("what"), Column("addon", keep=100),
-    Column("units", True, 120), Column("prio", True, 120), Column("tries", True, 130),
+    Column("units", True, 120), Column("prio", True, 120), Column("attempts", True, 130),
     Column("age", True, 70), Column("why"),
 )  # fmt: skip
 
@@ -145,11 +145,11 @@ def show(session: CliSession, job: str) -> None:
         "if unmet": info.if_unmet if info.after else "",
         "run when": info.run_when + (f", quiet for {span(info.quiet_for_sec)}" if info.quiet_for_sec else ""),
         "created": f"{info.created_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(info.created_at)} ago)",
-        "not before": _moment(info.next_earliest_start_at),
+        "not before": _moment(info.next_earliest_start_at) if info.ended_at is None else "",
         "deadline": _moment(info.deadline_at),
         "ended": _moment(info.ended_at),
         "why": explained.text,
-        "tries": info.attempts,
+        "attempts": info.attempts,
         "progress": _progress(info.progress),
         "spent": f"{info.spent:g} {info.unit}" if info.spent else "",
         "limit": f"{info.cost_limit:g} {info.unit}" if info.cost_limit else "",
@@ -163,10 +163,7 @@ def show(session: CliSession, job: str) -> None:
         "result": _json(info.result),
         "error": info.error,
     }
-    for name, value in facts.items():
-        if value not in (None, ""):
-            console.print(f"[dim]{name:>12}[/]  ", end="")
-            console.print(str(value), markup=False, highlight=False)
+    print_facts(console, facts)
 
 
 def _moment(moment: object) -> str:

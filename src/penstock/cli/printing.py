@@ -11,7 +11,7 @@ stays whole beside a long command. In a pipe nothing is cut.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -85,6 +85,14 @@ def cut_widths(widths: Sequence[int], room: int) -> list[int]:
     return [min(width, widest) for width in widths]
 
 
+def cell_widths(columns: Sequence[Column], lines: Sequence[Sequence[Text]], room: int) -> list[int]:
+    """The width of each column, titles included, so that all of them fit into the room."""
+    needed = [
+        max([len(column.title), *(line[at].cell_len for line in lines)]) for at, column in enumerate(columns)
+    ]
+    return cut_widths(needed, room)
+
+
 def cell(column: Column, value: object) -> Text:
     from rich.text import Text
 
@@ -97,9 +105,7 @@ def table(console: Console, columns: Sequence[Column], rows: Iterable[Sequence[o
     width = console.width if console.is_terminal else _NO_LIMIT
     shown = fitting(columns, width)
     lines = [[cell(columns[place], row[place]) for place in shown] for row in rows]
-    titles = (len(columns[place].title) for place in shown)
-    needed = [max([title, *(line[at].cell_len for line in lines)]) for at, title in enumerate(titles)]
-    widths = cut_widths(needed, width - _GAP * (len(shown) - 1))
+    widths = cell_widths([columns[place] for place in shown], lines, width - _GAP * (len(shown) - 1))
     grid = Table(box=None, pad_edge=False, header_style="bold" if console.is_terminal else "")
     for place, room in zip(shown, widths, strict=True):
         column = columns[place]
@@ -119,6 +125,26 @@ def _print_plainly(file: IO[str], grid: Table) -> None:
     text = StringIO()
     Console(file=text, width=_NO_LIMIT, highlight=False, color_system=None).print(grid)
     file.writelines(f"{line.rstrip()}\n" for line in text.getvalue().removesuffix("\n").split("\n"))
+
+
+def print_facts(console: Console, facts: Mapping[str, object]) -> None:
+    """
+    A line for each fact that has a value. A terminal shows long values beside their names, not below them.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = {name: printable(str(value)) for name, value in facts.items() if value not in (None, "")}
+    widest = max(map(len, facts), default=0) + 2
+    if not console.is_terminal:
+        console.file.writelines(f"{name:>{widest}}  {value}\n" for name, value in shown.items())
+        return
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(justify="right", style="dim", no_wrap=True, min_width=widest)
+    grid.add_column(overflow="fold")
+    for name, value in shown.items():
+        grid.add_row(name, Text(value))
+    console.print(grid)
 
 
 def state_text(state: str) -> Text:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from penstock.cli.parsers import ADDON, SCHEDULE, WHOLE_SECONDS, Whole, age, short, span
-from penstock.cli.printing import Column, echo, state_text, table
+from penstock.cli.printing import Column, echo, print_facts, state_text, table
 from penstock.cli.session import WRONG, CliFailure, CliSession, asked, passes
 from penstock.cli.submit import command_payload, described, read_payload
 from penstock.core.errors import PenstockError
@@ -149,10 +149,7 @@ def show(session: CliSession, name: str) -> None:
         "edited": f"{_moment(info.edited_at.astimezone())} by {info.edited_by or 'unknown'}",
         "waiting": ", ".join(map(_moment, info.waiting)),
     }
-    for label, value in facts.items():
-        if value not in (None, ""):
-            session.console.print(f"[dim]{label:>10}[/]  ", end="")
-            session.console.print(str(value), markup=False, highlight=False)
+    print_facts(session.console, facts)
     if info.next:
         echo("next:")
         _print_next(info)

@@ -1,5 +1,5 @@
 """
-`penstock top`: everything live, full screen. Keys act on the job under the cursor.
+`penstock top`: everything live, full screen. Keys act on the job under the cursor, or on all marked jobs.
 
 A thread of its own asks the scheduler once a second, so a slow answer never makes a key slow.
 """
@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import click
 from rich.text import Text
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
+from textual.coordinate import Coordinate
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Sparkline, Static
 from textual.worker import Worker
 
 from penstock.cli.job_commands import JOB_COLUMNS, job_row
 from penstock.cli.parsers import short, span
-from penstock.cli.printing import LOAD_COLORS, cell, fitting, printable
+from penstock.cli.printing import LOAD_COLORS, cell, cell_widths, fitting, printable
 from penstock.cli.session import CliSession, passes
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ _SHOWN = 200
 @passes
 def top(session: CliSession) -> None:
     """
-    Everything live, full screen: c cancel, r retry, e explain, p pause, q quit. With --json: what it would
+    Everything live, full screen: c cancel, r retry, e explain, p pause, q quit.
+
+    m (or the space bar) marks a job, * marks all shown; c and r then act on the marked jobs. With --json: what it would
     show now.
     """
     # Before the screen is taken: it would hide an error.
@@ -88,15 +91,19 @@ class TopDialog(ModalScreen[bool]):
 class Top(App[None]):
     TITLE = "penstock top"
     CSS = """
-    #head { height: 5; padding: 0 1; } #headline { width: 2fr; } #flow { width: 1fr; height: 3; }
-    DataTable { height: 1fr; } #status { height: 1; padding: 0 1; color: $text-muted; }
+    #head { height: auto; max-height: 5; padding: 0 1; margin-bottom: 1; } #headline { width: 2fr; }
+    #flow { width: 1fr; height: 3; }
+    DataTable { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; } #status { height: 1; padding: 0 1; color: $text-muted; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        ("c", "cancel", "cancel"),
-        ("r", "act('retry')", "retry"),
-        ("e", "act('explain')", "explain"),
+        ("m,space", "mark", "mark"),
+        Binding("asterisk", "mark_all", "mark all", show=False),
+        ("c", "change('cancel')", "cancel"),
+        ("r", "change('retry')", "retry"),
+        ("e", "explain", "why"),
         ("p", "pause", "pause"),
         ("a", "states", "all"),
+        Binding("escape", "unmark", "unmark", show=False),
         ("q,ctrl+c", "quit", "quit"),
     ]
     #: It offers no more than the keys do, and takes their room in a narrow window.
@@ -107,6 +114,8 @@ class Top(App[None]):
         self._client = client
         self._open_only = True
         self._paused = False
+        self._shown: list[str] = []
+        self._marked: set[str] = set()
         self._done_before: int | None = None
         self._loading: Worker[None] | None = None
 
@@ -155,15 +164,28 @@ class Top(App[None]):
 
     def _list(self, jobs: list[wire.JobSummary]) -> None:
         """With new columns each time: the window may have become narrower."""
+        self._shown = [job.job_id for job in jobs]
+        self._marked.intersection_update(self._shown)
         table = self.query_one(DataTable)
         at, scroll = table.cursor_row, table.scroll_y
-        shown = fitting(JOB_COLUMNS, self.size.width)
-        table.clear(columns=True)
-        table.add_columns(*(JOB_COLUMNS[place].title for place in shown))
+        places = fitting(JOB_COLUMNS, self.size.width)
+        columns = [JOB_COLUMNS[place] for place in places]
         now = datetime.now(UTC)
+        lines = []
         for job in jobs:
             row = job_row(job, now)
-            table.add_row(*(cell(JOB_COLUMNS[place], row[place]) for place in shown), key=job.job_id)
+            lines.append([cell(column, row[place]) for column, place in zip(columns, places, strict=True)])
+        # A column has a blank on both sides; the mark and the scroll bar have one column each.
+        widths = cell_widths(columns, lines, self.size.width - 2 * len(columns) - 4)
+        table.clear(columns=True)
+        table.add_column("", width=1)
+        for column, width in zip(columns, widths, strict=True):
+            table.add_column(column.title, width=width)
+        for job, line in zip(jobs, lines, strict=True):
+            for text, width in zip(line, widths, strict=True):
+                text.truncate(width, overflow="ellipsis")
+            mark = Text("*", style="bold yellow") if job.job_id in self._marked else Text("")
+            table.add_row(mark, *line, key=job.job_id)
         table.move_cursor(row=min(at, max(0, len(jobs) - 1)))
         table.scroll_y = scroll
 
@@ -176,41 +198,97 @@ class Top(App[None]):
     def _show_status(self, text: str) -> None:
         self.query_one("#status", Static).update(Text(printable(text)))
 
-    def action_cancel(self) -> None:
+    def action_mark(self) -> None:
         if (job_id := self._chosen()) is not None:
-            question = TopDialog(f"Cancel {short(job_id)}?  y / n")
-            self.push_screen(question, lambda yes: self._act("cancel", job_id) if yes else None)
+            self._marked ^= {job_id}
+            self.query_one(DataTable).action_cursor_down()
+            self._show_marks()
 
-    def action_act(self, verb: str) -> None:
+    def action_mark_all(self) -> None:
+        """Mark all shown jobs; if all are marked already, none."""
+        self._marked = set() if self._marked.issuperset(self._shown) else set(self._shown)
+        self._show_marks()
+
+    def action_unmark(self) -> None:
+        self._marked = set()
+        self._show_marks()
+
+    def _show_marks(self) -> None:
+        """At once, without a question to the scheduler."""
+        table = self.query_one(DataTable)
+        for row, job_id in enumerate(self._shown[: table.row_count]):
+            mark = Text("*", style="bold yellow") if job_id in self._marked else Text("")
+            table.update_cell_at(Coordinate(row, 0), mark)
+        self._show_status(f"{len(self._marked)} marked; * marks all, Esc none" if self._marked else "")
+
+    def action_change(self, verb: str) -> None:
+        """Cancel or retry the marked jobs, or the job under the cursor. Many are asked about; so is each cancel."""
+        job_ids = [job_id for job_id in self._shown if job_id in self._marked]
+        if not job_ids and (chosen := self._chosen()) is not None:
+            job_ids = [chosen]
+        if not job_ids:
+            return
+        name = short(job_ids[0]) if len(job_ids) == 1 else f"{len(job_ids)} jobs"
+        if verb == "retry" and len(job_ids) == 1:
+            self._act(verb, job_ids)
+            return
+        question = TopDialog(f"{verb.capitalize()} {name}?  y / n")
+        self.push_screen(question, lambda yes: self._act(verb, job_ids) if yes else None)
+
+    def action_explain(self) -> None:
         if (job_id := self._chosen()) is not None:
-            self._act(verb, job_id)
+            self.run_worker(lambda: self._explain(job_id), thread=True, exit_on_error=False)
 
     def action_pause(self) -> None:
         verb = "resume" if self._paused else "pause"
         self._paused = not self._paused  # before the answer: a second press means the opposite
-        self._act(verb, None)
+        self._act(verb, [])
 
     def action_states(self) -> None:
         self._open_only = not self._open_only
         self.reload()
 
-    def _act(self, verb: str, job_id: str | None) -> None:
-        self.run_worker(lambda: self._do(verb, job_id), thread=True, exit_on_error=False)
-
-    def _do(self, verb: str, job_id: str | None) -> None:
+    def _explain(self, job_id: str) -> None:
         from penstock.core.errors import PenstockError
 
-        act = getattr(self._client, verb)
         try:
-            answer = act() if job_id is None else act(job_id)
+            text = self._client.explain(job_id).text
         except PenstockError as error:
             self.call_from_thread(self._show_status, f"{error}")
             return
-        if verb == "explain":
-            self.call_from_thread(self.push_screen, TopDialog(answer.text))
-        else:
-            self.call_from_thread(self._show_status, f"{verb}: {short(job_id) if job_id else 'everything'}")
-            self.call_from_thread(self.reload)
+        self.call_from_thread(self._show_dialog, text)
+
+    def _show_dialog(self, text: str) -> None:
+        """One at a time: a key that is pressed twice opens one."""
+        if not isinstance(self.screen, TopDialog):
+            self.push_screen(TopDialog(text))
+
+    def _act(self, verb: str, job_ids: list[str]) -> None:
+        """On these jobs; without one, on everything."""
+        self.run_worker(lambda: self._do(verb, job_ids), thread=True, exit_on_error=False)
+
+    def _do(self, verb: str, job_ids: list[str]) -> None:
+        from penstock.core.errors import PenstockError
+
+        act = getattr(self._client, verb)
+        done, refusals = 0, []
+        calls: list[tuple[str, ...]] = [(job_id,) for job_id in job_ids] or [()]
+        for arguments in calls:
+            try:
+                act(*arguments)
+                done += 1
+            except PenstockError as error:
+                refusals.append(str(error))
+        what = "everything" if not job_ids else short(job_ids[0]) if len(job_ids) == 1 else f"{done} jobs"
+        words = [f"{verb}: {what}"] * (done > 0)
+        if refusals:
+            words.append(refusals[0] if len(job_ids) < 2 else f"{len(refusals)} refused: {refusals[0]}")
+        self.call_from_thread(self._show_status, "; ".join(words))
+        self.call_from_thread(self._forget_marks, job_ids)
+        self.call_from_thread(self.reload)
+
+    def _forget_marks(self, job_ids: list[str]) -> None:
+        self._marked.difference_update(job_ids)
 
 
 def headline(stats: wire.Stats) -> Text:
