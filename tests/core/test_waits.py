@@ -112,10 +112,10 @@ def test_no_moment_is_counted_twice(events):
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({}, ""),
+        ({}, "waits for its turn"),
         ({"denied": "no_room", "denied_data": '{"needs": 8, "free": 5, "capacity": 90}'}, "needs 8 units; 5 of 90 are free"),
-        ({"denied": "no_such_reason"}, ""),
-        ({"denied": "no_room", "denied_data": '{"needs": "many"}'}, ""),
+        ({"denied": "no_such_reason"}, "waits for its turn"),
+        ({"denied": "no_room", "denied_data": '{"needs": "many"}'}, "waits for its turn"),
         ({"ready_at": T0 + 90 * SECOND, "denied": "paused", "denied_data": '{"scope": "*"}'}, "starts in 90 s at the earliest"),
         ({"ready_at": T0 + 90 * SECOND, "counters": Counters(crash=2)}, "attempt 2 of 6 failed; next in 90 s"),
         ({"ready_at": T0 + 90 * SECOND, "counters": Counters(start=2)}, "no worker took it up; next in 90 s"),

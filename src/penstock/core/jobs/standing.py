@@ -121,7 +121,7 @@ def _queued(
         return f"{failed}; next {due_in(job.ready_at, now)}"
     if job.ready_at > now:
         return NotReady(job.ready_at).short(now)
-    return ""
+    return "waits for its turn"
 
 
 def _failures(job: Job, schedules: Schedules) -> str:
