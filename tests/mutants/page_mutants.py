@@ -21,4 +21,12 @@ MUTANTS = [
         "return;",
         ("tests/web/test_pages.py::test_output_is_shown_while_the_job_still_runs",),
     ),
+    Mutant(
+        "page: every session sees the buttons of an operator",
+        "penstock/web/static/js/live.js",
+        "",
+        "Object.keys(rights).filter((right) => scopes.includes(rights[right]))",
+        "Object.keys(rights)",
+        ("tests/web/test_pages.py::test_a_session_sees_the_controls_of_its_own_rights_alone",),
+    ),
 ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import axe_playwright_python
 import pytest
 
+from penstock import Client
 from tests import ROOT
 from tests.waiting import until
 from tests.web.web_kit import MARK
@@ -106,6 +108,58 @@ def test_everything_that_can_be_used_has_a_name(tab, daemon, name):
     assert page.evaluate("document.querySelectorAll('main').length") == 1
     assert page.evaluate("document.querySelectorAll('nav[aria-label]').length") == 1
     assert page.evaluate("document.documentElement.lang") == "en"
+
+
+#: What a reader may do: look, search, keep a copy.
+READERS_MAY = (
+    r"\? Keys|t Dark or light|15 min|1 h|6 h|24 h|7 days|Download|Close|More|[A-Z]+ [\d,.k]+|Sign out"
+)
+CONTROLS = """() => [...document.querySelectorAll("button, input, select, textarea")].filter((one) => one.checkVisibility())
+    .map((one) => one.innerText?.trim() || one.getAttribute("aria-label") || one.outerHTML)"""
+READERS_FIELDS = {
+    "Search in ids, names, arguments, tags and errors",
+    "Addon",
+    "Job type",
+    "Search in the output",
+}
+
+
+def test_a_session_that_may_not_write_sees_no_control_that_writes(tabs, daemon):
+    tab = tabs(daemon)
+    tab.page.goto(daemon.client.login(read_only=True).url)
+    tab.live()
+    tab.until("document.documentElement.hasAttribute('data-read-only')")
+    writing = []
+
+    for name in PAGES:
+        tab.open(address(name, daemon))
+        tab.shows(PAGES[name][1])
+        writing += [
+            (name, words)
+            for words in tab.page.evaluate(CONTROLS)
+            if not re.fullmatch(READERS_MAY, " ".join(words.split())) and words not in READERS_FIELDS
+        ]
+
+    assert writing == []
+
+
+def test_a_session_sees_the_controls_of_its_own_rights_alone(tabs, daemon):
+    made = daemon.client.make_token("canceler", ["jobs:read", "jobs:cancel", "admin:tokens"])
+    with Client(daemon.url, token=made.secret) as client:
+        tab = tabs(daemon)
+        tab.page.goto(client.login().url)
+        tab.live()
+        tab.until("document.documentElement.dataset.may === 'cancel'")
+        tab.open(f"jobs/{daemon.jobs['blocked']}")
+        tab.shows("Request")
+        of_job = tab.page.evaluate(CONTROLS)
+        tab.open("machine")
+        tab.shows("Units by job")
+        of_machine = tab.page.evaluate(CONTROLS)
+
+    assert "Cancel" in of_job
+    assert not {"Retry", "Run again…"} & set(of_job)
+    assert "Pause everything" not in of_machine
 
 
 @pytest.mark.parametrize("name", ["jobs", "job", "command", "machine", "addons", "pools"])

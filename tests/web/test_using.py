@@ -40,7 +40,7 @@ def test_an_empty_scheduler_says_so_on_every_page(fresh, tabs):
     tab = tabs(fresh).sign_in()
     for path, words in [
         ("", "No jobs yet"),
-        ("jobs", "No matching jobs"),
+        ("jobs", "No jobs yet"),
         ("machine", "Nothing is in flight"),
         ("addons", "No addon has submitted anything yet"),
         ("pools", "No program is attached"),

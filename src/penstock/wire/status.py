@@ -84,6 +84,8 @@ class Lease(WireAnswer):
     job_id: str | None
     addon_id: str
     job_type: str
+    #: What the job is, in one line. Empty for a lease without a job.
+    title: str
     cost_units: int
     host: str
     phase: DispatchPhase

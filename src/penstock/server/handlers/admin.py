@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from penstock import wire
 from penstock.core.errors import BadIntent, NotFound
 from penstock.core.jobs.admission import EVERYTHING
+from penstock.core.jobs.intent import title_of
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.load import is_fresh
 from penstock.core.jobs.spending import Use, uses
@@ -71,6 +72,8 @@ def _shown(call: Request[Any, Any]) -> list[Addon]:
 
 def leases(call: Request[wire.LeasesQuery, None]) -> wire.LeaseList:
     leases_now = call.store.live(addon_id=call.addon(or_none(call.query.addon_id)), limit=call.query.limit)
+    jobs = call.store.jobs([dispatch.job_id for dispatch in leases_now if dispatch.job_id is not None])
+    titles = {job.job_id: title_of(job.intent) for job in jobs}
     return wire.LeaseList(
         [
             as_answer(
@@ -78,6 +81,7 @@ def leases(call: Request[wire.LeasesQuery, None]) -> wire.LeaseList:
                 dispatch,
                 dispatch.admission_class,
                 lease_id=dispatch.dispatch_id,
+                title="" if dispatch.job_id is None else titles.get(dispatch.job_id, ""),
                 spent=amount(dispatch.spent),
             )
             for dispatch in leases_now

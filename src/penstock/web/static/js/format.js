@@ -2,7 +2,7 @@
 export const short = (id) => (id ? id.slice(-8) : "");
 
 export const count = (n) =>
-  n == null ? "–" : n < 10_000 ? String(n) : n < 1e6 ? `${(n / 1e3).toFixed(n < 1e5 ? 1 : 0)}k` : `${(n / 1e6).toFixed(2)}M`;
+  n == null ? "–" : n < 10_000 ? n.toLocaleString("en") : n < 1e6 ? `${(n / 1e3).toFixed(n < 1e5 ? 1 : 0)}k` : `${(n / 1e6).toFixed(2)}M`;
 
 export function span(seconds) {
   if (seconds == null || Number.isNaN(seconds)) return "–";

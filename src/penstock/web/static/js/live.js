@@ -55,11 +55,14 @@ export function begin() {
   });
 }
 
-// Without the right to change jobs or settings the page shows no button for it. The server checks each request all the same.
+// The page shows a button only to a session that may do what it does: app.css reads these two attributes, and until they are
+// there the page is read-only. The server checks each request all the same.
 async function loadRights() {
   const { scopes } = await get("health");
-  const writes = scopes.some((scope) => scope.startsWith("jobs:submit") || scope === "jobs:cancel" || scope.startsWith("admin:"));
-  document.documentElement.toggleAttribute("data-read-only", !writes);
+  const rights = { submit: "jobs:submit:registered", cancel: "jobs:cancel", config: "admin:config" };
+  const may = Object.keys(rights).filter((right) => scopes.includes(rights[right]));
+  document.documentElement.dataset.may = may.join(" ");
+  document.documentElement.toggleAttribute("data-read-only", !may.length);
 }
 
 // How far back the charts go, in seconds. Up to a quarter of an hour they follow every second; else they are asked for anew once a minute.

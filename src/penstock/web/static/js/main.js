@@ -51,6 +51,8 @@ function Shell() {
     const list = page === "jobs" && !id;
     document.querySelector(list && toSearch ? SEARCH : "main")?.focus({ preventScroll: true });
     if (list) toSearch = false;
+    // On a phone the pages are a strip at the bottom that is wider than the window.
+    document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
     document.title = `${id ? `Job ${short(id)}` : PAGES.find((p) => p.path === page)?.name || "No such page"} · Penstock`;
   }, [page, id]);
   if (connection.value === "signed-out") return html`<${SignIn} />`;

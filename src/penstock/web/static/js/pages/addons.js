@@ -35,8 +35,8 @@ export function Addons() {
           <td class="share whole"><${Bar} whole=${1} label=${`target ${Math.round(target * 100)} %`} parts=${[{ value: target, tone: "muted", label: "target" }]} /><${Bar} whole=${1} label=${`actual ${Math.round(actual * 100)} %`} parts=${[{ value: actual, tone: "accent", label: "actual" }]} /><span class="muted">target ${Math.round(target * 100)} %, actual ${Math.round(actual * 100)} %</span></td>
           <td class="n" data-label="Queued">${count(a.jobs.QUEUED || 0)}</td><td class="n" data-label="Running">${count(a.jobs.RUNNING || 0)}</td><td class="n" data-label="Done">${count(a.jobs.DONE || 0)}</td><td class="n" data-label="Failed">${count((a.jobs.FAILED || 0) + (a.jobs.BLOCKED || 0))}</td><td class="n" data-label="Units">${a.units}</td>
           <td class="whole" data-label="Spent">${a.budgets.length ? a.budgets.map((use) => html`<${Budget} key=${use.window} addon=${a.addon_id} use=${use} />`) : html`<span class="muted">–</span>`}</td>
-          <td class="half" data-label="Weight"><${Field} class="write" type="number" min="1" max="10000" required aria-label=${`Weight of ${a.addon_id}`} value=${a.weight} onCommit=${(weight) => edit(a.addon_id, { weight: Number(weight) })} /></td>
-          <td class="half last"><button class="write" onClick=${() => edit(a.addon_id, { paused: !a.paused })}>${a.paused ? "Resume" : "Pause"}</button></td></tr>`;
+          <td class="half" data-label="Weight"><span class="may-not-config">${a.weight}</span><${Field} class="may-config" type="number" min="1" max="10000" required aria-label=${`Weight of ${a.addon_id}`} value=${a.weight} onCommit=${(weight) => edit(a.addon_id, { weight: Number(weight) })} /></td>
+          <td class="half last"><button class="may-config" onClick=${() => edit(a.addon_id, { paused: !a.paused })}>${a.paused ? "Resume" : "Pause"}</button></td></tr>`;
       })}</tbody></table></div>`
         : html`<${Empty}>No addon has submitted anything yet.<//>`
     }<//>`;

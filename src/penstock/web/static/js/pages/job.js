@@ -70,23 +70,23 @@ export function Job({ id }) {
       <div><h1><${State} state=${job.state} /> ${job.title}</h1><p class="muted">${job.job_type} of <a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a> · <span class="id wide" title="The whole id">${job.job_id}</span></p></div>
       <div class="row">
         ${job.state === "QUEUED" && html`<${Priority} job=${job} />`}
-        ${job.allowed.includes("retry") && html`<button class="primary write" onClick=${() => act("retry")}>Retry</button>`}
-        <button class="write" onClick=${() => setAgain(true)}>Run again…</button>
-        ${job.allowed.includes("cancel") && html`<button class="danger write" onClick=${() => act("cancel")}>Cancel</button>`}
+        ${job.allowed.includes("retry") && html`<button class="primary may-submit" onClick=${() => act("retry")}>Retry</button>`}
+        <button class="may-submit" onClick=${() => setAgain(true)}>Run again…</button>
+        ${job.allowed.includes("cancel") && html`<button class="danger may-cancel" onClick=${() => act("cancel")}>Cancel</button>`}
       </div>
     </header>
     <${Failed} problem=${problem} />
     ${job.progress != null && job.state === "RUNNING" && html`<div class="progress" role="progressbar" aria-valuenow=${Math.round(job.progress * 100)} aria-valuemin="0" aria-valuemax="100" aria-label="Progress"><span style=${{ width: percent(job.progress).replace(" ", "") }}></span><b>${percent(job.progress)}</b></div>`}
     <div class="grid">
-      <${Card} title="Why" wide><p class="explain">${why?.text}</p>
-        ${why?.next_step && html`<p class="muted">Next: ${why.next_step}${why.next_at ? `, about ${clock(why.next_at)}` : ""}.${why.way_out && html` What would change it: <code>${why.way_out}</code>`}</p>`}
+      <${Card} title="Why" wide><p class="explain"><${Sentences} text=${why?.text} /></p>
+        ${why?.next_step && html`<p class="muted">Next: ${why.next_step}${why.next_at ? `, about ${clock(why.next_at)}` : ""}.${why.way_out && !why.text.includes(why.way_out) && html` What would change it: <code>${why.way_out}</code>`}</p>`}
         ${why?.likely_start_at && html`<p class="muted">Likely start ${why.likely_start_low_at ? `between ${clock(why.likely_start_low_at)} and ${clock(why.likely_start_high_at)}` : `about ${clock(why.likely_start_at)}`}${why.recorded ? "" : " (computed just now)"}.</p>`}<//>
       <${Card} title="Timeline" wide><${Timeline} job=${job} events=${events} /><//>
       ${dependencies.parents.length + dependencies.children.length > 0 && html`<${Card} title="Before and after" wide><${Family} job=${job} dependencies=${dependencies} /><//>`}
       <${Card} title="Request" wide=${!came}>
         <dl class="facts">
           <${Fact} name="Cost" value=${`${job.cost_units} units`} /><${Fact} name="Priority" value=${job.priority + (job.preemptible ? "" : ", not preemptible")} /><${Fact} name="Run when" value=${job.run_when + (job.quiet_for_sec ? `, quiet for ${span(job.quiet_for_sec)}` : "")} />
-          <${Fact} name="Created" value=${html`<${When} iso=${job.created_at} />`} /><${Fact} name="Not before" value=${job.next_earliest_start_at && html`<${When} iso=${job.next_earliest_start_at} />`} /><${Fact} name="Deadline" value=${job.deadline_at && html`<${When} iso=${job.deadline_at} />`} />
+          <${Fact} name="Created" value=${html`<${When} iso=${job.created_at} />`} /><${Fact} name="Not before" value=${Date.parse(job.next_earliest_start_at) > now.value && html`<${When} iso=${job.next_earliest_start_at} />`} /><${Fact} name="Deadline" value=${job.deadline_at && html`<${When} iso=${job.deadline_at} />`} />
           <${Fact} name="Runtime limit" value=${job.max_runtime_sec && span(job.max_runtime_sec)} /><${Fact} name="Hard cap" value=${job.max_active_sec && span(job.max_active_sec)} />
           <${Fact} name="Spending limit" value=${job.cost_limit && money(job.cost_limit, job.unit)} /><${Fact} name="Spent" value=${job.spent ? money(job.spent, job.unit) : null} />
           <${Fact} name="Tags" value=${job.tags.join(", ")} /><${Fact} name="Key" value=${job.idempotency_key} /><${Fact} name="Worker" value=${job.worker} /><${Fact} name="Process" value=${job.pid} />
@@ -105,7 +105,10 @@ export function Job({ id }) {
     </div>${again && html`<${Rerun} job=${job} onClose=${() => setAgain(false)} />`}`;
 }
 
-const Fact = ({ name, value }) => (value == null || value === "" ? null : html`<div><dt>${name}</dt><dd>${value}</dd></div>`);
+// Commands stand between backquotes in the texts of the server.
+const Sentences = ({ text }) => (text || "").split("`").map((part, i) => (i % 2 ? html`<code key=${i}>${part}</code>` : part));
+
+const Fact = ({ name, value }) => (value == null || value === "" || value === false ? null : html`<div><dt>${name}</dt><dd>${value}</dd></div>`);
 
 const SHOWN = 8, // of each side; the others are counted
   ROW = 34,
@@ -130,8 +133,16 @@ function Family({ job, dependencies }) {
     ...jobs.map((one, at) => html`<foreignObject key=${one.job_id} x=${left(side)} y=${top(side, at) - ROW / 2} width=${BOX} height=${ROW}><a class="plain" href=${`#/jobs/${one.job_id}`} title=${`${one.title}${one.condition ? `, ${one.condition}: ${one.status}` : ""}`} style=${{ display: "block", overflow: "hidden", whiteSpace: "nowrap", textOverflow: "ellipsis", lineHeight: `${ROW}px` }}><${State} state=${one.state} /> ${one.title}</a></foreignObject>`),
     more > 0 ? html`<text key=${`more${side}`} x=${left(side)} y=${top(side, jobs.length) + 4} fill="currentColor">and ${more} more</text>` : null,
   ]);
-  return html`<div style=${{ overflowX: "auto" }} tabindex="0" role="group" aria-label="Jobs before and after this one"><svg width=${3 * BOX + 2 * GAP} height=${height} aria-hidden="false">${lines}${boxes}</svg></div>`;
+  return html`<${Relatives} sides=${sides} />
+    <div class="family" tabindex="0" role="group" aria-label="Jobs before and after this one"><svg width=${3 * BOX + 2 * GAP} height=${height} aria-hidden="false">${lines}${boxes}</svg></div>`;
 }
+
+/** The same as two lists, where the window has no room for three columns. */
+const Relatives = ({ sides }) =>
+  html`<div class="relatives">${[
+    ["Waits for", sides[0]],
+    ["Others wait for it", sides[2]],
+  ].map(([title, { jobs, more }]) => jobs.length > 0 && html`<h3>${title}</h3><ul>${jobs.map((one) => html`<li key=${one.job_id}><a class="plain" href=${`#/jobs/${one.job_id}`}><${State} state=${one.state} /> ${one.title}</a></li>`)}${more > 0 && html`<li class="muted">and ${more} more</li>`}</ul>`)}</div>`;
 
 const Json = ({ value }) => html`<pre class="json" tabindex="0">${json(value)}</pre>`;
 
@@ -145,7 +156,7 @@ function Priority({ job }) {
       return false;
     }
   };
-  return html`<label class="inline write">Priority <${Field} type="number" min="1" max="100" required value=${job.priority} onCommit=${set} /></label>`;
+  return html`<label class="inline may-submit">Priority <${Field} type="number" min="1" max="100" required value=${job.priority} onCommit=${set} /></label>`;
 }
 
 // Where the time went: queued, reserved, running, one stretch after the other.
@@ -168,7 +179,7 @@ function Timeline({ job, events }) {
   return html`<svg class="timeline" viewBox="0 0 1000 26" preserveAspectRatio="none" role="img" aria-label="Where the time went">
       ${shown.map((s) => html`<rect data-state=${s.state} x=${((s.from - begin) / whole) * 1000} width=${Math.max(2, ((s.to - s.from) / whole) * 1000)} y="3" height="20" rx="2"><title>${`${s.state} ${span((s.to - s.from) / 1000)}`}</title></rect>`)}
     </svg>
-    <div class="row wrap muted"><span title=${ZONE}>${moment(events[0].at)}</span><span>queued ${span(total("QUEUED"))}</span>${total("DISPATCHING") > 0 && html`<span>reserved ${span(total("DISPATCHING"))}</span>`}<span>running ${span(total("RUNNING"))}</span><span class="grow"></span><span>${job.ended_at ? moment(job.ended_at) : "now"}</span></div>`;
+    <div class="row wrap muted"><span title=${ZONE}>${moment(events[0].at)}</span><span><i class="dot" data-state="QUEUED"></i> queued ${span(total("QUEUED"))}</span>${total("DISPATCHING") > 0 && html`<span><i class="dot" data-state="DISPATCHING"></i> reserved ${span(total("DISPATCHING"))}</span>`}<span><i class="dot" data-state="RUNNING"></i> running ${span(total("RUNNING"))}</span><span class="grow"></span><span>${job.ended_at ? moment(job.ended_at) : "now"}</span></div>`;
 }
 
 function Attempts({ events }) {

@@ -109,29 +109,29 @@ export function Jobs({ query }) {
   const filtering = filter.state || filter.addon || filter.type || filter.q;
 
   return html`<${Card} title="Jobs" wide actions=${html`
-      <button class="write" onClick=${() => setSubmitting(true)}>Submit a job</button>
       <${Search} value=${filter.q} onSearch=${(q) => set("q", q)} />
       <${Field} aria-label="Addon" placeholder="addon" value=${filter.addon} onCommit=${(addon) => set("addon", addon)} />
-      <${Field} aria-label="Job type" placeholder="type" value=${filter.type} onCommit=${(type) => set("type", type)} />`}>
+      <${Field} aria-label="Job type" placeholder="type" value=${filter.type} onCommit=${(type) => set("type", type)} />
+      <button class="primary may-submit" onClick=${() => setSubmitting(true)}>Submit a job</button>`}>
     <div class="row wrap filters" role="group" aria-label="States">
       ${STATES.map((state) => html`<button aria-pressed=${states.has(state)} class="chip" onClick=${() => flip(state)}><${State} state=${state} /> ${count(totals[state] || 0)}</button>`)}
       ${filtering && html`<a class="chip" href="#/jobs">clear</a>`}
-      ${filtering && matching("cancel") > 0 && html`<button class="chip write" onClick=${() => allMatching("cancel")}>Cancel all ${count(matching("cancel"))}</button>`}
-      ${filtering && matching("retry") > 0 && html`<button class="chip write" onClick=${() => allMatching("retry")}>Retry all ${count(matching("retry"))}</button>`}
+      ${filtering && matching("cancel") > 0 && html`<button class="chip may-cancel" onClick=${() => allMatching("cancel")}>Cancel all ${count(matching("cancel"))}</button>`}
+      ${filtering && matching("retry") > 0 && html`<button class="chip may-submit" onClick=${() => allMatching("retry")}>Retry all ${count(matching("retry"))}</button>`}
     </div>
     ${
       picked.length > 0 &&
       html`<div class="row bulk" role="toolbar" aria-label="Selected jobs"><strong>${picked.length} chosen</strong>
-      <button class="write" disabled=${!able("cancel").length} onClick=${() => all("cancel", able("cancel"))}>Cancel ${able("cancel").length || ""}</button>
-      <button class="write" disabled=${!able("retry").length} onClick=${() => all("retry", able("retry"))}>Retry ${able("retry").length || ""}</button>
+      <button class="may-cancel" disabled=${!able("cancel").length} onClick=${() => all("cancel", able("cancel"))}>Cancel ${able("cancel").length || ""}</button>
+      <button class="may-submit" disabled=${!able("retry").length} onClick=${() => all("retry", able("retry"))}>Retry ${able("retry").length || ""}</button>
       <button class="quiet" onClick=${() => setChosen(new Set())}>Clear selection</button></div>`
     }
     <${Failed} problem=${problem} />
-    ${rows && !rows.length && html`<${Empty}>No matching jobs.<//>`}
+    ${rows && !rows.length && html`<${Empty}>${filtering ? "No matching jobs." : html`No jobs yet. <code>penstock submit -- echo hello</code> submits one.`}<//>`}
     ${
       rows?.length > 0 &&
       html`<div class="scroll"><table class="cards jobs">
-      <thead><tr><th><input type="checkbox" aria-label="Select all shown" checked=${picked.length === rows.length} onChange=${(e) => setChosen(new Set(e.target.checked ? rows.map((job) => job.job_id) : []))} /></th>
+      <thead><tr><th class="write"><input type="checkbox" aria-label="Select all shown" checked=${picked.length === rows.length} onChange=${(e) => setChosen(new Set(e.target.checked ? rows.map((job) => job.job_id) : []))} /></th>
         <th>Job</th><th>State</th><th>What</th><th>Addon</th><th class="n spare">Units</th><th class="n spare">Priority</th><th class="n spare">Attempts</th><th>Age</th><th>Why</th></tr></thead>
       <tbody>${rows.map((job) => html`<${Row} key=${job.job_id} job=${job} chosen=${chosen.has(job.job_id)} onChoose=${flipRow} />`)}</tbody>
     </table></div>
@@ -142,7 +142,7 @@ export function Jobs({ query }) {
 
 function Row({ job, chosen, onChoose }) {
   return html`<tr>
-    <td class="mark"><input type="checkbox" aria-label=${`Choose ${job.job_id}`} checked=${chosen} onChange=${() => onChoose(job.job_id)} /></td>
+    <td class="mark write"><input type="checkbox" aria-label=${`Choose ${job.job_id}`} checked=${chosen} onChange=${() => onChoose(job.job_id)} /></td>
     <td><${JobLink} id=${job.job_id} /></td><td><${State} state=${job.state} /></td>
     <td class="what whole"><a class="plain" href=${`#/jobs/${job.job_id}`} title=${job.title}>${job.title}</a></td>
     <td data-label="Addon"><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a></td>

@@ -6,6 +6,7 @@ import { Chart } from "../charts.js";
 import { count, percent, span } from "../format.js";
 
 const TONES = ["accent", "good", "warn", "violet", "muted", "bad"];
+const PHASES = { leased: "running" };
 const QUIET = { QUIET: "good", BUSY: "warn", PANIC: "bad" };
 
 export function Machine() {
@@ -33,15 +34,15 @@ export function Machine() {
       <${Tile} label="State" value=${capacity.quiet} sub=${capacity.quiet_sec === null ? "fixed by a setting" : `for ${span(capacity.quiet_sec)}`} tone=${QUIET[capacity.quiet] || ""} />
       <${Tile} label="Busy score" value=${capacity.busy.toFixed(1)} sub=${capacity.quiet_sec === null ? "not measured" : capacity.busy_by ? `decided by ${capacity.busy_by}` : "of 10"} />
       <${Tile} label="Capacity now" value=${capacity.capacity} sub=${`of ${capacity.most} at its quietest`} />
-      <${Tile} label="In use" value=${capacity.in_use} sub=${`${capacity.free} units free`} />
+      <${Tile} label="In use" value=${capacity.in_use} sub=${`${capacity.free === 1 ? "1 unit" : `${count(capacity.free)} units`} free`} />
     </div>
     <div class="grid">
-      <${Card} title="Units by job" wide actions=${html`<button class=${paused ? "primary write" : "write"} onClick=${flip}>${paused ? "Resume" : "Pause everything"}</button>`}>
+      <${Card} title="Units by job" wide actions=${html`<button class=${paused ? "primary may-config" : "may-config"} onClick=${flip}>${paused ? "Resume" : "Pause everything"}</button>`}>
         <${Bar} whole=${Math.max(capacity.most, capacity.in_use)} label=${`${capacity.in_use} units in use`} parts=${leases.map((l) => ({ value: l.cost_units, tone: tone(l.addon_id), label: `${l.addon_id} ${l.job_type}: ${l.cost_units} units` }))} />
         ${
           leases.length
-            ? html`<div class="scroll"><table class="cards"><thead><tr><th><span class="sr">Actions</span></th><th>Job</th><th>Addon</th><th>Type</th><th class="n">Units</th><th>Phase</th><th>For</th><th>Progress</th><th>Worker</th></tr></thead>
-          <tbody>${leases.map((l) => html`<tr key=${l.lease_id}><td class="mark"><i class="dot" data-tone=${tone(l.addon_id)}></i></td><td data-label="Job">${l.job_id ? html`<${JobLink} id=${l.job_id} />` : "a lease alone"}</td><td data-label="Addon">${l.addon_id}</td><td data-label="Type">${l.job_type}</td><td class="n" data-label="Units">${l.cost_units}</td><td data-label="Phase">${l.phase}${l.reason ? `: ${l.reason.replaceAll("_", " ")}` : ""}</td><td data-label="For"><${Since} iso=${l.started_at || l.admitted_at} /></td><td data-label="Progress">${percent(l.progress) || "–"}</td><td data-label="Worker">${l.worker}</td></tr>`)}</tbody></table></div>`
+            ? html`<div class="scroll"><table class="cards"><thead><tr><th><span class="sr">Actions</span></th><th>Job</th><th>What</th><th>Addon</th><th class="n">Units</th><th class="spare">Phase</th><th>For</th><th>Progress</th><th class="spare">Worker</th></tr></thead>
+          <tbody>${leases.map((l) => html`<tr key=${l.lease_id}><td class="mark"><i class="dot" data-tone=${tone(l.addon_id)}></i></td><td>${l.job_id ? html`<${JobLink} id=${l.job_id} />` : "a lease alone"}</td><td class="what whole" title=${l.title}>${l.title || l.job_type}</td><td data-label="Addon">${l.addon_id}</td><td class="n" data-label="Units">${l.cost_units}</td><td class="spare">${PHASES[l.phase] || l.phase}${l.reason ? `: ${l.reason.replaceAll("_", " ")}` : ""}</td><td data-label="For"><${Since} iso=${l.started_at || l.admitted_at} /></td><td data-label="Progress">${percent(l.progress) || "–"}</td><td class="spare">${l.worker}</td></tr>`)}</tbody></table></div>`
             : html`<${Empty}>Nothing is in flight.<//>`
         }<//>
       <${Hosts} ...${hosts} />
@@ -102,6 +103,6 @@ function Hosts({ here, hosts }) {
       <td class="half last"><span class="state" data-tone=${h.state === "lost" ? "bad" : h.draining ? "warn" : "good"}>${h.state}${h.draining ? ", draining" : ""}</span></td>
       <td class="share whole"><${Bar} whole=${Math.max(1, h.capacity, h.units)} label=${`${h.host}: ${h.units} of ${h.capacity} units in use`} parts=${[{ value: h.units, tone: "accent", label: `${h.units} units` }]} /><span class="muted">${h.units} of ${h.capacity}</span></td>
       <td data-label="Machine">${h.quiet}</td><td data-label="Seen"><${Since} iso=${h.seen_at} /> ago</td><td data-label="Up"><${Since} iso=${h.started_at} /></td><td class="whole" data-label="Labels">${h.labels.join(" ") || "–"}</td><td class="half" data-label="Version">${h.version}</td>
-      <td class="half last"><button class="write" onClick=${() => flip(h)} aria-label=${`${h.draining ? "Undrain" : "Drain"} ${h.host}`}>${h.draining ? "Undrain" : "Drain"}</button></td></tr>`,
+      <td class="half last"><button class="may-config" onClick=${() => flip(h)} aria-label=${`${h.draining ? "Undrain" : "Drain"} ${h.host}`}>${h.draining ? "Undrain" : "Drain"}</button></td></tr>`,
     )}</tbody></table></div><//>`;
 }

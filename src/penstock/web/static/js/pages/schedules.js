@@ -24,7 +24,7 @@ export function Schedules() {
         ? html`<div class="scroll"><table class="cards"><thead><tr><th>Schedule</th><th>When</th><th>Next</th><th>Last jobs</th></tr></thead>
       <tbody>${answer.schedules.map(
         (s) => html`<tr key=${s.name}><td class="whole"><a class="plain" href=${`#/jobs?q=${encodeURIComponent(`schedule:${s.name}`)}`}>${s.name}</a>${s.paused && html` <span class="state" data-tone="warn">paused</span>`}<span class="muted one-line" title=${s.title}>${s.addon_id} · ${s.title}</span>
-          <button aria-label=${`Run ${s.name} now`} onClick=${() => act(s.name, "run", (job) => `${s.name} runs now as job ${short(job.job_id)}.`)}>Run now</button> <button aria-label=${`${s.paused ? "Resume" : "Pause"} ${s.name}`} onClick=${() => act(s.name, s.paused ? "resume" : "pause", () => `${s.name} ${s.paused ? "resumed" : "paused"}.`)}>${s.paused ? "Resume" : "Pause"}</button></td>
+          <button class="may-submit" aria-label=${`Run ${s.name} now`} onClick=${() => act(s.name, "run", (job) => `${s.name} runs now as job ${short(job.job_id)}.`)}>Run now</button> <button class="may-submit" aria-label=${`${s.paused ? "Resume" : "Pause"} ${s.name}`} onClick=${() => act(s.name, s.paused ? "resume" : "pause", () => `${s.name} ${s.paused ? "resumed" : "paused"}.`)}>${s.paused ? "Resume" : "Pause"}</button></td>
         <td class="whole" data-label="When">${times(s)}<br /><span class="muted">overlap ${s.overlap}, missed ${s.missed}</span></td>
         <td class="whole" data-label="Next"><${Next} schedule=${s} /></td>
         <td class="whole" data-label="Last jobs">${
