@@ -411,6 +411,25 @@ def test_an_end_and_a_retry_in_one_operation_are_both_followed(kit):
     assert str(kit.store.job(parent.job_id).state) == JobState.DONE
 
 
+@pytest.mark.parametrize("condition", ParentCondition)
+@pytest.mark.parametrize("parent_first", [True, False])
+def test_a_parent_and_its_child_are_canceled_in_one_operation(kit, condition, parent_first):
+    [parent] = kit.submit()
+    child = child_of(kit, parent, condition=condition)
+    grandchild = child_of(kit, child, condition=DONE)
+    both = [parent, child] if parent_first else [child, parent]
+    canceled = [
+        changes.cancel(kit.store.job(job_id), None, kit.now, grace=SECOND, **kit.rules) for job_id in both
+    ]
+
+    assert committed(kit.store, Apply(canceled)) == [True, True]
+
+    assert [kit.state(job_id) for job_id in both] == ["CANCELED", "CANCELED"]
+    assert kit.kinds(child) == ["SUBMITTED", "CANCELED"]
+    assert [d.job_id for d in kit.tick(lease=True)] == [grandchild]
+    assert kit.store.audit() == []
+
+
 def test_one_parent_can_be_enough(kit):
     parents = kit.submit(4, cost_units=1)
     alarm = child_of(kit, *parents, condition=FAILED, if_unmet=IfUnmet.ANY, cost_units=1)

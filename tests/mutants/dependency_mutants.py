@@ -90,6 +90,14 @@ MUTANTS = [
         CONTRACT,
     ),
     Mutant(
+        "dependencies: a child on PostgreSQL that was canceled with its parent is released",
+        "penstock/stores/postgres/dependencies.py",
+        "PostgresDependencyRows.children",
+        "if row.child_id not in changed or changed[row.child_id].state is JobState.QUEUED",
+        "if True",
+        ("tests/contract/test_dependencies.py", "-k", "postgres and one_operation"),
+    ),
+    Mutant(
         "dependencies: a parent that a child waits for is pruned",
         "penstock/stores/memory/store.py",
         "MemoryStore._prune",

@@ -55,7 +55,13 @@ class PostgresDependencyRows:
             *_, rows = self._session.execute_many(
                 ("lock_jobs", jobs), ("lock_queued", jobs), ("children", values)
             )
-        return list(map(OpenDependency._make, rows))
+        # A child that ends in this transaction still has its row in the queue.
+        changed = self._effects.jobs
+        return [
+            row
+            for row in map(OpenDependency._make, rows)
+            if row.child_id not in changed or changed[row.child_id].state is JobState.QUEUED
+        ]
 
     def parents(self, children: Sequence[int]) -> list[OpenDependency]:
         values = {"children": array(children)}
