@@ -71,7 +71,7 @@ def main() -> None:
         all_measures = [
             *pools.measures(options.quick),
             *graphs.measures(options.quick),
-            *jobs.measures({"postgres": server, "redis": ""}, options.quick),
+            *jobs.measures({"postgres": server, "redis": "", "redis-synced": ""}, options.quick),
         ]
         series = _series(all_measures, options.only)
         for number in range(options.rounds):

@@ -20,10 +20,13 @@ from select import select
 from statistics import median, quantiles
 from time import monotonic, monotonic_ns, sleep
 from types import ModuleType
+from urllib.parse import urlsplit
+
+import psutil
 
 from bench.fresh import ROOT
 
-__all__ = ["drain", "latency", "submit"]
+__all__ = ["drain", "latency", "shape", "submit"]
 
 _STUCK = 60.0  # seconds without a single job
 
@@ -60,6 +63,47 @@ def _waiter(submit_one: Callable[[], object], ticks: Ticks, count: int) -> list[
         if number >= 5:  # the first ones warm up
             took.append((ran - began) / 1e6)
     return took
+
+
+def shape(queue: str, server: str, processes: int, name: str, count: int) -> dict[str, float]:
+    """
+    Jobs that depend on each other, the workers being idle: a chain, a fan with a join behind it, an array. From before the
+    submit to the last job, with the processor time of submitter, workers and server.
+    """
+    jobs = count + (name == "fan")
+    with _turn(queue, server) as (peer, ticks):
+        peer.prepare()
+        with _workers(queue, "work", processes) as workers, peer.session() as submit_one:
+            for _ in range(5):  # the first ones warm up, and the workers have come up
+                submit_one()
+                ticks.read(1)
+            cpu, began = _cpu(workers, server), monotonic_ns()
+            getattr(peer, name)(count)
+            submitted = monotonic_ns()
+            ran = sorted(ticks.read(jobs))
+            cpu = _cpu(workers, server) - cpu
+    return {
+        "jobs_s": jobs / (ran[-1] - began) * 1e9,
+        "step_ms": (ran[-1] - ran[0]) / (jobs - 1) / 1e6,
+        "submit_ms": (submitted - began) / 1e6,
+        "cpu_us": cpu / jobs * 1e6,
+    }
+
+
+def _cpu(workers: list[subprocess.Popen[bytes]], server: str) -> float:
+    """Seconds of processor time of this process, the workers, and the server at this address."""
+    processes = {psutil.Process(), *(psutil.Process(worker.pid) for worker in workers)}
+    port = urlsplit(server).port
+    if port is not None:
+        listening = (c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid)
+        processes |= {psutil.Process(c.pid) for c in listening if c.laddr.port == port}
+    processes |= {child for process in list(processes) for child in process.children(recursive=True)}
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def submit(queue: str, server: str, how: str, count: int) -> dict[str, float]:
@@ -128,14 +172,14 @@ def _turn(queue: str, server: str) -> Iterator[tuple[ModuleType, Ticks]]:
 
 
 @contextmanager
-def _workers(queue: str, work: str, processes: int) -> Iterator[None]:
+def _workers(queue: str, work: str, processes: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     command = [sys.executable, "-m", "bench.job_turns", queue, work]
     workers = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
         for _ in range(processes)
     ]
     try:
-        yield
+        yield workers
     finally:
         for worker in workers:
             with suppress(ProcessLookupError):

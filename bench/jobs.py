@@ -62,6 +62,25 @@ IN_PROCESSES: Mapping[str, tuple[str, str, int]] = {
     "Huey, 2 processes, SQLite (on disk)": ("huey_", "", 1_500),
     "RQ, a process a job (in memory)": ("rq_", "redis", 200),
 }
+#: What jobs that depend on each other look like: title, how many jobs, and how many times better than each durable peer.
+SHAPES: Mapping[str, tuple[str, int, float]] = {
+    "chain": ("A chain of 100 jobs", 100, 1.0),
+    "fan": ("A fan of 1,000 jobs with a join", 1_000, 5.0),
+    "array": ("An array of 10,000 jobs", 10_000, 5.0),
+}
+#: Module, server, worker processes, and how many jobs fill a turn at most. A server that syncs makes a queue durable.
+SHAPED: Mapping[str, tuple[str, str, int, int]] = {
+    OURS: ("penstock_shapes", "", 1, 10_000),  # one process dispatches from a file
+    ON_POSTGRES: ("penstock_shapes", "postgres", CORES, 10_000),
+    "PgQueuer, bulk submit (on disk)": ("pgqueuer_shapes", "postgres", CORES, 10_000),
+    "Celery canvas (on disk)": ("celery_shapes", "redis-synced", CORES, 2_000),
+    "Huey pipelines, SQLite (on disk)": ("huey_shapes", "", CORES, 2_000),
+    "Dramatiq pipelines (on disk)": ("dramatiq_shapes", "redis-synced", CORES, 5_000),
+    "RQ dependencies (on disk)": ("rq_shapes", "redis-synced", CORES, 1_000),
+    "Celery canvas (in memory)": ("celery_shapes", "redis", CORES, 2_000),
+    "Dramatiq pipelines (in memory)": ("dramatiq_shapes", "redis", CORES, 5_000),
+    "RQ dependencies (in memory)": ("rq_shapes", "redis", CORES, 1_000),
+}
 #: Those who are on the same server: what several hosts could share.
 SHARED = [name for name in PEERS if QUEUES[name].server == "postgres"]
 BULK = {"penstock_", "penstock_http", "penstock_pg", "pgqueuer_", "procrastinate_", "rq_"}
@@ -76,6 +95,7 @@ def measures(servers: Mapping[str, str], quick: bool) -> Sequence[Measure]:
         submit(servers, quick, "bulk", "Submitting in bulk"),
         submit(servers, quick, "eight", "Submitting from 8 processes"),
         latency(servers, quick),
+        *(shape(servers, quick, name) for name in SHAPES),
         depth(quick),
         backlog(quick),
         depth_on_postgres(servers["postgres"], quick),
@@ -179,6 +199,43 @@ def latency(servers: Mapping[str, str], quick: bool) -> Measure:
     return Measure("latency", contestants, tables)
 
 
+def shape(servers: Mapping[str, str], quick: bool, name: str) -> Measure:
+    """Jobs that depend on each other, and arrays: submitted by one call or a few, the workers being idle."""
+    title, count, times = SHAPES[name]
+    contestants = []
+    for queue, (module, server, processes, most) in SHAPED.items():
+        if name != "array" and module == "pgqueuer_shapes":  # it has no dependencies
+            continue
+        size = max(20, min(count, most) // (10 if quick else 1))
+        run = partial(
+            fresh,
+            "bench.job_turns:shape",
+            module,
+            server and servers[server],
+            processes,
+            name,
+            size,
+            seconds=240,
+        )
+        of = f"{size:,} jobs, {processes} process" + "es" * (processes > 1)
+        contestants.append(Contestant(queue, run, size=of, ours="penstock" in queue))
+    shaped = [c.name for c in contestants]
+    wanted = {
+        peer: times for peer in shaped if "on disk" in peer and not peer.startswith(("penstock", "PgQueuer"))
+    }
+    tables = [
+        Table(title, "jobs_s", "jobs/s", "more", OURS, wanted),
+        Table(f"{title}, on PostgreSQL", "jobs_s", "jobs/s", "more", ON_POSTGRES),
+        Table(f"{title}: processor time of all processes", "cpu_us", "us a job", "less", OURS),
+    ]
+    if name == "chain":
+        tables += [
+            Table(f"{title}: a step", "step_ms", "ms", "less", OURS),
+            Table(f"{title}: a step, on PostgreSQL", "step_ms", "ms", "less", ON_POSTGRES),
+        ]
+    return Measure(name, contestants, tables)
+
+
 def depth(quick: bool) -> Measure:
     """Ours against ours: the short queue stands in as the peer."""
     few, many = 1_000, 20_000 if quick else 1_000_000
@@ -277,5 +334,9 @@ def _contestant(name: str, turn: str, servers: Mapping[str, str], *arguments: ob
 
 if __name__ == "__main__":
     with ExitStack() as up:
-        addresses = {"postgres": up.enter_context(postgres()), "redis": up.enter_context(redis())}
+        addresses = {
+            "postgres": up.enter_context(postgres()),
+            "redis": up.enter_context(redis()),
+            "redis-synced": up.enter_context(redis(synced=True)),
+        }
         main("Durable jobs", partial(measures, addresses))
