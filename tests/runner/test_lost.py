@@ -49,6 +49,8 @@ def freezer():
     until(removed)
 
 
+#: Without a lease that expires meanwhile: maintenance would then give the job its end.
+LONG_LEASE = {"lease_for": 3_600 * SECOND}
 SHORT = {"graces": Graces(cancel=0, term=SECOND // 10, kill=SECOND), "stragglers_sec": 0.1}
 
 
@@ -126,7 +128,7 @@ def refused(operations):
 
 
 def test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown(plants, monkeypatch):
-    plant = plants()
+    plant = plants(rules=LONG_LEASE)
     job = plant.command("sleep", "300")
     [pid] = until(plant.runner.pids)
     monkeypatch.setattr(plant.store, "commit", lambda *operations, wait=False: refused(operations))
@@ -141,7 +143,7 @@ def test_a_store_that_does_not_answer_does_not_hold_up_a_shutdown(plants, monkey
 
 
 def test_an_end_that_cannot_be_written_is_written_later(plants, monkeypatch):
-    plant = plants()
+    plant = plants(rules=LONG_LEASE)
     job = plant.command("sleep", "0.2")
     until(plant.runner.pids)
     commit, failed = plant.store.commit, []
@@ -159,3 +161,4 @@ def test_an_end_that_cannot_be_written_is_written_later(plants, monkeypatch):
     monkeypatch.undo()
 
     assert str(plant.settled(job).end) == "completed"
+    assert len(plant.store.attempts(job)) == 1
