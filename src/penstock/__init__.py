@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from penstock.telemetry.registry import snapshot as snapshot
     from penstock.telemetry.registry import subscribe as subscribe
     from penstock.work.context import JobContext as JobContext
-    from penstock.work.context import current_job as current_job
+    from penstock.work.outcome import current_job as current_job
 
 __version__ = "0.1.0"
 
@@ -103,7 +103,8 @@ _HOMES = {
     "penstock.graphs.result": "RunResult",
     "penstock.graphs.run_context": "RunContext current_run",
     "penstock.graphs.trace": "Trace write_chrome",
-    "penstock.work.context": "JobContext current_job",
+    "penstock.work.context": "JobContext",
+    "penstock.work.outcome": "current_job",
     "penstock.library.function": "JobFunction",
     "penstock.library.handle": "JobHandle",
     "penstock.library.scheduler": "Scheduler",

@@ -30,8 +30,8 @@ from penstock.scheduler.service import SchedulerService
 from penstock.server.listener import Config, serve
 from penstock.stores.postgres.store import PostgresStore
 from penstock.stores.sqlite.store import SqliteStore
-from penstock.work.context import CurrentJob, JobFacts, NoChannel
-from penstock.work.outcome import run
+from penstock.work.context import JobFacts, NoChannel
+from penstock.work.outcome import CurrentJob, run
 
 #: Where a server is asked for each of them, a few of each kind are enough.
 SOME = (

@@ -24,9 +24,9 @@ from penstock.core.jobs.batching import BatchPlan
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason
 from penstock.wire import Ended, ProblemDetails
-from penstock.work.context import CurrentJob, JobContext, JobFacts
+from penstock.work.context import JobContext, JobFacts
 from penstock.work.leases import FunctionLease, LeaseKeeper
-from penstock.work.outcome import DONE, RELEASED, STOPPED, Outcome
+from penstock.work.outcome import DONE, RELEASED, STOPPED, CurrentJob, Outcome
 from penstock.work.outcome import run as run_function
 
 TTL = 30.0

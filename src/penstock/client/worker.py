@@ -36,7 +36,7 @@ from penstock.core.errors import Unavailable
 from penstock.core.jobs.batching import Batching, BatchPlan
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, moment_of
 from penstock.wire import ClaimAnswer, ClaimedJob, Ended, HeartbeatAnswer, OutcomeReport
-from penstock.work.context import CurrentJob, JobFacts, takes_context
+from penstock.work.context import JobFacts, takes_context
 from penstock.work.executors import (
     JobExecutor,
     ProcessExecutor,
@@ -54,7 +54,7 @@ from penstock.work.leases import (
     RenewalReply,
     RenewalRequest,
 )
-from penstock.work.outcome import RELEASED, Outcome, call_with
+from penstock.work.outcome import RELEASED, CurrentJob, Outcome, call_with
 
 log = logging.getLogger("penstock.worker")
 Handler: TypeAlias = Callable[..., Any]

@@ -31,16 +31,15 @@ from penstock.library.handle import JobHandle
 from penstock.library.options import JobOptions, Options
 from penstock.stores.api import Receipt
 from penstock.work.context import (
-    CurrentJob,
     JobContext,
     JobFacts,
     NoChannel,
     annotation,
-    current_job_or_none,
     encode,
     from_text,
     is_context,
 )
+from penstock.work.outcome import CurrentJob, current_job_or_none
 
 if TYPE_CHECKING:
     from penstock.library.scheduler import Scheduler

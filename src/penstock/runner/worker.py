@@ -27,8 +27,8 @@ from penstock.core.jobs.types import Money
 from penstock.core.text import storable
 from penstock.runner.channels import TICKET, BadFrame, CallMarker, Frame, FrameReader, pack
 from penstock.runner.process_tree import has_children
-from penstock.work.context import CurrentJob, JobFacts, takes_context
-from penstock.work.outcome import call_with, run
+from penstock.work.context import JobFacts, takes_context
+from penstock.work.outcome import CurrentJob, call_with, run
 
 
 def main() -> None:

@@ -33,9 +33,8 @@ from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Query, Receipt, Store
-from penstock.work.context import CurrentJob
 from penstock.work.leases import LeaseKeeper
-from penstock.work.outcome import Invocation, Outcome, run
+from penstock.work.outcome import CurrentJob, Invocation, Outcome, run
 
 _MOST_SHOWN = 20
 

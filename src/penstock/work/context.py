@@ -23,7 +23,6 @@ import logging
 import sys
 import typing
 from collections.abc import Callable, Collection, MutableMapping
-from contextvars import ContextVar
 from datetime import datetime
 from decimal import Decimal
 from pathlib import PurePath
@@ -230,46 +229,6 @@ class _JobLog(logging.LoggerAdapter[logging.Logger]):
         if not self.logger.parent:  # the job's own log
             return msg, kwargs
         return f"[{str((self.extra or {}).get('job_id'))[-8:]}] {msg}", kwargs
-
-
-class CurrentJob:
-    """A job whose function runs. Its context is made when the function asks for it: most do not."""
-
-    __slots__ = ("_context", "channel", "facts")
-
-    def __init__(self, facts: JobFacts, channel: JobChannel) -> None:
-        self.facts, self.channel = facts, channel
-        self._context: JobContext | None = None
-
-    @property
-    def context(self) -> JobContext:
-        if self._context is None:
-            self._context = JobContext(self.facts, self.channel)
-        return self._context
-
-
-current: Final[ContextVar[CurrentJob | None]] = ContextVar("penstock_job", default=None)
-
-
-def current_job() -> JobContext:
-    """
-    The context of the job that this code runs for. LookupError outside a job.
-
-    For example:
-
-        def crawl(site: str) -> int:
-            penstock.current_job().progress(0.5, "half of it")
-            return 1
-    """
-    job = current.get()
-    if job is None:
-        raise LookupError("current_job() was called outside a job")
-    return job.context
-
-
-def current_job_or_none() -> JobContext | None:
-    job = current.get()
-    return None if job is None else job.context
 
 
 class NoChannel:

@@ -36,9 +36,9 @@ from penstock.core.errors import (
 from penstock.core.jobs.batching import AHEAD
 from penstock.core.jobs.types import EndReason, Money, Span
 from penstock.core.text import error_line, safe_str
-from penstock.work.context import CurrentJob, JobFacts
+from penstock.work.context import JobFacts
 from penstock.work.leases import FunctionLease, RenewalRequest, boot_clock
-from penstock.work.outcome import STOPPED, Invocation, Outcome, failure, run, run_async
+from penstock.work.outcome import STOPPED, CurrentJob, Invocation, Outcome, failure, run, run_async
 
 if TYPE_CHECKING:
     from penstock.pools.pool import WorkerPool

@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import Event, Thread
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -20,7 +21,8 @@ from penstock.core.errors import JobStopped, NotFound, StaleDispatch, Unavailabl
 from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.types import DispatchId, EndReason, Money
 from penstock.core.text import error_text
-from penstock.work.context import CurrentJob, JobFacts
+from penstock.work.context import JobFacts
+from penstock.work.outcome import CurrentJob
 
 log = logging.getLogger("penstock.work")
 
@@ -29,12 +31,8 @@ RENEW_AT: Final = 0.3
 #: Progress, spending and the process id reach the scheduler within this many seconds.
 REPORT_SEC: Final = 1.0
 RETRY_SEC: Final = 0.2
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def boot_clock() -> float:
-    """Counts while the machine is suspended too: its leases expire meanwhile."""
-    return time.clock_gettime(_CLOCK)
+#: Counts while the machine is suspended too: its leases expire meanwhile.
+boot_clock: Final = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class RenewalRequest(NamedTuple):

@@ -1,5 +1,5 @@
 """
-How a job function ended, and the running of it: every return and every exception becomes one `Outcome`.
+A job function runs and ends here: every return and every exception becomes one `Outcome`.
 
 User code can return and raise anything. SystemExit, KeyboardInterrupt and exceptions that override `__class__` or
 `__str__` are outcomes too: the thread or process that runs the function goes on to the next job.
@@ -8,16 +8,57 @@ User code can return and raise anything. SystemExit, KeyboardInterrupt and excep
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextvars import ContextVar
 from types import CoroutineType, GeneratorType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.core.errors import BadArgument, JobStopped, Unavailable
 from penstock.core.jobs.types import EndReason
 from penstock.core.text import error_text, is_kind, safe_str, type_name
-from penstock.work.context import CurrentJob, current, json_of
+from penstock.work.context import JobChannel, JobContext, JobFacts, json_of
 
 #: Characters of JSON.
 MAX_RESULT: Final = 1_000_000
+
+
+class CurrentJob:
+    """A job whose function runs. Its context is made when the function asks for it: most do not."""
+
+    __slots__ = ("_context", "channel", "facts")
+
+    def __init__(self, facts: JobFacts, channel: JobChannel) -> None:
+        self.facts, self.channel = facts, channel
+        self._context: JobContext | None = None
+
+    @property
+    def context(self) -> JobContext:
+        if self._context is None:
+            self._context = JobContext(self.facts, self.channel)
+        return self._context
+
+
+current: Final[ContextVar[CurrentJob | None]] = ContextVar("penstock_job", default=None)
+
+
+def current_job() -> JobContext:
+    """
+    The context of the job that this code runs for. LookupError outside a job.
+
+    For example:
+
+        def crawl(site: str) -> int:
+            penstock.current_job().progress(0.5, "half of it")
+            return 1
+    """
+    job = current.get()
+    if job is None:
+        raise LookupError("current_job() was called outside a job")
+    return job.context
+
+
+def current_job_or_none() -> JobContext | None:
+    job = current.get()
+    return None if job is None else job.context
 
 
 class Outcome(NamedTuple):
