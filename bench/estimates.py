@@ -221,7 +221,7 @@ class Stage:
             lambda: self.now, ordering=rules.ordering, new_id=lambda: f"{next(numbers):012}"
         )
         self.learner = Learner(self.store)
-        self.store.on_change(self.learner.notice)
+        self.store.on_change(self.learner.changed.set)
         self.workers = [PullingWorkers() for _ in range(load.hosts)]
         self.dispatchers = []
         for number, workers in enumerate(self.workers):

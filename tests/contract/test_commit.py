@@ -53,6 +53,14 @@ def answers(futures):
     return [future.exception() or future.result() for future in futures]
 
 
+def test_a_write_on_its_way_cannot_be_canceled(kit):
+    """A client that goes away cancels what it waits for, and the batch has the operations of others too."""
+    futures = kit.store.commit(Submit([JOB])), kit.store.commit(Submit([JOB]))
+
+    assert not futures[0][0].cancel()
+    assert all(answers(each) for each in futures)
+
+
 @pytest.mark.parametrize("wait", [False, True])
 def test_operations_take_effect_in_their_order(kit, wait):
     store = kit.store

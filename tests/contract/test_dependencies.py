@@ -396,6 +396,16 @@ def test_a_repeated_submit_with_a_key_gives_the_same_family(kit):
     ] == [(first[0].job_id, first[1].job_id)]
 
 
+def test_a_key_that_comes_twice_in_a_submit_gets_the_state_of_its_job(kit):
+    [parent] = kit.submit()
+    cancel(kit, parent)
+    child = Intent(addon_id="a", job_type="t", idempotency_key="k", after=after(parent))
+
+    receipts = committed(kit.store, Submit([child, child], Depth()))
+
+    assert [(each.created, each.state) for each in receipts] == [(True, "CANCELED"), (False, "CANCELED")]
+
+
 def test_an_end_and_a_retry_in_one_operation_are_both_followed(kit):
     parent, dispatch = kit.start(cost_units=1)
     [other] = kit.submit(cost_units=1)

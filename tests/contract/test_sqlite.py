@@ -40,6 +40,7 @@ from penstock.stores.sqlite import connection
 from penstock.stores.sqlite.connection import Presence
 from penstock.stores.sqlite.reads import find_sql
 from penstock.stores.sqlite.store import SqliteStore
+from penstock.stores.sqlite.transaction import WriteLock
 
 T0 = 1_900_000_000 * SECOND
 LATEST = len(connection.migrations("sqlite"))
@@ -396,7 +397,7 @@ def test_who_opens_a_new_file_while_another_makes_its_schema_waits_and_keeps_no_
     presence.examine(first)
     first.execute(migrations("sqlite")[0])
     first.execute(f"PRAGMA user_version = 1; PRAGMA application_id = {connection.APPLICATION_ID}")
-    lock = connection.WriteLock(path)
+    lock = WriteLock(path)
     lock.__enter__()
     monkeypatch.setattr(connection, "schema_version", looks)
     with ThreadPoolExecutor(1) as pool:

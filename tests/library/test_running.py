@@ -704,6 +704,8 @@ def test_a_call_with_a_deadline_says_whether_it_looks_reachable(real):
     assert f.enqueue().deadline_reachable is None
     assert f.options(deadline=timedelta(days=1)).enqueue().deadline_reachable
     assert f.options(deadline=timedelta(seconds=30)).enqueue().deadline_reachable is False
+    later = f.options(deadline=timedelta(seconds=30))
+    assert asyncio.run(later.enqueue_async()).deadline_reachable is False
 
 
 def test_what_was_enqueued_can_be_found_and_edited(real):

@@ -60,8 +60,8 @@ MUTANTS = [
         "arrays: the next job on PostgreSQL waits for another round",
         "penstock/stores/postgres/rounds.py",
         "RoundAttempt.run",
-        "has_released = self._advance_arrays(session, effects, state.arrays) or dependencies.has_released",
-        "has_released = self._advance_arrays(session, effects, state.arrays) and dependencies.has_released",
+        "released |= self._advance_arrays(session, effects, state.arrays)",
+        "released &= self._advance_arrays(session, effects, state.arrays)",
         ("tests/contract/test_arrays.py", "-k", "postgres"),
     ),
     Mutant(

@@ -88,8 +88,8 @@ MUTANTS = [
         "learning: a host keeps what it learned in vain",
         "penstock/scheduler/learning.py",
         "Learner._learn",
-        "self._upto, self._changed = None, True",
-        "self._upto, self._changed = upto, True",
+        "            self._upto = None\n",
+        "            self._upto = upto\n",
         (_LEARNER,),
     ),
     Mutant(

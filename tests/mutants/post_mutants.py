@@ -217,7 +217,7 @@ MUTANTS = [
         "post: who has just come is not in the round of its commit",
         "penstock/stores/sqlite/admission.py",
         "admit",
-        "new=tx.new_lines(), ",
+        "new=new, ",
         "",
         ("tests/contract/test_commit.py",),
     ),

@@ -55,7 +55,7 @@ def test_two_hosts_learn_from_each_event_once(every_kit):
     for _ in range(5):
         ran(kit, 3)
         for learner in (one, two):
-            learner.notice()
+            learner.changed.set()
             learner.step(kit.now)
         kit.later(10)
 
@@ -87,12 +87,12 @@ def test_another_host_goes_on_when_the_learning_one_stops(kit):
     first, second = Learner(kit.store), Learner(kit.store)
     second.step(kit.now)
     ran(kit, 3)
-    first.notice()
+    first.changed.set()
     first.step(kit.now)
-    second.notice()
+    second.changed.set()
     second.step(kit.now)  # sees that the first one reads
     ran(kit, 3)
-    second.notice()
+    second.changed.set()
     second.step(kit.now)
 
     assert stats_of(second)["a", "t", ""].runs == 2
@@ -103,7 +103,7 @@ def test_a_flood_is_learned_from_its_newest_part(kit):
     learner.step(kit.now)
     kit.submit(3 * MOST_EVENTS)
     kit.later(60)
-    learner.notice()
+    learner.changed.set()
     learner.step(kit.now)
 
     stats = stats_of(learner)["a", "t", ""]
@@ -148,9 +148,9 @@ def test_a_trail_that_went_back_is_read_from_where_it_is(works_in_memory):
     learner.step(kit.now)
     before, kit.store._learned_upto = kit.store.learned_upto(), 10_000
     ran(kit, 3)
-    learner.notice()
+    learner.changed.set()
     learner.step(kit.now + 2 * EVERY)
-    learner.notice()
+    learner.changed.set()
     learner.step(kit.now + 4 * EVERY)
 
     assert before < kit.store.learned_upto() < 10_000
@@ -165,7 +165,7 @@ def predicted(job_id, made_at, low_sec, middle_sec, high_sec, fence=0):
 
 
 def stepped(learner, kit):
-    learner.notice()
+    learner.changed.set()
     learner.step(kit.now)
 
 

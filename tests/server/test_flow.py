@@ -320,6 +320,16 @@ def test_a_report_carries_progress_spending_and_outcome(live):
 # many at once
 
 
+@pytest.mark.parametrize("later", [timedelta(days=1), timedelta(seconds=30)])
+def test_a_submit_with_a_deadline_says_whether_it_looks_reachable(client, later):
+    body = {"addon_id": "a", "job_type": "t", "expected_duration_sec": 600, "time_sensitive": True}
+    body["deadline_at"] = (datetime.now(UTC) + later).isoformat()
+
+    answer = client.post("/queue/jobs/submit", body)
+    assert answer.json["deadline_reachable"] is (later > timedelta(seconds=600))
+    assert client.post("/queue/jobs/submit", SEED_BODY).json["deadline_reachable"] is None
+
+
 def test_bulk_submit_is_all_or_none(client):
     jobs = [{"addon_id": "a", "job_type": "t", "priority": "high"}] * 3
     assert len(client.post("/queue/jobs/submit/bulk", {"jobs": jobs}).json["jobs"]) == 3

@@ -21,7 +21,7 @@ def learned(kit, *addons):
             f"/queue/jobs/{job['job_id']}/complete", {"lease_id": job["lease_id"], "state": "DONE"}
         )
         assert answer.status == 200, answer
-    kit.service.learner.notice()
+    kit.service.learner.changed.set()
     kit.service.learner.step(kit.store.now())
 
 

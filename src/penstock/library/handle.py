@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from penstock.core.errors import JobCanceled, JobFailed, NotFound, Unavailable
 from penstock.core.jobs.explain import Explanation
-from penstock.core.jobs.job import Dispatch, Event, Job, dispatch_id_of, outcome_of, shown
+from penstock.core.jobs.job import Dispatch, Event, Job, outcome_of, shown
 from penstock.core.jobs.states import SETTLED, JobState
-from penstock.core.jobs.types import JobId
+from penstock.core.jobs.types import JobId, dispatch_id_of
 from penstock.stores.api import Store
 
 if TYPE_CHECKING:

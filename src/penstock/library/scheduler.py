@@ -332,7 +332,10 @@ class Scheduler:
     async def submit_async(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
         import asyncio  # noqa: PLC0415  # slow to import, and most programs do not use it
 
-        return await asyncio.wrap_future(self.job_service.submit_soon(intents, wait_sec))
+        receipts = await asyncio.wrap_future(self.job_service.submit_soon(intents, wait_sec))
+        if any(intent.deadline_at is not None for intent in intents):
+            return await asyncio.to_thread(self.job_service.explainer.with_forecasts, intents, receipts)
+        return receipts
 
     # running
 

@@ -21,7 +21,7 @@ from penstock.core.jobs.dependencies import DependencyStatus
 from penstock.core.jobs.explain import Explanation, Findings, HostStanding, PreemptionInfo, explain
 from penstock.core.jobs.forecast import Outlook, likely_starts, outlook, reachable
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of
+from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.learning import TypeStats
 from penstock.core.jobs.preemption import Cycle
 from penstock.core.jobs.reasons import (
@@ -38,7 +38,7 @@ from penstock.core.jobs.reasons import (
 from penstock.core.jobs.refusals import all_refusals, refusal_on
 from penstock.core.jobs.round import AdmissionView, Placement
 from penstock.core.jobs.states import DispatchPhase, JobState
-from penstock.core.jobs.types import MINUTE, OWN_TYPES, JobId, Moment, Priority
+from penstock.core.jobs.types import MINUTE, OWN_TYPES, JobId, Moment, Priority, dispatch_id_of
 from penstock.core.jobs.viewer import Viewer
 from penstock.core.jobs.waits import waits_of
 from penstock.core.jobs.worker_reasons import (

@@ -24,12 +24,20 @@ from penstock.core.jobs.admission import EVERYTHING, AdmissionClass
 from penstock.core.jobs.changes import Change, Renewal
 from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.intent import MAX_PAYLOAD, Intent, all_but_payload, check
-from penstock.core.jobs.job import Dispatch, Event, Job, dispatch_id_of
+from penstock.core.jobs.job import Dispatch, Event, Job
 from penstock.core.jobs.learning import TypeStats
 from penstock.core.jobs.reasons import Reason
 from penstock.core.jobs.round import AdmissionView, RoundResult, decide_standalone_lease
 from penstock.core.jobs.states import MOVES, DispatchPhase, JobState, Move
-from penstock.core.jobs.types import AddonId, DispatchId, EndReason, JobId, Money, member_of
+from penstock.core.jobs.types import (
+    AddonId,
+    DispatchId,
+    EndReason,
+    JobId,
+    Money,
+    dispatch_id_of,
+    member_of,
+)
 from penstock.core.jobs.viewer import Viewer
 from penstock.core.text import error_text, storable, storable_json, type_name
 from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds
@@ -49,6 +57,7 @@ from penstock.stores.api import (
     Renew,
     SetAddon,
     Store,
+    Submit,
     Transactional,
     committed,
     committed_apart,
@@ -182,10 +191,8 @@ class JobService:
         All or none, durable when it returns. At the depth limit it waits for room, up to `wait_sec`; then
         QueueFull.
         """
-        if wait_sec > 0:
-            return self.submit_soon(intents, wait_sec, wait=True).result()
-        self._check(intents)
-        return self._finish(intents, self._waitlist.submit(intents))
+        receipts = self.submit_soon(intents, wait_sec, wait=True).result()
+        return self.explainer.with_forecasts(intents, receipts)
 
     def submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
         """
@@ -205,17 +212,14 @@ class JobService:
     ) -> Future[list[Receipt]]:
         """
         Checked now, durable when the Future has its result. Cancelling it while it waits for room gives up
-        its place. `wait`: the caller has nothing else to do, and its thread may write.
+        its place. `wait`: the caller has nothing else to do, and its thread may write. The receipts of jobs
+        with a deadline have no forecast yet: see `with_forecasts`.
         """
         self._check(intents)
-        finish = partial(self._finish, intents)
-        return self._waitlist.submit_soon(intents, wait_sec, wait=wait, finish=finish)
-
-    def _finish(self, intents: Sequence[Intent], receipts: list[Receipt]) -> list[Receipt]:
-        """For jobs with a deadline the receipts say whether it looks reachable."""
-        if all(intent.deadline_at is None for intent in intents):
-            return receipts
-        return self.explainer.with_forecasts(intents, receipts)
+        if wait_sec > 0 or self._waitlist.waiters:
+            return self._waitlist.submit_soon(intents, wait_sec, wait=wait)
+        [receipts] = self._dispatcher.commit_submits([Submit(intents, self._rules.depth)], wait=wait)
+        return receipts
 
     def _check(self, intents: Sequence[Intent]) -> None:
         """
@@ -381,7 +385,7 @@ class JobService:
         start now.
         """
         taken_up = self._take_up(kinds, limit, worker)
-        claimed = self.granted(with_jobs(self._store, taken_up))
+        claimed = self.granted(with_jobs(self._store, taken_up)) if taken_up else []
         if len(claimed) < limit:
             admit = self._dispatcher.claim(kinds, limit - len(claimed), worker)
             claimed += self.granted(committed(self._store, admit))

@@ -16,9 +16,9 @@ on when that one stops.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
-from threading import Lock
 from typing import Final
 
 from penstock.core.jobs.job import ENDS, Event, EventKind
@@ -58,7 +58,10 @@ class Learner:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._changed, self._lock = True, Lock()
+        self._lock = threading.Lock()
+        #: Something was committed since the last step.
+        self.changed = threading.Event()
+        self.changed.set()
         self._upto: int | None = None  # None: nothing was read from the store yet, or it is out of date
         self._read_at: Moment = 0
         self._working = Knowledge()
@@ -76,17 +79,14 @@ class Learner:
         """A start was predicted. The first prediction of an attempt counts. From any thread; never blocks."""
         self._made.append(prediction)
 
-    def notice(self) -> None:
-        """Something was committed. From any thread; never blocks."""
-        self._changed = True
-
     def saw_peak(self, job_id: JobId, memory: int) -> None:
         """The peak memory of a run that has ended, in bytes. From any thread; never blocks."""
         self._peaks.append((job_id, memory))
 
     def step(self, now: Moment) -> Moment:
         with self._lock:
-            changed, self._changed = self._changed, False
+            changed = self.changed.is_set()
+            self.changed.clear()
             if changed or self._pending():
                 self._learn(now)
         if changed and self.sample is not None and not comes_later(self._sample_at, now, SAMPLE_EVERY):
@@ -129,7 +129,7 @@ class Learner:
 
     def _learn(self, now: Moment) -> None:
         if self._take_over(now) and not self._pending():
-            self._changed = True  # perhaps that host stops: look again
+            self.changed.set()  # perhaps that host stops: look again
             return
         assert self._upto is not None
         newest = self._store.newest()
@@ -139,7 +139,8 @@ class Learner:
         start = newest - min(behind, MOST_EVENTS)
         events = self._store.events(start, MOST_EVENTS) if behind else []
         upto = events[-1].seq if events else newest
-        self._changed |= upto < newest
+        if upto < newest:
+            self.changed.set()
         self._observe(events, max(1.0, behind / MOST_EVENTS))
         peaks, made = len(self._peaks), len(self._made)
         self._observe_peaks(peaks, now)
@@ -153,7 +154,8 @@ class Learner:
                 for _ in range(count):
                     queue.popleft()
         else:  # another host was first: what this one learned from the same events is dropped
-            self._upto, self._changed = None, True
+            self._upto = None
+            self.changed.set()
 
     def _score(
         self, events: list[Event], made: int, now: Moment, *, every: bool

@@ -91,7 +91,7 @@ class SchedulerService:
         self.schedule_firer = ScheduleFirer(store, rules, self.job_service.cancel)
         self.preempter = Preempter(store, rules, self.dispatcher, self.job_service, self.yields)
         self.job_service.explainer.preemption = lambda: self.preempter.cycle
-        parts: list[Part] = [*more, self.waitlist]
+        parts: list[Part] = [*more]
         if reserves:
             parts.append(self.dispatcher)
         else:
@@ -133,7 +133,7 @@ class SchedulerService:
             raise
         self._started = True  # before the driver starts: `stop` ends it, also after a Ctrl-C in these lines
         self.store.on_change(self._on_commit)
-        self.store.on_change(self.learner.notice)
+        self.store.on_change(self.learner.changed.set)
         self.driver.start()
         self._learning.start()
         return self
@@ -172,14 +172,16 @@ class SchedulerService:
 
     def _serve_waitlist(self) -> None:
         """
-        A submit waits for room. A process that does not dispatch starts a driver for such submits alone.
+        A submit waits for room. The first one starts the driver of such submits: most programs need none.
         """
-        if self._started:
-            self.wake()
-            return
         with self._lock:
             if self._waitlist_driver is None:
-                self._waitlist_driver = Driver(self.store.now, [self.waitlist])
-                self.store.on_change(self._waitlist_driver.wake)
+                self._waitlist_driver = Driver(self.store.now, [self.waitlist], name="penstock-waitlist")
+                self.store.on_change(self._wake_waitlist)
                 self._waitlist_driver.start()
             self._waitlist_driver.wake()
+
+    def _wake_waitlist(self) -> None:
+        driver = self._waitlist_driver
+        if driver is not None and self.waitlist.waiters:
+            driver.wake()

@@ -42,7 +42,6 @@ class _Waiter:
     intents: Sequence[Intent]
     since: Moment
     until: Moment
-    finish: Callable[[list[Receipt]], list[Receipt]]
     answer: Future[list[Receipt]] = field(default_factory=Future)
 
 
@@ -53,38 +52,23 @@ class SubmitWaitlist:
         self, store: Store, commit: CommitSubmits, depth: Depth, wake: Callable[[], None] = lambda: None
     ) -> None:
         self._store, self._commit, self._depth, self._wake = store, commit, depth, wake
-        self._waiting: list[_Waiter] = []
+        self.waiters: list[_Waiter] = []
         self._full: tuple[DepthReached, ...] = ()  # the limits for which submits waited at the last step
         self._numbers = count(1)
         self._lock, self._passing = Lock(), Lock()
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    def submit(self, intents: Sequence[Intent]) -> list[Receipt]:
-        """In the calling thread, and without waiting for room: QueueFull at once."""
-        full = self._before(intents)
-        try:
-            return self._commit_behind(intents, full, wait=True).result()
-        except QueueFull as error:
-            raise (error if full is None else full.refusal()) from None
-
     def submit_soon(
-        self,
-        intents: Sequence[Intent],
-        wait_sec: float = 0,
-        *,
-        wait: bool = False,
-        finish: Callable[[list[Receipt]], list[Receipt]] = list,
+        self, intents: Sequence[Intent], wait_sec: float = 0, *, wait: bool = False
     ) -> Future[list[Receipt]]:
         """
         QueueFull is the Future's, after `wait_sec` at the latest. Cancelling it gives up the place. `wait`:
-        the caller's thread may write. `finish` makes the result of the durable receipts.
+        the caller's thread may write.
         """
         now = self._store.now()
-        waiter = _Waiter(next(self._numbers), intents, now, now + int(wait_sec * SECOND), finish)
-        full = self._before(intents)
+        waiter = _Waiter(next(self._numbers), intents, now, now + int(wait_sec * SECOND))
+        # Other submits wait for this limit, so no new job may pass them.
+        full = _first_that_stops(self._full, {i.addon_id for i in intents}) if self.waiters else None
+        depth = self._depth if full is None else _NOTHING_IS_NEW
 
         def answered(done: Future[list[Receipt]]) -> None:
             error = done.exception()
@@ -97,31 +81,17 @@ class SubmitWaitlist:
             else:
                 _settle(waiter, error if full is None else full.refusal())
 
-        self._commit_behind(intents, full, wait=wait).add_done_callback(answered)
+        [committed] = self._commit([Submit(intents, depth)], wait=wait)
+        committed.add_done_callback(answered)
         return waiter.answer
-
-    def _commit_behind(
-        self, intents: Sequence[Intent], full: DepthReached | None, *, wait: bool
-    ) -> Future[list[Receipt]]:
-        """`full`: other submits wait for this limit, so no new job may pass them."""
-        [committed] = self._commit(
-            [Submit(intents, self._depth if full is None else _NOTHING_IS_NEW)], wait=wait
-        )
-        return committed
 
     def _wait(self, waiter: _Waiter, refused: QueueFull) -> None:
         with self._lock:
-            self._waiting.append(waiter)
-            self._waiting.sort(key=lambda w: w.number)
+            self.waiters.append(waiter)
+            self.waiters.sort(key=lambda w: w.number)
             # Until the next step knows which limit it was, no submit passes.
             self._full = (*self._full, DepthReached(None, refused.limit, refused.queued))
         self._wake()
-
-    def _before(self, intents: Sequence[Intent]) -> DepthReached | None:
-        """The limit behind which these would have to wait, if other submits wait for it."""
-        if not self._waiting:
-            return None
-        return _first_that_stops(self._full, {intent.addon_id for intent in intents})
 
     def _could_ever(self, intents: Sequence[Intent]) -> bool:
         """A bulk submit above the limit would wait in vain, and all others behind it."""
@@ -130,7 +100,7 @@ class SubmitWaitlist:
     # the part
 
     def step(self, now: Moment) -> Moment:
-        if not self._waiting:
+        if not self.waiters:
             return now + HOUR
         if self._passing.acquire(blocking=False):
             try:
@@ -139,7 +109,7 @@ class SubmitWaitlist:
             finally:
                 self._passing.release()
         with self._lock:
-            return min([now + _POLL, *(max(now, waiter.until) for waiter in self._waiting)])
+            return min([now + _POLL, *(max(now, waiter.until) for waiter in self.waiters)])
 
     def _serve(self, now: Moment) -> None:
         queued = Counter({a.addon_id: a.jobs.get(JobState.QUEUED, 0) for a in self._store.addons()})
@@ -148,7 +118,7 @@ class SubmitWaitlist:
         def queued_of(addon_id: AddonId | None) -> int:
             return queued.total() if addon_id is None else queued[addon_id]
 
-        for waiter in list(self._waiting):
+        for waiter in list(self.waiters):
             if waiter.answer.cancelled():
                 self._leave(waiter)
                 continue
@@ -183,12 +153,12 @@ class SubmitWaitlist:
 
     def _leave(self, waiter: _Waiter) -> None:
         with self._lock:
-            self._waiting.remove(waiter)
+            self.waiters.remove(waiter)
 
     def close(self) -> None:
         """`step` is not called any more: submits that wait fail, and none of their jobs was taken."""
         with self._lock:
-            waiting, self._waiting = self._waiting, []
+            waiting, self.waiters = self.waiters, []
         for waiter in waiting:
             text = "the scheduler stopped while this submit waited for room"
             _settle(waiter, Unavailable(text, retry_after_sec=RETRY_AFTER_SEC))
@@ -203,8 +173,6 @@ def _settle(waiter: _Waiter, outcome: list[Receipt] | BaseException) -> None:
         if isinstance(outcome, BaseException):
             waiter.answer.set_exception(outcome)
         else:
-            waiter.answer.set_result(waiter.finish(outcome))
+            waiter.answer.set_result(outcome)
     except InvalidStateError:
         pass  # its caller gave up at this moment
-    except Exception as error:  # noqa: BLE001 - the waiting caller gets it
-        _settle(waiter, error)

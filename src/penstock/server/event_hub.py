@@ -343,7 +343,7 @@ def frame_view(service: SchedulerService, frame: Frame) -> wire.StatsFrame:
         now=when(now),
         second=second_view(frame.second),
         jobs=frame.jobs,
-        waiting=service.waitlist.waiting,
+        waiting=len(service.waitlist.waiters),
         quiet=conditions.quiet,
         paused=all_paused(store),
         oldest_queued_sec=oldest_queued_sec(store, now) if frame.second.queued else None,

@@ -72,7 +72,7 @@ class MetricsCollector(Collector):
             "penstock_waiting_jobs", about, {key: work.jobs for key, work in waiting.items()}, "labels"
         )
         yield _gauge("penstock_oldest_queued_seconds", "Age of the job that has been queued longest.", age)
-        yield _gauge("penstock_waiting_submits", "Submits that wait for room.", service.waitlist.waiting)
+        yield _gauge("penstock_waiting_submits", "Submits that wait for room.", len(service.waitlist.waiters))
 
         yield _gauge("penstock_capacity_units", "Units that may be used now.", conditions.capacity)
         yield _gauge("penstock_units_in_use", "Units reserved and leased.", ledger.units)

@@ -429,13 +429,6 @@ class DrainHost(Operation[bool], frozen=True):
     by: str = ""
 
 
-def watched(operation: Operation[Any], answer: Future[Any]) -> Future[Any]:
-    """The answer, with the callback that its operation wants."""
-    if isinstance(operation, Admit) and operation.on_answer is not None:
-        answer.add_done_callback(operation.on_answer)
-    return answer
-
-
 class Learn(Operation[bool], frozen=True):
     """
     What was learned from the events behind `after` up to `upto`, by name, and the names to forget. Compare-and-set on the

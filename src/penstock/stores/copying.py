@@ -22,12 +22,12 @@ from penstock.stores.postgres.database import Database
 from penstock.stores.postgres.pipeline import ConnectionOptions, PipelineConnection
 from penstock.stores.sqlite.connection import (
     DispatchLock,
-    WriteLock,
     connect,
     failures,
     migrate,
     newest_numbers,
 )
+from penstock.stores.sqlite.transaction import WriteLock
 
 #: The table in PostgreSQL, and the table or view in the file with the same columns.
 TABLES: Final = {
@@ -86,7 +86,7 @@ def _held(source: Path) -> Iterator[apsw.Connection]:
         closing(WriteLock(source)) as lock,
         closing(connect(source)) as con,
     ):
-        migrate(con, source)
+        migrate(con, source, lock)
         with lock:
             con.execute("BEGIN IMMEDIATE")
             try:

@@ -73,11 +73,6 @@ ENDS: Final = frozenset(
 )
 
 
-def dispatch_id_of(job_id: JobId, fence: int) -> DispatchId:
-    """The fence is part of the id: the id of an older attempt never names a newer one."""
-    return DispatchId(f"{job_id}.{fence}")
-
-
 class Job(Struct, frozen=True, gc=False):
     no: int
     job_id: JobId

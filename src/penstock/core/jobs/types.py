@@ -159,6 +159,20 @@ MOST_BATCH_NAME: Final = 64 - len(CALLBACK_TAG)
 
 #: Between the id of an array and an index.
 SEPARATOR: Final = "_"
+#: No fence has so many digits.
+_LONG_FENCE: Final = 18
+
+
+def dispatch_id_of(job_id: JobId, fence: int) -> DispatchId:
+    """The fence is part of the id: the id of an older attempt never names a newer one."""
+    return DispatchId(f"{job_id}.{fence}")
+
+
+def dispatch_parts(dispatch_id: str) -> tuple[str, int]:
+    """The job and the fence of an id. Any other text gets the fence -1, which no dispatch has."""
+    job_id, _, digits = dispatch_id.rpartition(".")
+    fence = int(digits) if digits.isdecimal() and len(digits) < _LONG_FENCE else -1
+    return job_id, fence if str(fence) == digits else -1
 
 
 def member_of(job_id: str) -> tuple[JobId, int] | None:

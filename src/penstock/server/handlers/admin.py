@@ -51,7 +51,7 @@ def stats(call: Request[None, None]) -> wire.Stats:
         capacity=conditions.capacity,
         quiet=conditions.quiet,
         paused=all_paused(store),
-        waiting=service.waitlist.waiting,
+        waiting=len(service.waitlist.waiters),
         newest_event=store.newest(),
         now=when(now),
         hosts=_hosts(call),

@@ -21,7 +21,7 @@ from penstock import wire
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.dependencies import StoredDependency, parse, stored_parents, unknown_parent
 from penstock.core.jobs.intent import Intent, check, title_of
-from penstock.core.jobs.job import Dispatch, Job, dispatch_id_of, outcome_of
+from penstock.core.jobs.job import Dispatch, Job, outcome_of
 from penstock.core.jobs.standing import recorded_reason, standing
 from penstock.core.jobs.states import SETTLED, JobState, Move, allowed
 from penstock.core.jobs.types import (
@@ -30,6 +30,7 @@ from penstock.core.jobs.types import (
     JobId,
     Moment,
     Money,
+    dispatch_id_of,
     moment_of,
     money_of,
     priority_of,
@@ -110,7 +111,10 @@ async def _submit(call: Request[Any, Any], intents: list[Intent], wait_sec: floa
         if not answer.done():
             answer.cancel()
             raise TooSlow("the client went away")
-    return await answer
+    receipts = await answer
+    if any(intent.deadline_at is not None for intent in intents):
+        return await call.run(app_state.job_service.explainer.with_forecasts, intents, receipts)
+    return receipts
 
 
 def check_runner(call: Request[Any, Any], intent: Intent, at: str = "") -> None:

@@ -18,9 +18,9 @@ from msgspec import UnsetType
 
 from penstock import wire
 from penstock.core.errors import NotFound
-from penstock.core.jobs.job import Event, EventKind, Job, dispatch_id_of, shown
+from penstock.core.jobs.job import Event, EventKind, Job, shown
 from penstock.core.jobs.states import SETTLED, DispatchPhase
-from penstock.core.jobs.types import AddonId, JobId, when
+from penstock.core.jobs.types import AddonId, JobId, dispatch_id_of, when
 from penstock.runner.output import Piece
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.server.event_hub import event_view, second_view

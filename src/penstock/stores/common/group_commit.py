@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any, Final, TypeAlias
 
 from penstock.core.errors import OutcomeUnknown, StoreFailed
-from penstock.stores.api import Operation, Receipt, RegisterHost, watched
+from penstock.stores.api import Admit, Operation, Receipt, RegisterHost
 
 #: How long `failure` reports a failed write, unless another write succeeds.
 RECENT_SEC: Final = 30.0
@@ -66,6 +66,8 @@ class GroupCommit:
         never does: a Ctrl-C could come between a transaction and the answers of others.
         """
         pending = [(operation, watched(operation, Future[Any]())) for operation in operations]
+        for _, answer in pending:
+            answer.set_running_or_notify_cancel()  # a write that is on its way cannot be canceled
         with self._gate:  # after `close` no thread would answer
             if self._closed:
                 raise StoreFailed("the store is closed", kind="closed")
@@ -142,6 +144,13 @@ class GroupCommit:
         for (_, answer), result in zip(batch, answers, strict=True):
             answer.set_result(result)
         self._after()
+
+
+def watched(operation: Operation[Any], answer: Future[Any]) -> Future[Any]:
+    """The answer, with the callback that its operation wants."""
+    if isinstance(operation, Admit) and operation.on_answer is not None:
+        answer.add_done_callback(operation.on_answer)
+    return answer
 
 
 def _fail(batch: list[_Pending], error: BaseException) -> None:

@@ -18,12 +18,12 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from penstock.core.jobs.admission import AdmissionClass, keys_of
 from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.dependencies import DependencyStatus, ParentCondition, StoredDependency
-from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
+from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.schedules import ScheduleRecord
 from penstock.core.jobs.states import DispatchPhase, JobState
-from penstock.core.jobs.types import AddonId, DispatchId, JobId, Moment
+from penstock.core.jobs.types import AddonId, DispatchId, JobId, Moment, dispatch_id_of
 from penstock.stores.api import Addon, Due, Learned, Overdue, WaitingWork
 from penstock.stores.common.rows import (
     ADMISSION_CLASS,

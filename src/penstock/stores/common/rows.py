@@ -26,7 +26,7 @@ from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.arrays import ArrayProgress, ArrayRecord, JobArray
 from penstock.core.jobs.dependencies import Dependency, IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import Dispatch, EventKind, Job, dispatch_id_of
+from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host, QuietState
 from penstock.core.jobs.ordering import Place, QueuedJob
@@ -42,6 +42,7 @@ from penstock.core.jobs.types import (
     JobId,
     Moment,
     RunWhen,
+    dispatch_id_of,
 )
 from penstock.stores.api import Terms
 
@@ -49,8 +50,6 @@ _STATES: Final = {str(state): state for state in JobState}
 _IN_FLIGHT: Final = frozenset(str(state) for state in IN_FLIGHT)
 _PHASES: Final = {str(phase): phase for phase in DispatchPhase}
 _json: Final = msgspec.json.Encoder().encode
-#: No fence has so many digits.
-_LONG: Final = 18
 
 
 @cache
@@ -71,29 +70,6 @@ def migrations(dialect: str) -> tuple[str, ...]:
 
 def encode(data: Mapping[str, Any]) -> str | None:
     return _json(data).decode() if data else None
-
-
-def listed(keys: Sequence[Any]) -> str:
-    """Many keys as one value, for `json_each`."""
-    return _json(keys).decode()
-
-
-def by_name(dispatch_ids: Iterable[str]) -> str:
-    """Dispatch ids as one value: each with its job and its fence."""
-    return _json([(name, *parts_of(name)) for name in dispatch_ids]).decode()
-
-
-def parts_of(dispatch_id: str) -> tuple[str, int]:
-    """The job and the fence of an id. Any other text gets the fence -1, which no dispatch has."""
-    job_id, _, digits = dispatch_id.rpartition(".")
-    fence = int(digits) if digits.isdecimal() and len(digits) < _LONG else -1
-    return job_id, fence if str(fence) == digits else -1
-
-
-def dispatch_key(dispatch_id: str) -> dict[str, str | int]:
-    """A dispatch id with its job and its fence, as values of a statement."""
-    job_id, fence = parts_of(dispatch_id)
-    return {"dispatch_id": dispatch_id, "job_id": job_id, "fence": fence}
 
 
 #: Fields that were added to the intent, with their defaults. A default does not count in the hash: idempotency

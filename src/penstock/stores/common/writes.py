@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.core.jobs.admission import windows
@@ -38,7 +39,7 @@ from penstock.stores.api import (
     name_taken,
 )
 from penstock.stores.common.reads import SqlSession
-from penstock.stores.common.rows import Queued, body_hash, encode, host_values, listed, new_dispatch
+from penstock.stores.common.rows import Queued, body_hash, encode, host_values, new_dispatch
 
 # events
 
@@ -343,7 +344,7 @@ def learn(session: SqlSession, operation: Learn) -> bool:
     if not session.execute("move_learned_cursor", {"after": operation.after, "upto": operation.upto}):
         return False
     if operation.records:
-        rows = listed([*operation.records.items()])
+        rows = msgspec.json.encode([*operation.records.items()]).decode()
         session.execute("set_learned", {"upto": operation.upto, "rows": rows})
     if operation.forgotten:
         session.execute("forget_learned", {"names": session.array(operation.forgotten)})

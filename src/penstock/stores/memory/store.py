@@ -21,14 +21,14 @@ from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.changes import Change, Note, Renewal, addon_note, completed, drain_note
 from penstock.core.jobs.dependencies import DependencyStatus
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep, dispatch_id_of
+from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.load_hours import blended
 from penstock.core.jobs.ordering import Aging, order_key, place
 from penstock.core.jobs.round import Pick, Placement, RoundResult, running_data, stop_moment
 from penstock.core.jobs.spending import NOTHING_SPENT, RenewedDispatch
 from penstock.core.jobs.states import PRUNABLE, DispatchPhase, JobState
-from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span
+from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Span, dispatch_id_of
 from penstock.stores.api import (
     LOST_FOR,
     Admit,
@@ -56,11 +56,10 @@ from penstock.stores.api import (
     Submit,
     Terms,
     name_taken,
-    watched,
 )
 from penstock.stores.common.array_changes import advance_arrays, change_array
 from penstock.stores.common.dependencies import EndedJob, moved, resolve
-from penstock.stores.common.group_commit import outcome_of
+from penstock.stores.common.group_commit import outcome_of, watched
 from penstock.stores.common.rows import body_hash, new_dispatch
 from penstock.stores.common.writes import UsedKeys, key_of, new_job_id, take
 from penstock.stores.memory.arrays import MemoryArrayRows
@@ -130,7 +129,7 @@ class MemoryStore(MemoryTables):
         created = [self._jobs[receipt.job_id] for receipt in receipts if receipt.created]
         if children := [job.no for job in created if job.intent.after]:
             self._resolve([], children)
-        return [replace(r, state=self._jobs[r.job_id].state) if r.created else r for r in receipts]
+        return [replace(r, state=self._jobs[r.job_id].state) for r in receipts]
 
     def _queued(self, addon_id: AddonId | None) -> int:
         counted = self._tally.items()

@@ -33,14 +33,14 @@ from penstock.core.jobs.dependencies import (
     StoredDependency,
     fate,
 )
-from penstock.core.jobs.job import Dispatch, Event, EventKind, Job, dispatch_id_of
+from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.ordering import WAITS_FOR_PARENTS, Ordering, Place, QueuedJob, shift_place
 from penstock.core.jobs.round import AdmissionView, ReadyQueue, RunningJob
 from penstock.core.jobs.schedules import ScheduleRecord
 from penstock.core.jobs.states import IN_FLIGHT, DispatchPhase, JobState
-from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span
+from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, Money, Span, dispatch_id_of
 from penstock.core.text import ascii_lower
 from penstock.stores.api import (
     MOST_SEARCHED,

@@ -24,13 +24,22 @@ from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobSt
 from penstock.core.jobs.ordering import Place
 from penstock.core.jobs.spending import RenewedDispatch
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
-from penstock.core.jobs.types import SEPARATOR, AddonId, DispatchId, EndReason, HostId, JobId, Moment
+from penstock.core.jobs.types import (
+    SEPARATOR,
+    AddonId,
+    DispatchId,
+    EndReason,
+    HostId,
+    JobId,
+    Moment,
+    dispatch_parts,
+)
 from penstock.stores.api import Complete, CompletedDispatch, Renew
 from penstock.stores.common.array_changes import array_of_member
 from penstock.stores.common.dependencies import EndedJob, moved
 from penstock.stores.common.group_commit import GroupCommit
 from penstock.stores.common.reads import DISPATCH_WIDTH, JOB_WIDTH
-from penstock.stores.common.rows import pack, parts_of
+from penstock.stores.common.rows import pack
 from penstock.stores.common.writes import NO_JOB, EventJob, EventRow, Heartbeats, event_row
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
 from penstock.stores.postgres.database import Database, DatabaseSession
@@ -357,7 +366,7 @@ class Completions:
 
     def arrays(self) -> set[JobId]:
         """The arrays of the jobs."""
-        jobs = (parts_of(dispatch_id)[0] for dispatch_id in self._first if SEPARATOR in dispatch_id)
+        jobs = (dispatch_parts(dispatch_id)[0] for dispatch_id in self._first if SEPARATOR in dispatch_id)
         return {array_id for job_id in jobs if (array_id := array_of_member(job_id)) is not None}
 
     def judge(self, session: DatabaseSession, now: Moment, rows: Sequence[Sequence[Any]]) -> Effects:
@@ -365,7 +374,7 @@ class Completions:
         completed = list(map(_completed, rows[0])) if rows else []
         effects.with_dependencies = {no for (no,) in rows[1]} if rows else set()
         effects.moves = [
-            EndedJob(one.no, JobId(parts_of(one.dispatch_id)[0]), JobState.DONE)
+            EndedJob(one.no, JobId(dispatch_parts(one.dispatch_id)[0]), JobState.DONE)
             for one in completed
             if one.no in effects.with_dependencies or SEPARATOR in one.dispatch_id
         ]

@@ -222,15 +222,21 @@ class RoundAttempt:
         first = effects = ends.judge(session, state.now, state.end_rows)
         self._need(effects.keys)
         batcher = self._batcher
-        dependencies = resolve_moves(session, effects, batcher.classes, batcher.ordering.aging)
-        effects.defer(session, batcher.classes)
-        dependencies.defer()
-        has_released = self._advance_arrays(session, effects, state.arrays) or dependencies.has_released
+        released = False
+        if effects.with_dependencies:
+            dependencies = resolve_moves(session, effects, batcher.classes, batcher.ordering.aging)
+            effects.defer(session, batcher.classes)
+            dependencies.defer()
+            released = dependencies.has_released
+        else:
+            effects.defer(session, batcher.classes)
+        if state.arrays:
+            released |= self._advance_arrays(session, effects, state.arrays)
         started: list[StartedRound] = []
         if not admissions:
             effects.writes.accounts = state.accounts(effects.ended)
             effects.writes.defer(session)
-        if admissions and has_released:  # the first round shall see what has become ready
+        if admissions and released:  # the first round shall see what has become ready
             session.flush()
             batch = session.batch
             state = _LockedState(self._batcher, session, self._keys, admissions)
@@ -242,12 +248,10 @@ class RoundAttempt:
                 effects = Effects(state.now)
             started.append(self._round(session, admission, state, effects))
             effects.writes.defer(session)
-        return Written(first.answers, session.has_events, started, has_released)
+        return Written(first.answers, session.has_events, started, released)
 
     def _advance_arrays(self, session: DatabaseSession, effects: Effects, rows: Sequence[Any]) -> bool:
         """Go on with the arrays of jobs that ended. True: they have made jobs."""
-        if not rows:
-            return False
         cache = self._batcher.rows
         arrays = PostgresArrayRows(session, rows, cache, effects.writes, effects.now)
         for record in arrays.records.values():

@@ -26,13 +26,12 @@ from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.round import Pick, Placement, ReadyQueue, RunningJob
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import DispatchId, HostId, Moment
+from penstock.core.jobs.types import AddonId, DispatchId, HostId, Moment
 from penstock.stores.api import Admit, Grant
 from penstock.stores.common.rows import (
     ADMISSION_CLASS,
     Queued,
     job_from,
-    listed,
     new_dispatch,
     spent_from,
 )
@@ -44,6 +43,7 @@ from penstock.stores.sqlite.transaction import (
     SqliteSession,
     SqliteTotals,
     Transaction,
+    listed,
 )
 
 #: How many jobs whose time has come step into line in one transaction.
@@ -53,16 +53,19 @@ STEPS: Final = 5_000
 def ledger_from(
     session: SqliteSession, totals: SqliteTotals, host: HostId, now: Moment, *, spending: bool = True
 ) -> Ledger:
-    day, month = windows(now)
-    rows = session.execute("spent", {"day": day.name, "month": month.name}) if spending else ()
-    spent = spent_from(rows, day.name)
     units, running = totals.ledger.get(("host", host), (0, 0))
     counts = {key: n for key, (_, n) in totals.ledger.items() if n and key[0] != "host"}
-    return Ledger(units, running, counts, totals.accounts, spent)
+    return Ledger(units, running, counts, totals.accounts, _spent(session, now) if spending else {})
+
+
+def _spent(session: SqliteSession, now: Moment) -> dict[AddonId, dict[str, int]]:
+    day, month = windows(now)
+    return spent_from(session.execute("spent", {"day": day.name, "month": month.name}), day.name)
 
 
 #: By class number and line.
 NewLines: TypeAlias = Mapping[tuple[int, int], Sequence[Queued]]
+NO_NEW_LINES: Final[NewLines] = MappingProxyType({})
 _by_turn: Final = attrgetter("turn", "no")
 
 
@@ -77,7 +80,7 @@ class SqliteAdmissionView:
         classes: SqliteAdmissionClasses,
         ledger: Ledger,
         *,
-        new: NewLines = MappingProxyType({}),
+        new: NewLines = NO_NEW_LINES,
         queue_is_empty: bool = False,
     ) -> None:
         self.now, self.ledger = now, ledger
@@ -119,14 +122,14 @@ def admit(tx: Transaction, admit: Admit) -> list[Grant]:
     if not empty and (due := tx.execute("due_jobs", {"now": tx.now, "most": STEPS})):
         tx.con.executemany(SQL["step_into_line"], due)
     ledger = ledger_from(tx, tx.totals, admit.host, tx.now, spending=admit.spending)
-    view = SqliteAdmissionView(
-        tx, admit.host, tx.now, tx.classes, ledger, new=tx.new_lines(), queue_is_empty=empty
-    )
+    new = tx.new_lines() if new_jobs else NO_NEW_LINES
+    view = SqliteAdmissionView(tx, admit.host, tx.now, tx.classes, ledger, new=new, queue_is_empty=empty)
     try:
         result = admit.run_round(view)
     finally:
         view.close()
-    tx.flush_jobs({pick.waiting.no for pick in result.picks})
+    if new_jobs:
+        tx.flush_jobs({pick.waiting.no for pick in result.picks})
     if result.denials:
         tx.con.executemany(SQL["deny_jobs"], deny(result, tx.now, tx.add_note))
     if result.passed:

@@ -8,10 +8,10 @@ from penstock.core.jobs.arrays import ArrayChange, ArrayRecord
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
 from penstock.stores.api import NO_LIMIT
-from penstock.stores.common.rows import array_from, array_progress, array_values, listed
+from penstock.stores.common.rows import array_from, array_progress, array_values
 from penstock.stores.common.writes import NO_JOB
 from penstock.stores.sqlite.changes import submit
-from penstock.stores.sqlite.transaction import Transaction
+from penstock.stores.sqlite.transaction import Transaction, listed
 
 
 class SqliteArrayRows:

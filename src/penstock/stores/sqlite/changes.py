@@ -20,14 +20,14 @@ from penstock.core.jobs.job import DispatchStep, EventKind, Job, JobStep
 from penstock.core.jobs.ordering import place
 from penstock.core.jobs.spending import RenewedDispatch
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
-from penstock.core.jobs.types import SEPARATOR, EndReason, HostId, JobId, Span
+from penstock.core.jobs.types import SEPARATOR, EndReason, HostId, JobId, Span, dispatch_parts
 from penstock.stores.api import CompletedDispatch, Depth, Receipt, Renew
 from penstock.stores.common.dependencies import EndedJob, moved
 from penstock.stores.common.reads import JOB_WIDTH
-from penstock.stores.common.rows import by_name, dispatch_key, intent_row, job_row, listed, parts_of
+from penstock.stores.common.rows import intent_row, job_row
 from penstock.stores.common.writes import NO_JOB, EventJob, Heartbeats, UsedKeys, key_of, take
 from penstock.stores.sqlite.dependencies import depend
-from penstock.stores.sqlite.transaction import Transaction
+from penstock.stores.sqlite.transaction import Transaction, by_name, dispatch_key, listed
 
 #: As they are written: a word costs the encoder half of what the enumeration's member does.
 _SUBMITTED, _DONE = str(EventKind.SUBMITTED), str(EventKind.DONE)
@@ -78,10 +78,7 @@ def _as_born(tx: Transaction, receipts: list[Receipt], children: set[JobId]) -> 
     """A child whose parent had ended already may have ended with it."""
     rows = tx.execute("jobs_by_id", {"ids": listed(list(children))})
     states = {job_id: JobState(state) for _, job_id, state, *_ in rows}
-    return [
-        msgspec.structs.replace(r, state=states[r.job_id]) if r.created and r.job_id in states else r
-        for r in receipts
-    ]
+    return [msgspec.structs.replace(r, state=states[r.job_id]) if r.job_id in states else r for r in receipts]
 
 
 def _written(tx: Transaction, job_ids: Sequence[JobId]) -> dict[int, Receipt]:
@@ -222,7 +219,7 @@ def complete(tx: Transaction, reports: Sequence[CompletedDispatch]) -> list[bool
         tx.done += nos
         # What follows from an end concerns the job's children and its array, and nearly no job has either.
         tx.moves += [
-            EndedJob(no, JobId(parts_of(reports[at].dispatch_id)[0]), JobState.DONE)
+            EndedJob(no, JobId(dispatch_parts(reports[at].dispatch_id)[0]), JobState.DONE)
             for at, no, *_ in leases
             if tx.has_dependencies or SEPARATOR in reports[at].dispatch_id
         ]

@@ -2,8 +2,7 @@
 The SQLite file: how it is checked, opened, locked, and brought to the present schema.
 
 Two locks lie beside the file. A process holds `-dispatch` for as long as it dispatches; the lock says which
-process that is. A writer holds `-write` for one commit: SQLite's own busy handler sleeps up to 100 ms between
-tries, while the kernel wakes the next waiter at once.
+process that is. A writer holds `-write` for one commit (`transaction.py`).
 
 A SQLite file can lose acknowledged work in ways that SQLite does not notice. This module refuses two: a file
 system whose locks do not hold between hosts, and a damaged page. `guard.py` refuses files that were removed,
@@ -17,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,16 +112,16 @@ _ADVICE: Final = {
 }
 
 
-def migrate(con: apsw.Connection, path: Path) -> None:
+def migrate(con: apsw.Connection, path: Path, lock: AbstractContextManager[None]) -> None:
     """
     Bring the schema up to date: forward only, one transaction per step, after a backup. Many processes may open the file at
-    once: one migrates, and the others wait for it.
+    once: the one that has the write `lock` migrates, and the others wait for it.
     """
     steps = migrations("sqlite")
     with failures(path):
         if schema_version(con, path) == len(steps):
             return
-        with closing(WriteLock(path)) as lock, lock:
+        with lock:
             _climb(con, path, steps)
 
 
@@ -200,26 +199,6 @@ def newest_event(con: apsw.Connection) -> int:
         return newest_numbers(con)[1]
     except apsw.SQLError:
         return 0  # a file without a trail
-
-
-class WriteLock:
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path.with_name(path.name + "-write"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        #: Another process writes as well: this one had to wait for the lock.
-        self.contended = False
-
-    def __enter__(self) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.contended = True
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 class DispatchLock:

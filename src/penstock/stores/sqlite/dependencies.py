@@ -10,9 +10,8 @@ from penstock.core.jobs.job import Job
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
 from penstock.stores.common.dependencies import MOST_RESOLVED, EndedJob, OpenDependency, resolve
-from penstock.stores.common.rows import listed
 from penstock.stores.common.writes import EventJob
-from penstock.stores.sqlite.transaction import Transaction
+from penstock.stores.sqlite.transaction import Transaction, listed
 
 
 class SqliteDependencyRows:
@@ -73,7 +72,7 @@ def resolve_moves(tx: Transaction, apply: Callable[[Transaction, Change], bool])
     which are resolved already.
     """
     moves, tx.moves = tx.moves, []
-    if moves and tx.has_dependencies:
+    if tx.has_dependencies:
         resolve(SqliteDependencyRows(tx, apply), moves)
         moves, tx.moves = [*moves, *tx.moves], []
     return moves

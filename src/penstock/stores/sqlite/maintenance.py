@@ -31,13 +31,13 @@ from penstock.stores.api import (
     Shift,
 )
 from penstock.stores.common.array_changes import change_array
-from penstock.stores.common.rows import forget, listed, schedule_values
+from penstock.stores.common.rows import forget, schedule_values
 from penstock.stores.common.writes import NO_JOB, learn, new_job_id, record_load, register_host, remove_host
 from penstock.stores.sqlite.arrays import SqliteArrayRows
 from penstock.stores.sqlite.changes import submit
 from penstock.stores.sqlite.connection import SQL
 from penstock.stores.sqlite.guard import Loss
-from penstock.stores.sqlite.transaction import Transaction
+from penstock.stores.sqlite.transaction import Transaction, listed
 
 _FORGET: Final = (
     *("forget_mentions", "forget_checkpoint", "forget_intent", "forget_dispatches", "forget_dependencies"),

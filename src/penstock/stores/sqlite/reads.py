@@ -21,11 +21,16 @@ from penstock.core.jobs.states import IN_FLIGHT, JobState
 from penstock.core.jobs.types import DispatchId, HostId
 from penstock.stores.api import MOST_SEARCHED, Clock, Query, among_newest
 from penstock.stores.common.reads import SqlReads, like
-from penstock.stores.common.rows import dispatch_key, listed
 from penstock.stores.sqlite.admission import SqliteAdmissionView, ledger_from
 from penstock.stores.sqlite.connection import SQL, connect, failures
 from penstock.stores.sqlite.guard import FileGuard, FileLost
-from penstock.stores.sqlite.transaction import SqliteAdmissionClasses, SqliteSession, SqliteTotals
+from penstock.stores.sqlite.transaction import (
+    SqliteAdmissionClasses,
+    SqliteSession,
+    SqliteTotals,
+    dispatch_key,
+    listed,
+)
 
 
 def find_sql(query: Query) -> tuple[str, list[Any]]:

@@ -46,7 +46,6 @@ from penstock.stores.sqlite.changes import apply, complete, renew, submit
 from penstock.stores.sqlite.connection import (
     DispatchLock,
     Presence,
-    WriteLock,
     connect,
     failures,
     free_bytes,
@@ -64,7 +63,7 @@ from penstock.stores.sqlite.guard import (
 from penstock.stores.sqlite.maintenance import AcceptLoss, change_record, maintain
 from penstock.stores.sqlite.reads import SqliteReads
 from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, SubmitRelayServer
-from penstock.stores.sqlite.transaction import Transaction
+from penstock.stores.sqlite.transaction import Transaction, WriteLock
 from penstock.stores.sqlite.wakeups import SocketNames, WakeupClient, WakeupServer, notify
 
 #: With less free space than this, some submits fail and others do not.
@@ -130,9 +129,9 @@ class SqliteStore(SqliteReads):
         self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self._presence.examine(self._con)
         loss = refuse_behind(path, self._con, known, accept_loss=accept_loss) or loss
-        migrate(self._con, path)
-        self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
         self._write_lock = opened.enter_context(closing(WriteLock(path)))
+        migrate(self._con, path, self._write_lock)
+        self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
         with self._write_lock:
             self._guard = opened.enter_context(
                 closing(FileGuard(path, self._con, alone=self._presence.alone))
@@ -279,6 +278,6 @@ def _write_ends(tx: Transaction, operation: Complete | Apply) -> list[bool]:
         answers = complete(tx, operation.done)
     else:
         answers = [apply(tx, change) for change in operation.changes]
-    if moves := resolve_moves(tx, apply):
-        advance_arrays(SqliteArrayRows(tx), moves)
+    if tx.moves:
+        advance_arrays(SqliteArrayRows(tx), resolve_moves(tx, apply))
     return answers

@@ -17,8 +17,10 @@ SQLite says that another connection has written.
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import chain
@@ -35,13 +37,13 @@ from penstock.core.jobs.changes import Note
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment
+from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, dispatch_parts
 from penstock.stores.api import Clock
 from penstock.stores.common.dependencies import EndedJob
 from penstock.stores.common.reads import AdmissionClasses
-from penstock.stores.common.rows import Queued, class_row, listed, pack
+from penstock.stores.common.rows import Queued, class_row, pack
 from penstock.stores.common.writes import EventJob, EventRow, event_row
-from penstock.stores.sqlite.connection import SQL, WriteLock, failures
+from penstock.stores.sqlite.connection import SQL, failures
 from penstock.stores.sqlite.guard import FileGuard, FileLost
 
 #: Rows that one INSERT writes. `executemany` takes the statement out of the connection's cache and puts it back for every
@@ -49,6 +51,23 @@ from penstock.stores.sqlite.guard import FileGuard, FileLost
 ROWS_AT_ONCE: Final = (64, 16, 4, 3, 2, 1)
 #: So many arrays are kept; beyond that all are read again.
 MOST_ARRAYS: Final = 100
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def listed(keys: Sequence[Any]) -> str:
+    """Many keys as one value, for `json_each`."""
+    return _encode(keys).decode()
+
+
+def by_name(dispatch_ids: Iterable[str]) -> str:
+    """Dispatch ids as one value: each with its job and its fence."""
+    return _encode([(name, *dispatch_parts(name)) for name in dispatch_ids]).decode()
+
+
+def dispatch_key(dispatch_id: str) -> dict[str, str | int]:
+    """A dispatch id with its job and its fence, as values of a statement."""
+    job_id, fence = dispatch_parts(dispatch_id)
+    return {"dispatch_id": dispatch_id, "job_id": job_id, "fence": fence}
 
 
 class SqliteSession:
@@ -68,6 +87,31 @@ class SqliteSession:
         return self.con.execute(SQL[name], values).fetchone()
 
     array = staticmethod(listed)
+
+
+class WriteLock:
+    """
+    Held for one commit: SQLite's own busy handler sleeps up to 100 ms between tries, while the kernel wakes the next
+    waiter at once, and frees the lock of a process that dies.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path.with_name(path.name + "-write"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        #: Another process writes as well: this one had to wait for the lock.
+        self.contended = False
+
+    def __enter__(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.contended = True
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 class Transaction(SqliteSession):
@@ -339,7 +383,6 @@ class SqliteAdmissionClasses(AdmissionClasses):
 #: A row of `totals`: scope and name.
 _Key: TypeAlias = tuple[str, str]
 _NONE_HELD: Final = (0, 0)
-_encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(dict[str, int]).decode
 
 
