@@ -18,7 +18,7 @@ from penstock.core.jobs import changes
 from penstock.core.jobs.types import HOUR, MILLISECOND, SECOND, EndReason
 from penstock.scheduler.driver import Driver
 from penstock.stores.api import Apply, Shift, committed
-from penstock.work.leases import KeeperThread
+from penstock.work.leases import KeeperThread, LeaseKeeper
 
 
 def kinds(job):
@@ -317,6 +317,32 @@ def test_a_cancel_reaches_the_function_that_runs_before_its_next_heartbeat(make)
         with pytest.raises(penstock.JobCanceled):
             job.result(LONG)
     assert ["STOP_REQUESTED", "CANCELED"] == kinds(job)[-2:]
+
+
+def test_a_cancel_of_a_function_that_has_just_begun_reaches_it_a_little_later(make, monkeypatch):
+    real = make(lease=600)
+    began, steps, step = threading.Event(), [], LeaseKeeper.step
+    monkeypatch.setattr(LeaseKeeper, "step", lambda keeper: steps.append(1) or step(keeper))
+    monkeypatch.setattr("penstock.library.job_runner.QUICK_SEC", 3_600.0)  # each has just begun
+
+    @real.job
+    def endless(ctx: penstock.JobContext) -> None:
+        began.set()
+        while True:
+            time.sleep(0.005)
+            ctx.check()
+
+    with real:
+        job = endless.enqueue()
+        began.wait(LONG)
+        until(lambda: job.job.pid)  # after this heartbeat the next one comes in minutes
+        job.cancel()
+        before = len(steps)
+        until(lambda: len(steps) > before + 1)  # the keeper has seen that something changed
+        assert job.state == "RUNNING"
+        monkeypatch.setattr("penstock.library.job_runner.QUICK_SEC", 0.0)
+        with pytest.raises(penstock.JobCanceled):
+            job.result(LONG)
 
 
 def test_a_coroutine_is_canceled_as_coroutines_are(make):
