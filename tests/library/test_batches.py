@@ -74,9 +74,54 @@ def test_a_block_that_raises_submits_nothing_and_a_name_is_used_once(real):
         batch.enqueue(work, 1)
     with pytest.raises(ValueError, match="already"), real.batch("nightly") as again:
         again.enqueue(work, 1)
-    with pytest.raises(ValueError, match="0 jobs"), real.batch("empty"):
-        pass
-    with pytest.raises(ValueError, match="1..49 characters"):
+    with pytest.raises(ValueError, match="must be 1..49 characters of A-Z"):
         real.batch("")
+    with pytest.raises(ValueError, match="must be 1..49 characters of A-Z"):
+        real.batch("a b")
     with pytest.raises(TypeError, match="on_end"):
         real.batch("x", on_end=print)
+
+
+def test_an_empty_batch_is_done_at_once(real):
+    _, total, warn = family(real)
+    with real.batch("empty", on_end=total, on_failure=warn) as batch:
+        pass
+
+    assert (batch.state, batch.progress()) == ("DONE", (0, 0, 0, 0))
+    assert batch.on_failure.state == "CANCELED"
+    with real:
+        assert batch.on_end.result(timeout=30) == ["sum", []]
+
+
+def test_an_open_batch_takes_jobs_until_it_is_closed(real):
+    work, total, _ = family(real)
+    with real.batch("nightly", on_end=total, open=True) as batch:
+        batch.enqueue(work, 1)
+    waits = work.options(after=[batch]).enqueue(7)
+
+    with real:
+        assert batch.jobs[0].result(timeout=30) == 1
+        assert batch.state == "RUNNING"
+        batch.enqueue(work, 2)  # after the block it is a job at once
+        work.options(batch="nightly").enqueue(3)
+        real.get_batch("nightly").enqueue_many(work, [4, 5])
+        assert real.get_batch("nightly").close() in ("RUNNING", "DONE")
+        assert batch.wait(30) == (5, 5, 0, 0)
+        assert batch.on_end.result(timeout=30) == ["sum", [1, 2, 3, 4, 5]]
+        assert waits.result(timeout=30) == 7
+    with pytest.raises(penstock.IllegalMove, match="takes no more jobs"):
+        work.options(batch=batch).enqueue(6)
+    with pytest.raises(penstock.NotFound, match="no batch 'other'"):
+        work.options(batch="other").enqueue(6)
+    with pytest.raises(penstock.NotFound, match="no batch 'other'"):
+        real.get_batch("other")
+
+
+def test_a_job_waits_for_a_whole_array(real):
+    work, total, _ = family(real)
+    array = work.enqueue_array(range(5), 1, at_once=2)
+    last = work.options(after=[array]).enqueue(9)
+    assert last.state == "QUEUED"
+    with real:
+        assert last.result(timeout=30) == 9
+    assert array.state == "DONE"

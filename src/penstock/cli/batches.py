@@ -1,30 +1,31 @@
-"""Batches: a named set of jobs that is submitted, shown, waited for, canceled and retried as one."""
+"""`penstock batch`: submit, open, close, ls, show, wait, cancel, retry. `penstock submit --batch NAME` adds a job."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import time
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from penstock.cli.parsers import DURATION
-from penstock.cli.printing import echo
-from penstock.cli.session import NOT_FOUND, CliSession, fail, passes, wrong_options
-from penstock.core.errors import BadIntent
-from penstock.core.jobs.types import BATCH_TAG, CALLBACK_TAG, MOST_BATCH_NAME
+from penstock.cli.printing import Column, echo, table
+from penstock.cli.session import EXITS, CliSession, asked, passes
+from penstock.client.signals import interruptible
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock import wire
 
-#: Jobs of one request, without the two callbacks.
-_MOST: Final = 998
-_ENDED: Final = ("DONE", "FAILED", "CANCELED")
-#: BLOCKED jobs wait for a person.
-_SETTLED: Final = (*_ENDED, "BLOCKED")
+#: Jobs of one request, and of a batch.
+_PIECE: Final = 1_000
+_MOST: Final = 10_000
 _WIDTH: Final = 30
-_LOOK_SEC: Final = 0.5
+_LOOK_SEC: Final = 1.0
 
 
 @click.group()
@@ -32,122 +33,200 @@ def batch() -> None:
     """A named set of jobs with callbacks, addressed as one."""
 
 
+_CALLBACKS: Final = (
+    click.option("-a", "--addon", default="cli", help="The addon that the jobs count for."),
+    click.option(
+        "-c", "--cost", "cost_units", type=click.IntRange(1, 100), default=10, help="Units of each job."
+    ),
+    click.option("--on-end", metavar="LINE", help="A shell line that runs when all jobs have ended."),
+    click.option(
+        "--on-failure", metavar="LINE", help="A shell line that runs when the first job has failed."
+    ),
+)
+
+
+def _with_callbacks(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_CALLBACKS):
+        command = option(command)
+    return command
+
+
 @batch.command("submit")
 @click.argument("name")
 @click.argument("file", type=click.File("r"), default="-")
-@click.option("-a", "--addon", default="cli", help="The addon that the jobs count for.")
-@click.option(
-    "-c", "--cost", "cost_units", type=click.IntRange(1, 100), default=10, help="Units of each job."
-)
-@click.option("--on-end", metavar="LINE", help="A shell line that runs when all jobs have ended.")
-@click.option("--on-failure", metavar="LINE", help="A shell line that runs when the first job has failed.")
+@click.option("--open", "is_open", is_flag=True, help="Take more jobs until `penstock batch close NAME`.")
+@_with_callbacks
 @passes
 def submit_batch(
+    session: CliSession, /, name: str, file: Any, is_open: bool, addon: str, **options: Any
+) -> None:
+    """Submit a job for each line of FILE (by default standard input), a line of /bin/sh each."""
+    scripts = [line.strip() for line in file if line.strip() and not line.startswith("#")]
+    if len(scripts) > _MOST:
+        raise click.UsageError(f"FILE has {len(scripts):,} lines; a batch has at most {_MOST:,} jobs")
+    info = _submit(session, name, addon, scripts, is_open=is_open, **options)
+    if not session.print_json(info):
+        jobs = "1 job" if len(scripts) == 1 else f"{len(scripts):,} jobs"
+        if not info.created:
+            session.aside.print("[dim]The same request made this batch before.[/]")
+        verb = "close" if info.open else "wait"
+        echo(f"{jobs}; penstock batch {verb} {shlex.quote(name)}")
+
+
+@batch.command("open")
+@click.argument("name")
+@_with_callbacks
+@passes
+def open_batch(session: CliSession, /, name: str, addon: str, **options: Any) -> None:
+    """Begin a batch without jobs. `penstock submit --batch NAME` adds them; it ends after `batch close NAME`."""
+    info = _submit(session, name, addon, [], is_open=True, **options)
+    if not session.print_json(info):
+        echo(f"open; penstock submit --batch {shlex.quote(name)} -- CMD")
+
+
+def _submit(
     session: CliSession,
-    /,
     name: str,
-    file: Any,
     addon: str,
+    scripts: list[str],
+    *,
+    is_open: bool,
     cost_units: int,
     on_end: str | None,
     on_failure: str | None,
-) -> None:
-    """Submit a job for each line of FILE (by default standard input), a line of /bin/sh each; all or none."""
-    scripts = [line.strip() for line in file if line.strip() and not line.startswith("#")]
-    if not 0 < len(name) <= MOST_BATCH_NAME:
-        raise click.UsageError(f"NAME must have 1..{MOST_BATCH_NAME} characters")
-    if not 0 < len(scripts) <= _MOST:
-        raise click.UsageError(f"a batch has 1..{_MOST} jobs, this one {len(scripts)}")
-    if sum(session.client.count(tag=f"{BATCH_TAG}{name}").values()):
-        raise click.UsageError(f"there is a batch {name} already: give this one another name")
-
+) -> wire.BatchInfo:
     from penstock.client.client import job_of
 
-    def job(script: str, tag: str, **fields: Any) -> wire.SubmitBody:
+    def job(script: str, **fields: Any) -> wire.SubmitBody:
         payload = {"script": script, "cwd": os.getcwd()}  # noqa: PTH109 - a text is sent
-        given: dict[str, Any] = {"tags": (f"{tag}{name}",), "cost_units": cost_units, **fields}
-        return job_of(addon, "penstock.shell", payload, **given)
+        return job_of(addon, "penstock.shell", payload, cost_units=cost_units, **fields)
 
-    jobs = [job(script, BATCH_TAG) for script in scripts]
-    positions = [f"#{at}" for at in range(len(scripts))]
-    if on_end is not None:
-        jobs.append(job(on_end, CALLBACK_TAG, after=tuple(f"{at}:done" for at in positions)))
-    if on_failure is not None:
-        after = tuple(f"{at}:failed" for at in positions)
-        jobs.append(job(on_failure, CALLBACK_TAG, after=after, if_unmet="any"))
-    try:
-        answer = session.client.submit_many(jobs)
-    except BadIntent as bad:
-        raise wrong_options(bad) from None
-    if not session.print_json(answer):
-        jobs_word = "1 job" if len(scripts) == 1 else f"{len(scripts)} jobs"
-        echo(f"{jobs_word}; penstock batch wait {shlex.quote(name)}")
+    client = session.client
+    first, rest = scripts[:_PIECE], scripts[_PIECE:]
+    info = asked(
+        lambda: client.submit_batch(
+            name,
+            addon,
+            [job(script) for script in first],
+            on_end=None if on_end is None else job(on_end),
+            on_failure=None if on_failure is None else job(on_failure),
+            open=is_open or bool(rest),
+        )
+    )
+    if rest and info.created:  # it is open until all are in
+        for at in range(0, len(rest), _PIECE):
+            piece = rest[at : at + _PIECE]
+            asked(partial(client.submit_many, [job(script, batch=name) for script in piece]))
+        info = client.batch(name) if is_open else client.close_batch(name)
+    return info
+
+
+@batch.command("close")
+@click.argument("name")
+@passes
+def close_batch(session: CliSession, /, name: str) -> None:
+    """Close an open batch: it ends, and its callback runs, when the jobs that it has have ended."""
+    _show(session, session.client.close_batch(name))
+
+
+@batch.command("ls")
+@passes
+def list_batches(session: CliSession, /) -> None:
+    """List batches, the newest first."""
+    batches = session.client.batches()
+    if session.print_json(batches):
+        return
+    columns = [
+        Column("batch"), Column("state"), Column("ended", True), Column("of", True), Column("failed", True),
+        Column("canceled", True, 80), Column("addon", False, 70),
+    ]  # fmt: skip
+    rows = [
+        (b.name, "OPEN" if b.open else b.state, b.total - b.live, b.total, b.failed, b.canceled, b.addon_id)
+        for b in batches
+    ]
+    table(session.console, columns, rows)
 
 
 @batch.command("show")
 @click.argument("name")
 @passes
-def show_batch(session: CliSession, name: str) -> None:
-    """Show how far a batch is: how many of its jobs are done, failed, canceled, and in all."""
-    counts = _counts(session, name)
-    if not session.print_json(counts):
-        echo(_line(name, counts))
+def show_batch(session: CliSession, /, name: str) -> None:
+    """Show how far a batch is, and its callbacks. `penstock ls --tag batch:NAME` lists its jobs."""
+    _show(session, session.client.batch(name))
 
 
 @batch.command("wait")
 @click.argument("name")
-@click.option("--timeout", type=DURATION, help="Give up after this time, with exit code 124.")
+@click.option("--timeout", type=DURATION, help="Exit with 124 when the batch has not ended by then.")
 @passes
-def wait_batch(session: CliSession, name: str, timeout: float | None) -> None:
-    """Wait until every job of a batch is settled, with a progress bar. Exit code 1: not all are DONE."""
-    end = None if timeout is None else time.monotonic() + timeout
-    with session.aside.status("") as status:
-        while True:
-            counts = _counts(session, name)
-            status.update(_line(name, counts))
-            if sum(counts.get(state, 0) for state in _SETTLED) == counts["total"]:
-                break
-            if end is not None and time.monotonic() >= end:
-                raise click.exceptions.Exit(124)
-            time.sleep(_LOOK_SEC)
-    if not session.print_json(counts):
-        echo(_line(name, counts))
-    raise click.exceptions.Exit(0 if counts.get("DONE") == counts["total"] else 1)
+@interruptible()
+def wait_batch(session: CliSession, /, name: str, timeout: float | None) -> None:
+    """
+    Wait until a batch has ended, with a progress bar. The exit code says how, as for `penstock wait`: 1 if a job failed, 6 if
+    one was canceled, 7 if all that is left waits for a person.
+    """
+    info, is_blocked = _follow(session, name, timeout)
+    _show(session, info)
+    code = EXITS["BLOCKED"] if is_blocked else EXITS[info.state] if info.state != "RUNNING" else 124
+    raise click.exceptions.Exit(code)
 
 
 @batch.command("cancel")
 @click.argument("name")
 @passes
-def cancel_batch(session: CliSession, name: str) -> None:
-    """Cancel every job of a batch that has not ended."""
-    _counts(session, name)
-    _changed(session, session.client.cancel_all(tag=f"{BATCH_TAG}{name}"), "canceled")
+def cancel_batch(session: CliSession, /, name: str) -> None:
+    """Close a batch and cancel every job of it that has not ended. Running ones are asked to stop."""
+    _changed(session, session.client.cancel_batch(name), "canceled")
 
 
 @batch.command("retry")
 @click.argument("name")
 @passes
-def retry_batch(session: CliSession, name: str) -> None:
+def retry_batch(session: CliSession, /, name: str) -> None:
     """Queue every FAILED or BLOCKED job of a batch again. Callbacks that ran do not run again."""
-    _counts(session, name)
-    _changed(session, session.client.retry_all(tag=f"{BATCH_TAG}{name}"), "queued again")
+    _changed(session, session.client.retry_batch(name), "queued again")
 
 
-def _changed(session: CliSession, answer: wire.BulkChanged, what: str) -> None:
+def _changed(session: CliSession, answer: wire.BatchChangedAnswer, what: str) -> None:
     if not session.print_json(answer):
         echo(f"{answer.changed} job{'s' * (answer.changed != 1)} {what}")
 
 
-def _counts(session: CliSession, name: str) -> dict[str, int]:
-    counts = {str(state): n for state, n in session.client.count(tag=f"{BATCH_TAG}{name}").items()}
-    if not counts:
-        fail(f"there is no batch {name}", NOT_FOUND)
-    return counts | {"total": sum(counts.values())}
+def _show(session: CliSession, info: wire.BatchInfo) -> None:
+    if session.print_json(info):
+        return
+    ended = info.total - info.live
+    full = _WIDTH * ended // info.total if info.total else _WIDTH * (info.state == "DONE")
+    state = "OPEN" if info.open else info.state
+    lines = [
+        f"{info.name}  {state}",
+        f"  {'#' * full}{'.' * (_WIDTH - full)}  {ended:,} of {info.total:,} ended",
+    ]
+    counts = [(info.done, "done"), (info.failed, "failed"), (info.canceled, "canceled"), (info.live, "live")]
+    if words := [f"{count:,} {word}" for count, word in counts if count]:
+        lines.append(f"  {', '.join(words)}")
+    lines += [f"  on {c.on}: {c.state} {c.job_id[-8:]} {c.title}" for c in info.callbacks]
+    for line in lines:
+        session.console.print(line, markup=False, highlight=False)
 
 
-def _line(name: str, counts: dict[str, int]) -> str:
-    total = counts["total"]
-    ended = sum(counts.get(state, 0) for state in _ENDED)
-    full = _WIDTH * ended // total
-    words = [f"{n} {state}" for state, n in counts.items() if state != "total" and n]
-    return f"{name}  {'#' * full}{'.' * (_WIDTH - full)}  {ended} of {total} ended: {', '.join(words)}"
+def _follow(session: CliSession, name: str, timeout: float | None) -> tuple[wire.BatchInfo, bool]:
+    """The batch when it has ended, or all that is left waits for a person (True), or the time is over."""
+    from rich.progress import Progress
+
+    until = None if timeout is None else time.monotonic() + timeout
+    with ExitStack() as stack:
+        bar = stack.enter_context(
+            Progress(console=session.aside, transient=True, disable=not session.aside.is_terminal)
+        )
+        task = bar.add_task(f"batch {name}", total=None)
+        while True:
+            rest = _LOOK_SEC if until is None else max(0.001, min(_LOOK_SEC, until - time.monotonic()))
+            info = session.client.batch(name, wait_sec=rest)
+            bar.update(task, total=info.total or None, completed=info.total - info.live)
+            if info.state != "RUNNING" or (until is not None and time.monotonic() >= until):
+                return info, False
+            if info.live and not info.open:
+                counts = session.client.count(tag=f"batch:{name}")
+                if counts.get("BLOCKED", 0) == info.live:  # type: ignore[call-overload]
+                    return info, True

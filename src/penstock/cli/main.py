@@ -47,7 +47,7 @@ VERBS: Final = {
         "schedules",
         "submit jobs by the clock: add, ls, show, edit, pause, resume, run, rm, import",
     ),
-    "batch": ("batches", "a named set of jobs with callbacks: submit, show, wait, cancel, retry"),
+    "batch": ("batches", "a named set of jobs with callbacks: submit, open, show, wait, cancel, retry"),
     "events": ("follow", "print the audit trail; -f follows it"),
     "top": ("top", "watch everything live, full screen"),
     "stats": ("admin", "show what was learned about job types, and how good predictions were"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -13,6 +14,7 @@ from penstock.cli.printing import echo
 from penstock.cli.session import CliSession, asked, passes
 from penstock.core.jobs.arrays import parse_array
 from penstock.core.jobs.dependencies import ParentCondition
+from penstock.core.jobs.types import BATCH_NAME, BATCH_NAME_WORDS, BATCH_TAG
 from penstock.core.text import parsed
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ _OPTIONS = (
                  help="Never stop the running job in favor of one of higher priority."),
     click.option("--after", multiple=True, metavar="JOB[:ok|:done|:failed]",
                  help="Start after this job: when it is DONE (or :ok), has ended in whatever way (:done), or is "
-                      "FAILED (:failed). A part of its id or `last` will do; may be repeated."),
+                      "FAILED (:failed). A part of its id or `last` will do; an array is named by its id too, a "
+                      "batch by batch:NAME. May be repeated."),
     click.option("--if-unmet", type=click.Choice(["cancel", "fail", "wait", "any"]), default="cancel",
                  help="What becomes of the job if a job of --after ends otherwise: canceled, failed, it waits "
                       "for a retry, or any other job of --after is enough."),
@@ -90,6 +93,11 @@ COMMAND_LINE: Final = {"allow_interspersed_args": False}
     metavar="INDICES[%N]",
     help="A job for each index, N at once: 1-1000%8. Commands see it as PENSTOCK_ARRAY_INDEX.",
 )
+@click.option(
+    "--batch",
+    metavar="NAME",
+    help="Add the job to this batch, which is open (`penstock batch open`) or has a job that lives.",
+)
 @click.argument("command", nargs=-1, metavar="[CMD...]")
 @described
 @passes
@@ -99,6 +107,7 @@ def submit(
     job_type: str | None,
     payload: str | None,
     array: str | None,
+    batch: str | None,
     command: tuple[str, ...],
     **options: Any,
 ) -> None:
@@ -106,8 +115,11 @@ def submit(
     if (job_type is None) == (not command):
         raise click.UsageError("give a command, or --type for an addon's worker")
     if array is not None:
+        if batch is not None:
+            raise click.UsageError("--batch cannot be given with --array, which is addressed as one itself")
         _submit_array(session, array, job_type, payload, command, **options)
         return
+    options["batch"] = batch
     if job_type is None:
         answer = submit_command(session, command, **options)
     elif any([options.pop("env"), options.pop("shell"), options.pop("cwd")]):
@@ -193,16 +205,31 @@ def _submit(session: CliSession, job_type: str, payload: Any, *, addon: str, **f
 
 
 def _parent(session: CliSession, word: str) -> str:
-    """With the whole id of the job."""
-    part, colon, condition = word.partition(":")
+    """With the whole id of the job or array, or the name of the batch."""
+    prefix = BATCH_TAG if word.startswith(BATCH_TAG) else ""
+    part, colon, condition = word.removeprefix(prefix).partition(":")
     if colon and condition not in list(ParentCondition):
         raise click.UsageError(f"--after {word}: the condition must be one of {', '.join(ParentCondition)}")
-    job_id = session.job_id(part)
-    if "_" in job_id:
+    if prefix and not BATCH_NAME.fullmatch(part):
+        raise click.UsageError(f"--after {word}: the name of a batch {BATCH_NAME_WORDS}")
+    job_id = prefix + part if prefix else _job_or_array(session, part)
+    if "_" in job_id and not prefix:
         raise click.UsageError(
-            f"--after {word}: {job_id} is a job of an array, and no job can wait for those"
+            f"--after {word}: {job_id} is a job of an array, and no job can wait for those; "
+            f"--after {job_id.partition('_')[0]} waits for the array"
         )
     return f"{job_id}{colon}{condition}"
+
+
+def _job_or_array(session: CliSession, part: str) -> str:
+    """The jobs of an array have its id in theirs, so a part of it means the array."""
+    if not re.fullmatch("[0-9a-f-]{4,35}", part):
+        return session.job_id(part)
+    ids = session.client.find(part, limit=6)
+    of_arrays = {job_id.partition("_")[0] for job_id in ids if "_" in job_id}
+    of_arrays |= {array.array_id for array in session.client.arrays(limit=500) if part in array.array_id}
+    jobs = {job_id for job_id in ids if "_" not in job_id}
+    return of_arrays.pop() if len(of_arrays) == 1 and not jobs else session.job_id(part)
 
 
 def _variable(word: str) -> tuple[str, str]:

@@ -205,6 +205,51 @@ class Client:
     def retry_array(self, array_id: str) -> wire.ArrayInfo:
         return self._post(f"arrays/{_part(array_id)}/retry", None, wire.ArrayInfo)
 
+    # batches
+
+    def submit_batch(
+        self,
+        name: str,
+        addon_id: str,
+        jobs: Sequence[wire.SubmitBody] = (),
+        *,
+        on_end: wire.SubmitBody | None = None,
+        on_failure: wire.SubmitBody | None = None,
+        open: bool = False,  # noqa: A002 - the word of the API
+    ) -> wire.BatchInfo:
+        """
+        All or none. `jobs` and the callbacks: what `job_of` makes. An `open` batch does not end before `close_batch`; until
+        then, and while one of its jobs lives, `submit(..., batch=name)` adds more. The same request again finds the batch.
+        """
+        body = wire.BatchBody(
+            name=name,
+            addon_id=addon_id,
+            jobs=tuple(jobs),
+            on_end=on_end,
+            on_failure=on_failure,
+            open=open,
+        )
+        return self._post("batches/submit", body, wire.BatchInfo, again=True)
+
+    def batches(self, *, addon_id: str | None = None, limit: int = 50) -> list[wire.BatchInfo]:
+        """The newest first, without their callbacks."""
+        return self._get("batches", wire.BatchList, {"addon_id": addon_id, "limit": limit}).batches
+
+    def batch(self, name: str, *, wait_sec: float = 0) -> wire.BatchInfo:
+        """With `wait_sec` the answer comes when the batch has ended, or when the time is over."""
+        query = {"wait_sec": wait_sec} if wait_sec else {}
+        return self._get(f"batches/{_part(name)}", wire.BatchInfo, query, wait_sec=wait_sec)
+
+    def close_batch(self, name: str) -> wire.BatchInfo:
+        """It ends with the jobs that it has."""
+        return self._post(f"batches/{_part(name)}/close", None, wire.BatchInfo, again=True)
+
+    def cancel_batch(self, name: str) -> wire.BatchChangedAnswer:
+        return self._post(f"batches/{_part(name)}/cancel", None, wire.BatchChangedAnswer, again=True)
+
+    def retry_batch(self, name: str) -> wire.BatchChangedAnswer:
+        return self._post(f"batches/{_part(name)}/retry", None, wire.BatchChangedAnswer)
+
     # schedules
 
     def schedules(self, *, addon_id: str | None = None) -> list[wire.ScheduleInfo]:

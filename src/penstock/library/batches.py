@@ -5,33 +5,34 @@ A batch: a named set of jobs that is submitted, waited for, canceled and retried
         batch.enqueue_many(count, paths)
     batch.wait()
 
-The block collects the calls; its end submits all of them in one transaction, or none if the block raises. The
-callbacks are jobs that depend on the others, so they become ready in the transaction that ends the last job, or
-the first that fails, whatever process writes it. The jobs have the tag `batch:NAME`, by which the command line, the
-page and the HTTP API find them.
+The block collects the calls; its end submits all of them in one transaction, or none if the block raises. An open
+batch takes more jobs after its block, from any process, until `close`; so does any batch while one of its jobs lives.
+`core/jobs/groups.py` has the rules.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 
-from msgspec.structs import replace
-
-from penstock.core.jobs.dependencies import LOCAL, MOST_PARENTS, Dependency, IfUnmet, ParentCondition
+from penstock.core.errors import KeyConflict
+from penstock.core.jobs.groups import MOST_MEMBERS, JobGroup, batch_id, member, name_used
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.states import ENDED, JobState, Move
-from penstock.core.jobs.types import BATCH_TAG, CALLBACK_TAG, MOST_BATCH_NAME, JobId
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import AddonId
 from penstock.library.handle import JobHandle
+from penstock.scheduler.batches import BatchRequest
 from penstock.stores.api import Query
 
 if TYPE_CHECKING:
     from penstock.library.function import JobFunction
     from penstock.library.scheduler import Scheduler
 
-_PAGE: Final = 1_000
+#: How often `wait` looks at the one row of the batch, and how often for jobs that wait for a person.
+_LOOK_SEC: Final = 0.05
+_LOOK_FOR_BLOCKED_SEC: Final = 1.0
 #: A job without arguments, or a tuple of one and its arguments.
 Callback: TypeAlias = "JobFunction[..., Any, Any] | tuple[Any, ...]"
 
@@ -50,16 +51,24 @@ class BatchProgress(NamedTuple):
 
 
 class Batch:
-    """`jobs`, `on_end`, `on_failure`: the handles, from the end of the block on."""
+    """
+    `jobs`, `on_end`, `on_failure`: the handles, from the end of the block on. A batch that `Scheduler.get_batch` found has
+    only what `progress`, `state` and the methods give. `id`: for `after=[batch]`.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, name: str, on_end: Callback | None, on_failure: Callback | None
+        self,
+        scheduler: Scheduler,
+        name: str,
+        on_end: Callback | None = None,
+        on_failure: Callback | None = None,
+        *,
+        is_open: bool = False,
+        is_submitted: bool = False,
     ) -> None:
-        if not isinstance(name, str) or not 0 < len(name) <= MOST_BATCH_NAME:
-            raise ValueError(
-                f"the name of a batch is {name!r}; it must be a text of 1..{MOST_BATCH_NAME} characters"
-            )
-        self.name, self._scheduler = name, scheduler
+        self.id = batch_id(name)
+        self.name, self._scheduler, self._is_open = name, scheduler, is_open
+        self._is_submitted = is_submitted
         self._callbacks = {
             kind: _call(kind, callback)
             for kind, callback in (("on_end", on_end), ("on_failure", on_failure))
@@ -73,11 +82,19 @@ class Batch:
     # what it is made of
 
     def enqueue(self, function: JobFunction[..., Any, Any], /, *args: Any, **kwargs: Any) -> None:
-        self._calls.append((function, function.request(args, kwargs)))
+        """A call for the submit at the end of the block; after it, a job that is added at once."""
+        self._add(function, [function.request(args, kwargs)])
 
     def enqueue_many(self, function: JobFunction[..., Any, Any], calls: Iterable[Any]) -> None:
         """Each item is the arguments of one call, as in `JobFunction.enqueue_many`."""
-        self._calls += [(function, intent) for intent in function.requests(calls)]
+        self._add(function, list(function.requests(calls)))
+
+    def _add(self, function: JobFunction[..., Any, Any], intents: list[Intent]) -> None:
+        if not self._is_submitted:
+            self._calls += [(function, intent) for intent in intents]
+            return
+        receipts = self._scheduler.submit([member(intent, self.name) for intent in intents], 0)
+        self.jobs += [function.handle(receipt) for receipt in receipts]
 
     def __enter__(self) -> Self:
         return self
@@ -90,74 +107,84 @@ class Batch:
 
     def _submit(self) -> None:
         size = len(self._calls)
-        if not 0 < size <= MOST_PARENTS:
-            raise ValueError(f"batch {self.name} has {size} jobs; it must have 1..{MOST_PARENTS}")
-        if sum(self._counts().values()):
-            raise ValueError(f"there is a batch {self.name} already: give this one another name")
-        intents = [_tagged(intent, f"{BATCH_TAG}{self.name}") for _, intent in self._calls]
-        functions = [function for function, _ in self._calls]
-        for what, (function, args) in self._callbacks.items():
-            condition = ParentCondition.FAILED if what == "on_failure" else ParentCondition.DONE
-            intent = replace(
-                _tagged(function.request(args, {}), f"{CALLBACK_TAG}{self.name}"),
-                after=tuple(Dependency(JobId(f"{LOCAL}{at}"), condition) for at in range(size)),
-                if_unmet=IfUnmet.ANY if what == "on_failure" else IfUnmet.CANCEL,
-            )
-            functions.append(function)
-            intents.append(intent)
-        receipts = self._scheduler.submit(intents, 0)
-        handles = [f.handle(receipt) for f, receipt in zip(functions, receipts, strict=True)]
+        if size > MOST_MEMBERS:
+            raise ValueError(f"batch {self.name} has {size:,} jobs; it may have {MOST_MEMBERS:,}")
+        callbacks = {what: function.request(args, {}) for what, (function, args) in self._callbacks.items()}
+        jobs = [intent for _, intent in self._calls]
+        addon_id = next((intent.addon_id for intent in (*jobs, *callbacks.values())), None)
+        request = BatchRequest(
+            self.name,
+            AddonId(self._scheduler.addon) if addon_id is None else addon_id,
+            jobs,
+            callbacks.get("on_end"),
+            callbacks.get("on_failure"),
+            self._is_open,
+        )
+        try:
+            submitted = self._scheduler.batch_service.submit(request, self._scheduler.principal)
+        except KeyConflict as conflict:
+            raise ValueError(str(conflict)) from None
+        if not submitted.created:
+            raise ValueError(str(name_used(self.name)))
+        self._is_submitted = True
+        functions = [function for function, _ in (*self._calls, *self._callbacks.values())]
+        handles = [f.handle(receipt) for f, receipt in zip(functions, submitted.receipts, strict=True)]
         self.jobs = handles[:size]
         for what, handle in zip(self._callbacks, handles[size:], strict=True):
             setattr(self, what, handle)
 
     # the batch as one
 
+    @property
+    def record(self) -> JobGroup:
+        """All that is known about it now. NotFound: it was not submitted, or is pruned."""
+        return self._scheduler.batch_service.get(self.name)
+
+    @property
+    def state(self) -> JobState:
+        """RUNNING until it is closed and its last job has ended; then DONE, FAILED or CANCELED."""
+        return self.record.state or JobState.RUNNING
+
     def progress(self) -> BatchProgress:
-        counts = self._counts()
-        ended = (counts.get(state, 0) for state in (JobState.DONE, JobState.FAILED, JobState.CANCELED))
-        return BatchProgress(sum(counts.values()), *ended)
+        group = self._scheduler.store.group(self.id) if self._is_submitted else None
+        if group is None:
+            return BatchProgress(0, 0, 0, 0)
+        return BatchProgress(group.total, group.done, group.failed, group.canceled)
 
     def wait(self, timeout: float | None = None) -> BatchProgress:
-        """Until every job is settled, or `timeout` seconds are over; the callbacks may still run."""
-        waiter = self._scheduler.waiter
-        pending: dict[JobId, Future[Any]] = {
-            handle.id: waiter.watch(handle.id) for handle in self.jobs if handle.state not in ENDED
-        }
-        try:
-            wait(pending.values(), timeout)
-        finally:
-            for job_id, ending in pending.items():
-                waiter.forget(job_id, ending)
+        """
+        Until the batch has ended, or all that lives waits for a person (BLOCKED), or `timeout` seconds are over; the callbacks
+        may still run.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        look_for_blocked = 0.0
+        while True:
+            group, now = self.record, time.monotonic()
+            if group.state is not None or (until is not None and now >= until):
+                break
+            if now >= look_for_blocked and not group.is_open:
+                look_for_blocked = now + _LOOK_FOR_BLOCKED_SEC
+                counts = self._scheduler.store.count(Query(tag=self.id))
+                if group.live and counts.get(JobState.BLOCKED, 0) == group.live:
+                    break
+            time.sleep(_LOOK_SEC)
         return self.progress()
 
+    def close(self) -> JobState:
+        """An open batch ends with the jobs that it has."""
+        self._scheduler.batch_service.close(self.name, self._scheduler.principal)
+        return self.state
+
     def cancel(self) -> int:
-        """Cancel every job that has not ended. Returns how many there were."""
-        return self._change(Move.CANCEL)
+        """Close the batch and cancel every job that has not ended. Returns how many there were."""
+        return self._scheduler.batch_service.cancel(self.name, self._scheduler.principal).changed
 
     def retry(self) -> int:
         """Queue every FAILED or BLOCKED job again. Callbacks that ran do not run again."""
-        return self._change(Move.RETRY)
-
-    def _change(self, move: Move) -> int:
-        changed, after = 0, 0
-        while True:
-            query = Query(tag=f"{BATCH_TAG}{self.name}", after=after, limit=_PAGE)
-            result = self._scheduler.job_service.change_all(move, query)
-            changed += result.changed
-            if result.next is None:
-                return changed
-            after = result.next
-
-    def _counts(self) -> dict[JobState, int]:
-        return self._scheduler.store.count(Query(tag=f"{BATCH_TAG}{self.name}"))
+        return self._scheduler.batch_service.retry(self.name, self._scheduler.principal).changed
 
     def __repr__(self) -> str:
         return f"<batch {self.name} of {len(self.jobs or self._calls)} jobs>"
-
-
-def _tagged(intent: Intent, tag: str) -> Intent:
-    return replace(intent, tags=(*intent.tags, tag))
 
 
 def _call(kind: str, callback: Any) -> tuple[JobFunction[..., Any, Any], tuple[Any, ...]]:

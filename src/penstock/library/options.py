@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from penstock.core.jobs.admission import AdmissionLimits, Caps
 from penstock.core.jobs.dependencies import Dependency, IfUnmet, ParentCondition
+from penstock.core.jobs.groups import batch_id, is_batch_id
 from penstock.core.jobs.intent import LABEL, LABEL_WORDS, Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.ordering import Ordering
@@ -61,6 +62,13 @@ class HasId(Protocol):
     def id(self) -> str: ...
 
 
+class HasName(Protocol):
+    """A batch."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class Options(TypedDict, total=False):
     """Every option by name, for type checkers; `JobOptions.take` is what checks them."""
 
@@ -84,6 +92,7 @@ class Options(TypedDict, total=False):
     not_before: When | None
     cost_limit: float | str | Decimal | None
     unit: str
+    batch: str | HasName | None
     after: Iterable[Parent]
     if_unmet: IfUnmetWord
     wait_for_space: Seconds
@@ -120,10 +129,15 @@ class JobOptions(Struct, frozen=True):
                         "arguments that gives the key; for one fixed key there is options(unique_key=...)"
                     )
                 own[name] = value
+            elif name == "batch":
+                pass  # below: it is a tag
             else:
                 field, check = _FIELDS[name]
                 fields[field] = check(name, value)
-        return replace(self, like=replace(self.like, **fields), **own)
+        like = replace(self.like, **fields)
+        if "batch" in given:
+            like = replace(like, tags=_in_batch(like.tags, given["batch"]))
+        return replace(self, like=like, **own)
 
     def intents(self) -> Callable[[str], Intent] | None:
         """Of the payload alone, where nothing else depends on the call or the moment."""
@@ -258,6 +272,14 @@ def _dependency(name: str, value: Any) -> Dependency:
             f"{', '.join(map(repr, map(str, ParentCondition)))}"
         )
     return Dependency(JobId(job_id), ParentCondition(condition))
+
+
+def _in_batch(tags: tuple[str, ...], value: Any) -> tuple[str, ...]:
+    """The tags of a job of this batch; None: of none."""
+    others = tuple(tag for tag in tags if not is_batch_id(tag))
+    if value is None:
+        return others
+    return (*others, batch_id(getattr(value, "name", value)))
 
 
 def _if_unmet(name: str, value: Any) -> IfUnmet:

@@ -59,6 +59,7 @@ from penstock.library.options import (
 )
 from penstock.library.schedules import ScheduleHandle, ScheduleOptions, declare, make_schedule
 from penstock.scheduler.arrays import ArrayService
+from penstock.scheduler.batches import BatchService
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
@@ -318,13 +319,29 @@ class Scheduler:
     # submitting
 
     def batch(
-        self, name: str, *, on_end: Callback | None = None, on_failure: Callback | None = None
+        self,
+        name: str,
+        *,
+        on_end: Callback | None = None,
+        on_failure: Callback | None = None,
+        open: bool = False,  # noqa: A002 - the word that all doors use
     ) -> Batch:
         """
         A named set of jobs, submitted together at the end of its `with` block. `on_end`: a job that starts when all
-        have ended; `on_failure`: one that starts when the first has failed.
+        have ended; `on_failure`: one that starts when the first has failed. An `open` batch does not end before
+        `batch.close()`: jobs can be added to it until then.
         """
-        return Batch(self, name, on_end, on_failure)
+        return Batch(self, name, on_end, on_failure, is_open=open)
+
+    def get_batch(self, name: str) -> Batch:
+        """A batch that was submitted before, here or elsewhere. NotFound: there is none of that name."""
+        self.batch_service.get(name)
+        return Batch(self, name, is_submitted=True)
+
+    @property
+    def addon(self) -> str:
+        """The addon that jobs count for unless they say otherwise."""
+        return self._options.like.addon_id
 
     def submit(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
         return self.job_service.submit(intents, wait_sec)
@@ -445,6 +462,11 @@ class Scheduler:
     def array_service(self) -> ArrayService:
         work = self.work
         return self._open.service.arrays if work is None else work.service.arrays
+
+    @property
+    def batch_service(self) -> BatchService:
+        work = self.work
+        return self._open.service.batches if work is None else work.service.batches
 
     @property
     def schedule_service(self) -> ScheduleService:

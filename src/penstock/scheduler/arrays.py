@@ -19,6 +19,7 @@ from penstock.core.errors import BadIntent, KeyConflict, NotFound, Refused
 from penstock.core.jobs import arrays
 from penstock.core.jobs.arrays import WINDOW, ArrayChange, ArrayRecord, ArraySpec, JobArray, member_id
 from penstock.core.jobs.changes import Change
+from penstock.core.jobs.groups import batch_of
 from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.states import ENDED, JobState, Move
@@ -53,7 +54,11 @@ class ArrayService:
         spec = self._checked(intent, indices)
         array_id = _array_id(intent)
 
+        is_new = False
+
         def decide(known: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment) -> ArrayChange | None:
+            nonlocal is_new
+            is_new = known is None
             if known is None:
                 return arrays.submit_array(JobArray(array_id, str(spec), intent, now), by)
             if (known.array.indices, known.array.intent) != (str(spec), intent):
@@ -64,8 +69,8 @@ class ArrayService:
                 )
             return None
 
-        is_new = self._store.array(array_id) is None
-        return self._change(array_id, decide, replace(intent, idempotency_key=None)), is_new
+        record = self._change(array_id, decide, replace(intent, idempotency_key=None))
+        return record, is_new
 
     def get(self, array_id: str) -> ArrayRecord:
         record = self._store.array(JobId(array_id))
@@ -155,6 +160,10 @@ class ArrayService:
             spec = arrays.parse_array(str(indices))
         except ValueError as error:
             problems.append(("array", str(error)))
+        if batch_of(intent) is not None:
+            problems.append(
+                ("tags", "cannot name a batch: an array is waited for and canceled as one itself")
+            )
         if intent.after:
             problems.append(("after", "cannot be given with an array: submit the array when they have ended"))
         try:

@@ -20,6 +20,7 @@ from penstock.core.jobs.admission import AdmissionClass, admission_class_of, key
 from penstock.core.jobs.dependencies import DependencyStatus
 from penstock.core.jobs.explain import Explanation, Findings, HostStanding, PreemptionInfo, explain
 from penstock.core.jobs.forecast import Outlook, likely_starts, outlook, reachable
+from penstock.core.jobs.groups import group_of_array
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.learning import TypeStats
@@ -134,16 +135,24 @@ class Explainer:
             for dependency in self._store.dependencies(job.job_id)
             if dependency.child == job.job_id and dependency.status is DependencyStatus.OPEN
         ][:_NAMED]
-        states = {
-            parent.job_id: parent.state
-            for parent in self._store.jobs([dependency.parent for dependency in unmet])
-        }
+        ids = [dependency.parent for dependency in unmet]
+        states = {parent.job_id: str(parent.state) for parent in self._store.jobs(ids)}
+        states |= {group_id: self._group_state(group_id) for group_id in ids if group_id not in states}
         return WaitsForParents(
             tuple(dependency.parent for dependency in unmet),
             tuple(str(dependency.condition) for dependency in unmet),
-            tuple(str(states[dependency.parent]) for dependency in unmet),
+            tuple(states[dependency.parent] for dependency in unmet),
             job.unmet,
         )
+
+    def _group_state(self, group_id: JobId) -> str:
+        """How far a batch or an array is, that a job waits for."""
+        record = self._store.array(group_id)
+        group = self._store.group(group_id) if record is None else group_of_array(record)
+        if group is None:  # pruned meanwhile
+            return "gone"
+        state = str(group.state) if group.state is not None else "open" if group.is_open else "RUNNING"
+        return f"{state}, {group.ended:,} of {group.total:,} ended"
 
     def _look(self, view: AdmissionView, job: Job, admission_class: AdmissionClass) -> _View:
         inputs = self._dispatcher.inputs(view)

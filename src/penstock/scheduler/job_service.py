@@ -23,6 +23,7 @@ from penstock.core.jobs import changes
 from penstock.core.jobs.admission import EVERYTHING, AdmissionClass
 from penstock.core.jobs.changes import Change, Renewal
 from penstock.core.jobs.explain import Explanation
+from penstock.core.jobs.groups import MOST_MEMBERS, is_batch_id
 from penstock.core.jobs.intent import MAX_PAYLOAD, Intent, all_but_payload, check
 from penstock.core.jobs.job import Dispatch, Event, Job
 from penstock.core.jobs.learning import TypeStats
@@ -290,12 +291,11 @@ class JobService:
     def rerun_intent(self, job_id: JobId, **fields: Any) -> Intent:
         """
         The request of a job, for a new job: with the changed `fields`, without the idempotency key, which means the old job,
-        without its parents, which may be gone, and without times that have passed.
+        without its parents, which may be gone, outside the batch of the old job, and without times that have passed.
         """
-        intent, now = (
-            replace(self._job(job_id).intent, idempotency_key=None, after=(), **fields),
-            self._store.now(),
-        )
+        now = self._store.now()
+        intent = replace(self._job(job_id).intent, idempotency_key=None, after=(), **fields)
+        intent = replace(intent, tags=tuple(tag for tag in intent.tags if not is_batch_id(tag)))
         times: dict[str, Any] = {
             name: None
             for name in ("deadline_at", "earliest_start_at")
@@ -421,8 +421,10 @@ class JobService:
         ]
 
     def _parents(self, job: Job) -> str:
-        """The results of its parents, as long as they are not too large together."""
-        ids = [dependency.job_id for dependency in job.intent.after]
+        """The results of its parents, as long as they are not too large together. A batch stands for its members."""
+        ids: list[JobId] = []
+        for dependency in job.intent.after:
+            ids += self._members(dependency.job_id) if is_batch_id(dependency.job_id) else [dependency.job_id]
         parents = {parent.job_id: parent for parent in self._store.jobs(ids)}
         last = [dispatch_id_of(p.job_id, p.fence) for p in parents.values() if p.state is JobState.DONE]
         results = {d.job_id: d.result for d in self._store.dispatches(last).values()}
@@ -433,6 +435,10 @@ class JobService:
             state = f'"{parents[job_id].state}"' if job_id in parents else "null"
             texts.append(f'["{job_id}",{state},{result if room >= 0 else "null"}]')
         return f"[{','.join(texts)}]"
+
+    def _members(self, batch: JobId) -> list[JobId]:
+        """The members that are stored still, in the order of their submit."""
+        return [d.parent for d in self._store.dependencies(batch, MOST_MEMBERS) if d.child == batch]
 
     def ask(
         self, admission_class: AdmissionClass, priority: int, worker: str = ""

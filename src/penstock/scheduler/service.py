@@ -19,6 +19,7 @@ from typing import Final, Self
 from penstock.core.errors import Unavailable
 from penstock.core.jobs.types import MILLISECOND, SECOND, Moment, Span
 from penstock.scheduler.arrays import ArrayAdvancer, ArrayService
+from penstock.scheduler.batches import BatchService
 from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.driver import Driver, Part, SteadyClock, TimedPart
 from penstock.scheduler.hosts import HostLoad, HostRegistration, Introduction
@@ -87,6 +88,7 @@ class SchedulerService:
         self.maintenance = Maintenance(store, rules, clock, on_shift=self.dispatcher.begin)
         self.registration = HostRegistration(store, rules, self.machine, introduction)
         self.arrays = ArrayService(store, rules, self.job_service)
+        self.batches = BatchService(store, rules, self.job_service)
         self.schedules = ScheduleService(store, rules)
         self.schedule_firer = ScheduleFirer(store, rules, self.job_service.cancel)
         self.preempter = Preempter(store, rules, self.dispatcher, self.job_service, self.yields)

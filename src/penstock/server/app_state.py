@@ -235,6 +235,8 @@ class Owners:
         addon_id = self._addons.get(job_id)
         if addon_id is None and (job := self._store.job(job_id)) is not None:
             addon_id = self._addons[job_id] = job.intent.addon_id
+        if addon_id is None and (group := self._store.group(job_id)) is not None:
+            addon_id = group.addon_id  # of an array or a batch; a name may mean another batch later
         return addon_id
 
     def _of(self, event: Event) -> str | None:

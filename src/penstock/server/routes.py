@@ -23,7 +23,7 @@ from msgspec.structs import fields
 
 from penstock import wire
 from penstock.scheduler.hosts import VERSION
-from penstock.server.handlers import admin, arrays, jobs, live, schedules, workers
+from penstock.server.handlers import admin, arrays, batches, jobs, live, schedules, workers
 from penstock.server.metrics import CONTENT_TYPE, metrics
 from penstock.server.request import Decoder, Request
 from penstock.wire import PREFIX, ProblemDetails, Scope
@@ -99,7 +99,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         "queue/cancel/bulk", _CANCEL, jobs.cancel_bulk, "Cancel the jobs that a filter finds, 500 at a time"
     ),
     _post("queue/retry/bulk", _SUBMIT, jobs.retry_bulk, "Retry the jobs that a filter finds, 500 at a time"),
-    # schedules
+    # arrays and batches
     _post("arrays/submit", _SUBMIT, arrays.array_submit, "Submit an array: a job for each index"),
     _get("arrays", _READ, arrays.array_list, "List arrays, the newest first"),
     _get(
@@ -107,6 +107,13 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     _post("arrays/{array_id}/cancel", _CANCEL, arrays.array_cancel, "Cancel all indices that have not ended"),
     _post("arrays/{array_id}/retry", _SUBMIT, arrays.array_retry, "Run the failed indices of an array again"),
+    _post("batches/submit", _SUBMIT, batches.batch_submit, "Submit a batch with its jobs and callbacks"),
+    _get("batches", _READ, batches.batch_list, "List batches, the newest first"),
+    _get("batches/{name}", _READ, batches.batch_get, "Get a batch, at once or when it has ended"),
+    _post("batches/{name}/close", _SUBMIT, batches.batch_close, "Close a batch: it ends with its last job"),
+    _post("batches/{name}/cancel", _CANCEL, batches.batch_cancel, "Cancel all jobs that have not ended"),
+    _post("batches/{name}/retry", _SUBMIT, batches.batch_retry, "Queue the failed jobs of a batch again"),
+    # schedules
     _get("schedules", _READ, schedules.schedule_list, "List schedules with their next moments and last jobs"),
     _get("schedules/{name}", _READ, schedules.schedule_get, "Get a schedule"),
     _post(

@@ -2,7 +2,7 @@
 The seam between the scheduler and a store: one verb that writes, and reads beside it; the same for memory, SQLite and PostgreSQL.
 
 Every write is an `Operation`, a frozen value that names what shall become true: `Submit`, `Apply`, `Complete`, `Renew`, `Admit`,
-and the upkeep (`ResolveDependencies`, `SetAddon`, `ChangeSchedule`, `ChangeArray`, `RecordLoad`, `Prune`, `Shift`, `Reorder`, `RegisterHost`,
+and the upkeep (`ResolveDependencies`, `SetAddon`, `ChangeSchedule`, `ChangeArray`, `SubmitBatch`, `ChangeBatch`, `RecordLoad`, `Prune`, `Shift`, `Reorder`, `RegisterHost`,
 `RemoveHost`, `DrainHost`, `Learn`).
 `commit` takes any number of operations and answers each with a Future of its own:
 
@@ -50,6 +50,7 @@ from penstock.core.jobs.admission import Ledger
 from penstock.core.jobs.arrays import ArrayChange, ArrayRecord
 from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.dependencies import StoredDependency
+from penstock.core.jobs.groups import GroupChange, JobGroup
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.learning import ObservedJob
@@ -378,6 +379,28 @@ class ChangeArray(Operation[ArrayRecord | None], frozen=True):
     intent: Intent | None = None
 
 
+class SubmitBatch(Operation[list[Receipt]], frozen=True):
+    """
+    A batch with its first members and its callbacks, all or none. `group`: without members; `intents`: as `groups.member`,
+    `groups.on_end` and `groups.on_failure` make them. Refusals as of `Submit`; KeyConflict: there is a batch of that name.
+    """
+
+    group: JobGroup
+    intents: Sequence[Intent]
+    depth: Depth = NO_LIMIT
+    by: str = ""
+
+
+class ChangeBatch(Operation[JobGroup | None], frozen=True):
+    """
+    A decision about a batch, in one transaction with what follows from it. `decide` must be quick and pure, and may be called
+    again; None changes nothing. Answered with the batch from then on; None: there is none.
+    """
+
+    group_id: JobId
+    decide: Callable[[JobGroup, Moment], GroupChange | None]
+
+
 class Prune(Operation[int], frozen=True):
     """Forget at most `limit` settled jobs that ended before then; answered with how many. BLOCKED jobs stay."""
 
@@ -580,6 +603,14 @@ class Reads(Protocol):
 
     def arrays(self, limit: int, *, only_open: bool = False) -> list[ArrayRecord]:
         """The newest first. `only_open`: those that have not ended."""
+        ...
+
+    def group(self, group_id: JobId) -> JobGroup | None:
+        """A batch by `batch:NAME`, or an array by its id."""
+        ...
+
+    def batches(self, limit: int, addon_id: AddonId | None = None) -> list[JobGroup]:
+        """The newest first."""
         ...
 
     def schedule_alarm(self) -> Moment | None:

@@ -16,6 +16,7 @@ import apsw
 
 from penstock.core.errors import StoreFailed
 from penstock.core.jobs.admission import keys_of
+from penstock.core.jobs.groups import FIRST_GROUP
 from penstock.stores.common.rows import class_from
 from penstock.stores.opening import SharedOptions, open_postgres, shown
 from penstock.stores.postgres.database import Database
@@ -40,6 +41,7 @@ TABLES: Final = {
     "schedule": "schedule",
     "load_hour": "load_hour",
     "job_array": "job_array",
+    "job_group": "job_group",
     "learned": "learned",
     "dependency": "dependency",
     "pending_end": "pending_end",
@@ -194,6 +196,7 @@ def _go_on_counting(con: apsw.Connection, server: PipelineConnection, link: Data
     for name, value in (
         (of_classes, classes),
         (f"{link.quoted}.job_no", jobs),
+        (f"{link.quoted}.group_no", con.execute("SELECT max(no) FROM job_group").get or FIRST_GROUP),
         (f"{link.quoted}.batch", events),
     ):
         server.execute("SELECT setval(%s::regclass, %s, false)", [name, value + 1])
@@ -219,6 +222,7 @@ _COUNTS: Final = {
     "checkpoints": "SELECT 'checkpoints', count(*) FROM {}checkpoint",
     "schedules": "SELECT 'schedules', count(*) FROM {}schedule",
     "arrays": "SELECT 'arrays', count(*) FROM {}job_array",
+    "groups": "SELECT 'groups', count(*) FROM {}job_group",
     "learned": "SELECT 'learned', count(*) FROM {}learned",
     "addons": "SELECT 'addons', count(*) FROM {}addon{}",
     "dependencies": "SELECT 'dependencies ' || status, count(*) FROM {}dependency GROUP BY status",

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from penstock.core.jobs.dependencies import MOST_PARENTS, IfUnmet
 from penstock.core.jobs.job import DEADLINE_PASSED, DEPENDENCY_UNMET
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import EndReason, RunWhen
+from penstock.core.jobs.types import MOST_BATCH_NAME, EndReason, RunWhen
 from penstock.wire.common import (
     _STATES,
     MAX_BULK,
@@ -43,7 +43,22 @@ JobEnd: TypeAlias = Annotated[
 
 
 ParentName: TypeAlias = Annotated[
-    str, Meta(pattern=r"^[0-9a-zA-Z#][0-9a-zA-Z-]{0,63}(:(ok|done|failed))?$", max_length=71)
+    str,
+    Meta(
+        pattern=r"^([0-9a-zA-Z#][0-9a-zA-Z-]{0,63}|batch:[A-Za-z0-9][A-Za-z0-9_.-]{0,48})(:(ok|done|failed))?$",
+        max_length=71,
+        description="The id of a job or an array, or batch:NAME, and :ok, :done or :failed.",
+    ),
+]
+
+
+BatchName: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?!\n)",
+        max_length=MOST_BATCH_NAME,
+        description="Unique in this store.",
+    ),
 ]
 
 
@@ -81,10 +96,13 @@ class SubmitBody(WireRequest):
     retry_delays_sec: Annotated[tuple[Delay, ...], Meta(max_length=20)] = ()
     #: false: a run is never asked or forced to give its units to a job of higher priority.
     preemptible: bool = True
-    #: Jobs that must end first: `ID`, `ID:done` or `ID:failed`; in a bulk submit `#n` for the job at position n.
+    #: Jobs that must end first: `ID`, `ID:done` or `ID:failed`; in a bulk submit `#n` for the job at position n. An array
+    #: is named by its id too, a batch by `batch:NAME`.
     after: Annotated[tuple[ParentName, ...], Meta(max_length=MOST_PARENTS)] = ()
     #: What becomes of the job if one of them ends otherwise.
     if_unmet: IfUnmet = IfUnmet.CANCEL
+    #: The batch that it is added to, which must not have ended.
+    batch: BatchName | None = None
     #: How long to wait for room when the queue is full; 0: be refused at once.
     wait_sec: Wait = 0
 
@@ -188,7 +206,10 @@ class Jobs(WireAnswer):
 
 
 class RelatedJob(WireAnswer):
-    """`status`: `open`, `met`, or `void` if the child was canceled."""
+    """
+    `job_id`: also of an array, or `batch:NAME`; `job_type` is `array` or `batch` then. `status`: `open`, `met`, or `void` if
+    the child was canceled.
+    """
 
     job_id: str
     condition: str

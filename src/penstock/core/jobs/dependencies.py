@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from penstock.core.errors import BadIntent, NotFound
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import JobId
+from penstock.core.jobs.types import BATCH_TAG, JobId
 
 if TYPE_CHECKING:
     from penstock.core.jobs.intent import Intent
@@ -49,8 +49,8 @@ class IfUnmet(StrEnum):
 
 class Dependency(Struct, frozen=True, gc=False):
     """
-    `job_id`: the parent, or `#n` for the job at position n of the same submit. `named`: how the submit named
-    a parent of its own; it is not stored.
+    `job_id`: the parent (a job, an array, or `batch:NAME`), or `#n` for the job at position n of the same submit.
+    `named`: how the submit named a parent of its own; it is not stored.
     """
 
     job_id: JobId
@@ -189,7 +189,8 @@ def stored_parents(intents: Iterable[Intent]) -> set[JobId]:
 
 def unknown_parent(job_id: str) -> NotFound:
     """Also for a job that the caller may not know."""
-    return NotFound(f"after: there is no job {job_id}", field="after", job_id=job_id)
+    what = f"batch {job_id.removeprefix(BATCH_TAG)}" if job_id.startswith(BATCH_TAG) else f"job {job_id}"
+    return NotFound(f"after: there is no {what}", field="after", job_id=job_id)
 
 
 # bounds
@@ -220,8 +221,10 @@ def problems(after: Sequence[Dependency], if_unmet: IfUnmet) -> Iterator[tuple[s
 
 
 def parse(text: str) -> Dependency:
-    """`JOB`, `JOB:ok`, `JOB:done` or `JOB:failed`. ValueError for another condition."""
-    job_id, colon, word = text.partition(":")
+    """`JOB`, `JOB:ok`, `JOB:done` or `JOB:failed`; `batch:NAME` is a JOB too. ValueError for another condition."""
+    prefix = BATCH_TAG if text.startswith(BATCH_TAG) else ""
+    job_id, colon, word = text.removeprefix(prefix).partition(":")
+    job_id = prefix + job_id
     if colon and word not in list(ParentCondition):
         raise ValueError(f"{text!r}: the condition must be one of {', '.join(ParentCondition)}")
     return Dependency(JobId(job_id), ParentCondition(word) if colon else ParentCondition.OK)

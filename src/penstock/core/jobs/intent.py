@@ -19,7 +19,18 @@ from msgspec import Struct
 from penstock.core.errors import BadIntent
 from penstock.core.jobs import dependencies
 from penstock.core.jobs.dependencies import Dependency, IfUnmet
-from penstock.core.jobs.types import OWN_TYPES, AddonId, Constraint, Moment, Money, Priority, RunWhen
+from penstock.core.jobs.types import (
+    BATCH_NAME,
+    BATCH_NAME_WORDS,
+    BATCH_TAG,
+    OWN_TYPES,
+    AddonId,
+    Constraint,
+    Moment,
+    Money,
+    Priority,
+    RunWhen,
+)
 from penstock.core.text import is_storable, parsed
 
 MAX_PAYLOAD: Final = 1_000_000  # characters of JSON
@@ -123,6 +134,11 @@ def _texts(intent: Intent) -> Iterator[tuple[str, str]]:
         yield "payload", f"must be at most {MAX_PAYLOAD} characters of JSON"
     if len(intent.tags) > 32 or not all(0 < len(tag) <= 64 for tag in intent.tags):
         yield "tags", "must be at most 32 tags of 1..64 characters"
+    batches = [tag.removeprefix(BATCH_TAG) for tag in intent.tags if tag.startswith(BATCH_TAG)]
+    if len(batches) > 1:
+        yield "tags", f"name {len(batches)} batches with {BATCH_TAG}NAME: a job can be in one"
+    elif batches and not BATCH_NAME.fullmatch(batches[0]):
+        yield "tags", f"name a batch with {BATCH_TAG}NAME, where NAME {BATCH_NAME_WORDS}"
     for field, texts in (
         ("tags", intent.tags),
         ("unit", (intent.unit,)),

@@ -17,7 +17,17 @@ from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Place
 from penstock.core.jobs.states import IN_FLIGHT, NONE_YET, SETTLED, Counters, DispatchPhase, JobState
-from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, JobId, Moment, Money, Span
+from penstock.core.jobs.types import (
+    BATCH_TAG,
+    AddonId,
+    DispatchId,
+    EndReason,
+    HostId,
+    JobId,
+    Moment,
+    Money,
+    Span,
+)
 
 
 class EventKind(StrEnum):
@@ -51,6 +61,11 @@ class EventKind(StrEnum):
     ARRAY_CANCELED = "ARRAY_CANCELED"  # it makes no more jobs; those that live are canceled one by one
     ARRAY_RETRIED = "ARRAY_RETRIED"  # its failed indices run again
     ARRAY_ENDED = "ARRAY_ENDED"  # its last index has ended; the reason says how
+    BATCH_SUBMITTED = "BATCH_SUBMITTED"  # a named set of jobs was accepted; its data has whether it is open
+    BATCH_CLOSED = "BATCH_CLOSED"  # it ends with the jobs that it has
+    BATCH_CANCELED = "BATCH_CANCELED"  # its jobs that have not ended are canceled one by one
+    BATCH_RETRIED = "BATCH_RETRIED"  # its jobs that failed are queued again
+    BATCH_ENDED = "BATCH_ENDED"  # it is closed, and its last job has ended; the reason says how
     SCHEDULE_FIRED = "SCHEDULE_FIRED"  # a moment became a job: it was due, or a person ran the schedule
     SCHEDULE_MISSED = "SCHEDULE_MISSED"  # moments at which no scheduler ran, and that are not made up for
     SCHEDULE_SKIPPED = "SCHEDULE_SKIPPED"  # a moment became no job: an earlier one had not ended
@@ -254,7 +269,9 @@ DEPENDENCY_UNMET: Final = "dependency_unmet"
 
 def unmet_words(data: Mapping[str, Any]) -> str:
     """From the data of the denial: `parent`, `condition` and `state` of the parent."""
-    return f"it was to run after job {str(data['parent'])[-8:]}:{data['condition']}, which is {data['state']}"
+    parent = str(data["parent"])
+    name = f"batch {parent.removeprefix(BATCH_TAG)}" if parent.startswith(BATCH_TAG) else f"job {parent[-8:]}"
+    return f"it was to run after {name}:{data['condition']}, which is {data['state']}"
 
 
 class JobOutcome(NamedTuple):

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.reason_base import BaseReason, Hides, cut, due_in, named
-from penstock.core.jobs.types import JobId, Moment, seconds
+from penstock.core.jobs.types import BATCH_TAG, JobId, Moment, seconds
 from penstock.core.jobs.worker_reasons import (
     AwaitsWorker,
     NoFunction,
@@ -390,7 +390,8 @@ class WaitsForParents(BaseReason, frozen=True):
     def words(self, now: Moment) -> str:
         parents = zip(self.parents, self.conditions, self.states, strict=True)
         wanted = [
-            f"{named(job_id)} ({state}) to be {_WANTED[condition]}" for job_id, condition, state in parents
+            f"{_parent(job_id, state)} ({state}) to be {_WANTED[condition]}"
+            for job_id, condition, state in parents
         ]
         more = self.unmet - len(wanted)
         others = f" and for {more} more job{'s' * (more > 1)}" if more else ""
@@ -405,12 +406,29 @@ class WaitsForParents(BaseReason, frozen=True):
     def way_out(self, job: str) -> str:
         """A parent that waits for a person, if there is one."""
         for parent, state in zip(self.parents, self.states, strict=True):
-            if parent is not None and state in ("FAILED", "BLOCKED"):
+            if parent is None:
+                continue
+            name = parent.removeprefix(BATCH_TAG)
+            if name != parent and state.startswith("open"):
+                return f"penstock batch close {name}"
+            if state.startswith("FAILED, "):  # a group, with how far it is
+                return (
+                    f"penstock batch retry {name}" if name != parent else f"penstock array retry {name[-8:]}"
+                )
+            if state in ("FAILED", "BLOCKED"):
                 return f"penstock retry {parent[-8:]}"
         return super().way_out(job)
 
     def hidden(self, hides: Hides) -> Self:
         return replace(self, parents=tuple(map(hides.job, self.parents)))
+
+
+def _parent(job_id: JobId | None, state: str) -> str:
+    if job_id is not None and job_id.startswith(BATCH_TAG):
+        return f"batch {job_id.removeprefix(BATCH_TAG)}"
+    if job_id is not None and " ended" in state:
+        return f"array {job_id[-8:]}"
+    return named(job_id)
 
 
 #: What a condition asks of a parent.

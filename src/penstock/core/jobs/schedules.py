@@ -32,7 +32,7 @@ from penstock.core.jobs.intent import MAX_SPAN_SEC, Intent
 from penstock.core.jobs.intent import check as check_intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.moments import Timing, cron_problem, zone_problem
-from penstock.core.jobs.types import HOUR, MINUTE, JobId, Moment, Span, when
+from penstock.core.jobs.types import BATCH_TAG, HOUR, MINUTE, JobId, Moment, Span, when
 
 #: The name is part of a tag of at most 64 characters.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,54}")
@@ -211,6 +211,8 @@ def _problems(schedule: Schedule, now: Moment) -> Iterator[tuple[str, str]]:
         yield "missed", f"must be one of {', '.join(Missed)}"
     if not 1 <= schedule.missed_limit <= MOST_PENDING:
         yield "missed_limit", f"must be 1..{MOST_PENDING}"
+    if any(tag.startswith(BATCH_TAG) for tag in schedule.intent.tags):
+        yield "job.tags", "cannot name a batch, which takes no more jobs once it has ended"
     for field in ("earliest_start_at", "deadline_at", "idempotency_key"):
         if getattr(schedule.intent, field) is not None:
             yield field, "cannot be part of a schedule: each of its jobs has a moment of its own"

@@ -8,6 +8,7 @@ that end in `_sec` are seconds, as the HTTP fields are; every other time in the 
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import IntFlag, StrEnum
@@ -156,6 +157,10 @@ BATCH_TAG: Final = "batch:"
 CALLBACK_TAG: Final = "batch-callback:"
 #: A tag has at most 64 characters.
 MOST_BATCH_NAME: Final = 64 - len(CALLBACK_TAG)
+BATCH_NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MOST_BATCH_NAME - 1}}}")
+BATCH_NAME_WORDS: Final = (
+    f"must be 1..{MOST_BATCH_NAME} characters of A-Z a-z 0-9 _ . - and begin with a letter or digit"
+)
 
 #: Between the id of an array and an index.
 SEPARATOR: Final = "_"

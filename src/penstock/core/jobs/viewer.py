@@ -23,8 +23,8 @@ from penstock.core.jobs.types import AddonId, JobId
 #: Fields of an event's data that tell of the event's own job or addon, whatever its kind.
 _OWN: Final = frozenset(
     {
-        "addon_id", "after", "asked", "budget", "by", "condition", "count", "deadline_at", "dispatch_id", "earliest_start_at",
-        "error", "fence", "fields", "first", "held_by", "instead_of", "key", "kind", "limit", "moment", "not_before",
+        "addon_id", "after", "asked", "batch", "budget", "by", "canceled", "condition", "count", "deadline_at", "dispatch_id", "done",
+        "earliest_start_at", "error", "failed", "fence", "fields", "first", "held_by", "instead_of", "key", "kind", "limit", "moment", "not_before", "open",
         "overshoot", "paused", "pid", "priority", "schedule", "spent", "text", "too_late_for", "until", "waited",
         "weight", "worker",
     }

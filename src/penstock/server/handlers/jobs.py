@@ -20,11 +20,13 @@ from msgspec.structs import replace
 from penstock import wire
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.dependencies import StoredDependency, parse, stored_parents, unknown_parent
+from penstock.core.jobs.groups import batch_of, group_of_array, unknown_batch
 from penstock.core.jobs.intent import Intent, check, title_of
-from penstock.core.jobs.job import Dispatch, Job, outcome_of
+from penstock.core.jobs.job import DEPENDENCY_UNMET, Dispatch, Job, outcome_of
 from penstock.core.jobs.standing import recorded_reason, standing
 from penstock.core.jobs.states import SETTLED, JobState, Move, allowed
 from penstock.core.jobs.types import (
+    BATCH_TAG,
     AddonId,
     Constraint,
     JobId,
@@ -86,17 +88,26 @@ def may_submit(call: Request[Any, Any], intent: Intent, at: str = "") -> None:
         message = f"must be {call.principal.addon_id} with this token"
         raise naming_fields(OverLimit, (f"{at}addon_id", message))
     call.check_limits(intent.cost_units, intent.priority, at)
-    if intent.after and call.principal.addon_id is not None:
-        _check_parents(call, intent)
+    if call.principal.addon_id is not None:
+        if intent.after:
+            _check_parents(call, intent)
+        batch = batch_of(intent) if intent.tags else None
+        group = None if batch is None else call.store.group(batch)
+        if batch is not None and (group is None or not call.owns(group.addon_id)):
+            raise unknown_batch(batch)
 
 
 def _check_parents(call: Request[Any, Any], intent: Intent) -> None:
-    """A token that is bound to an addon knows no other addon's jobs."""
-    parents = sorted(stored_parents([intent]))
-    known = {job.job_id for job in call.store.jobs(parents) if call.owns(job.intent.addon_id)}
-    for job_id in parents:
-        if job_id not in known:
+    """A token that is bound to an addon knows no other addon's jobs, arrays and batches."""
+    for job_id in sorted(stored_parents([intent])):
+        if not _may_know(call, job_id):
             raise unknown_parent(job_id)
+
+
+def _may_know(call: Request[Any, Any], parent: JobId) -> bool:
+    """Whether the token may know this job, array or batch."""
+    bound = call.principal.addon_id
+    return bound is None or call.app_state.owners.of_job(parent) == bound
 
 
 async def _submit(call: Request[Any, Any], intents: list[Intent], wait_sec: float) -> Sequence[Receipt]:
@@ -163,7 +174,7 @@ def intent_from(submit: wire.SubmitBody) -> Intent:
         quiet_for_sec=submit.quiet_for_sec,
         expected_duration_sec=submit.expected_duration_sec,
         payload=text_of(submit.payload),
-        tags=submit.tags,
+        tags=submit.tags if submit.batch is None else (*submit.tags, f"{BATCH_TAG}{submit.batch}"),
         labels=submit.labels,
         time_sensitive=submit.time_sensitive,
         deadline_at=_moment(submit.deadline_at),
@@ -197,11 +208,13 @@ def _get(call: Request[Any, None]) -> wire.JobInfo:
 def _job(call: Request[Any, Any], job: Job) -> wire.JobInfo:
     last = call.store.dispatch(dispatch_id_of(job.job_id, job.fence)) if job.fence else None
     end, error = outcome_of(job, last)
+    if end == DEPENDENCY_UNMET and not all(_may_know(call, one.job_id) for one in job.intent.after):
+        error = "it was to run after a job of another addon, which ended otherwise"
     return as_answer(
         wire.JobInfo,
         job,
         job.intent,
-        **_derived(job, _why(call, job, last)),
+        **_derived(call, job, _why(call, job, last)),
         payload=as_json(job.intent.payload),
         checkpoint=as_json(call.store.checkpoint(job.job_id) if job.fence else None),
         result=as_json(None if last is None else last.result),
@@ -218,8 +231,11 @@ def _why(call: Request[Any, Any], job: Job, last: Dispatch | None) -> str:
     return standing(job, now, recorded_reason(job, now), last=last, schedules=rules.schedules)
 
 
-def _derived(job: Job, why: str) -> dict[str, object]:
-    """The fields that neither the job nor its intent has as they are shown."""
+def _derived(call: Request[Any, Any], job: Job, why: str) -> dict[str, object]:
+    """
+    The fields that neither the job nor its intent has as they are shown. A parent of another addon has no name here: an
+    administrator made the job wait for it.
+    """
     limit = job.intent.cost_limit
     return {
         "constraints": CONSTRAINT_FLAGS[job.intent.constraints],
@@ -231,7 +247,10 @@ def _derived(job: Job, why: str) -> dict[str, object]:
         "why": why,
         "allowed": _ALLOWED[job.state],
         "title": title_of(job.intent),
-        "after": tuple(map(str, job.intent.after)),
+        "after": tuple(
+            str(one) if _may_know(call, one.job_id) else f"another addon:{one.condition}"
+            for one in job.intent.after
+        ),
     }
 
 
@@ -252,8 +271,21 @@ def dependencies(call: Request[None, None]) -> wire.JobDependencies:
         words = (str(dependency.condition), str(dependency.status), j.state, j.intent.job_type)
         return wire.RelatedJob(other, *words, title_of(j.intent))
 
+    def group(dependency: StoredDependency) -> wire.RelatedJob | None:
+        """A batch or an array that the job waits for."""
+        record = call.store.array(dependency.parent)
+        found = call.store.group(dependency.parent) if record is None else group_of_array(record)
+        if found is None or not call.owns(found.addon_id):
+            return None
+        kind, name = ("batch", found.name) if found.is_batch else ("array", found.group_id[-8:])
+        title = f"{kind} {name}: {found.ended:,} of {found.total:,} ended"
+        words = (str(dependency.condition), str(dependency.status), found.state or JobState.RUNNING, kind)
+        return wire.RelatedJob(dependency.parent, *words, title)
+
+    groups = [group(each) for each in parents if each.parent not in jobs]
     return wire.JobDependencies(
-        [related(each, each.parent) for each in parents if each.parent in jobs],
+        [one for one in groups if one is not None]
+        + [related(each, each.parent) for each in parents if each.parent in jobs],
         [related(each, each.child) for each in children if each.child in jobs],
     )
 
@@ -275,7 +307,7 @@ def listing(call: Request[wire.JobsQuery, None]) -> wire.Jobs:
             wire.JobSummary,
             job,
             job.intent,
-            **_derived(job, _why(call, job, ended.get(dispatch_id_of(job.job_id, job.fence)))),
+            **_derived(call, job, _why(call, job, ended.get(dispatch_id_of(job.job_id, job.fence)))),
         )
         for job in jobs
     ]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from penstock.core.jobs.arrays import ArrayChange, ArrayRecord, advance
+from penstock.core.jobs.groups import JobGroup, array_moves, group_of_array
 from penstock.core.jobs.states import ENDED, JobState
 from penstock.core.jobs.types import SEPARATOR, JobId, Moment, member_of
 from penstock.stores.api import ChangeArray
@@ -36,6 +37,10 @@ class ArrayRows(Protocol):
         """Write the array, the jobs that it makes, and the events."""
         ...
 
+    def change_group(self, group: JobGroup, *, is_new: bool) -> None:
+        """The array as a parent from now on; its end releases the jobs that wait for it."""
+        ...
+
 
 def change_array(rows: ArrayRows, operation: ChangeArray) -> ArrayRecord | None:
     """The answer to the operation: the array from now on."""
@@ -54,7 +59,7 @@ def advance_arrays(rows: ArrayRows, moves: Iterable[EndedJob]) -> list[ArrayReco
     for array_id in sorted(ends):  # in the order in which every transaction locks them
         record = rows.record(array_id)
         if (change := advance(record, ends[array_id], rows.now)) is not None:
-            rows.write(change, is_new=False)
+            _write(rows, record, change)
             changed.append(change.record)
     return changed
 
@@ -69,4 +74,6 @@ def _write(rows: ArrayRows, record: ArrayRecord | None, change: ArrayChange | No
     if change is None:
         return record
     rows.write(change, is_new=record is None)
+    if record is None or array_moves(record, change.record):
+        rows.change_group(group_of_array(change.record), is_new=record is None)
     return change.record

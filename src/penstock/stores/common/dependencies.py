@@ -11,16 +11,21 @@ released, or a tenth of it that are ended, or some 160 levels. What is beyond th
 
 The cost of a release is that of the dependencies on the jobs that ended. A child counts the parents that it
 waits for, so no end looks at the child's other parents.
+
+A batch is a child of its members and a parent of what waits for it (`core/jobs/groups.py`): the end of a member is
+counted in the row of the batch, and the end of the last one ends the batch, in the same transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from penstock.core.jobs.changes import Change, Note, miss_dependency
 from penstock.core.jobs.dependencies import DependencyStatus, Fate, IfUnmet, ParentCondition, fate
+from penstock.core.jobs.groups import FIRST_GROUP, JobGroup, end_members, retry_members
 from penstock.core.jobs.job import EventKind, Job
 from penstock.core.jobs.states import ENDED, JobState
 from penstock.core.jobs.types import JobId, Moment
@@ -43,7 +48,10 @@ class EndedJob(NamedTuple):
 
 
 class OpenDependency(NamedTuple):
-    """A dependency that is not met, of a child that is queued. `unmet`, `events`: of the child, as stored."""
+    """
+    A dependency that is not met, of a child that is queued, or of a batch on its member. `unmet`, `events`: of the
+    child, as stored.
+    """
 
     parent_no: int
     parent_id: JobId
@@ -90,6 +98,18 @@ class DependencyRows(Protocol):
         """Put children whose last parent has ended into their ready queues, each with its event."""
         ...
 
+    def memberships(self, members: Sequence[int]) -> Sequence[OpenDependency]:
+        """The dependencies of batches on these members, which had ended, as if they were open."""
+        ...
+
+    def groups(self, nos: Sequence[int]) -> Mapping[int, JobGroup]:
+        """These groups, by number, locked."""
+        ...
+
+    def set_groups(self, groups: Mapping[int, JobGroup], notes: Sequence[Note]) -> None:
+        """Write groups as they are from now on, with events that belong to no job."""
+        ...
+
     def postpone(self, ends: Sequence[EndedJob]) -> None:
         """Keep ends whose children are not all resolved yet, for `ResolveDependencies`."""
         ...
@@ -102,13 +122,38 @@ def moved(no: int, job_id: JobId, source: JobState, target: JobState) -> EndedJo
     return EndedJob(no, job_id, target)
 
 
+def group_move(no: int, before: JobGroup, after: JobGroup) -> EndedJob | None:
+    """The change of a group that its children must know: it has ended, or its first member has failed."""
+    if after.state is not None and before.state is None:
+        return EndedJob(no, after.group_id, after.state)
+    if after.is_failing and not before.is_failing:
+        return EndedJob(no, after.group_id, JobState.RUNNING)
+    return None
+
+
 def resolve(
     rows: DependencyRows, moves: Sequence[EndedJob], new: Sequence[int] = (), *, most: int | None = None
 ) -> None:
-    """`moves`: as `moved` makes them. `new`: the numbers of new jobs that have parents."""
-    waiting = [*new, *(move.no for move in moves if move.state is JobState.QUEUED)]
-    ended = [move for move in moves if move.state in ENDED]
-    _Resolution(rows, MOST_RESOLVED if most is None else most).run(ended, waiting)
+    """
+    `moves`: as `moved` makes them, and groups that have ended, or of which the first member has failed (RUNNING).
+    `new`: the numbers of new jobs that have parents.
+    """
+    resolution = _Resolution(rows, MOST_RESOLVED if most is None else most)
+    retried = [move.no for move in moves if move.state is JobState.QUEUED]
+    if retried:
+        resolution.reopen_groups(retried)
+    resolution.run([move for move in moves if move.state in ENDED], [*new, *retried])
+    resolution.write()
+    if failing := [move for move in moves if move.state is JobState.RUNNING]:
+        resolve_failing(rows, failing, most)
+
+
+def resolve_failing(rows: DependencyRows, groups: Sequence[EndedJob], most: int | None = None) -> None:
+    """The first member of these groups has failed, which is enough for some of their children."""
+    resolution = _Resolution(rows, MOST_RESOLVED if most is None else most)
+    for group in groups:
+        resolution.release_early(group.no, group.job_id)
+    resolution.write()
 
 
 @dataclass(slots=True)
@@ -134,6 +179,25 @@ class _Resolution:
         #: Children whose open dependencies no longer matter.
         self._void: list[int] = []
         self._next: list[EndedJob] = []
+        self._postponed: list[EndedJob] = []
+        #: Groups as they are from now on, by number.
+        self._groups: dict[int, JobGroup] = {}
+        self._group_notes: list[Note] = []
+        #: Members that ended in this level, by group; and all that ended or were retried, as pairs of dependencies.
+        self._members: dict[int, dict[int, JobState]] = {}
+        self._ended_members: list[tuple[int, int]] = []
+        self._retried_members: list[tuple[int, int]] = []
+
+    def reopen_groups(self, retried: Sequence[int]) -> None:
+        """Members that had failed are queued again."""
+        rows = self._rows.memberships(sorted(set(retried)))
+        counts = Counter(row.child_no for row in rows)
+        self._read_groups(counts)
+        for no, count in counts.items():
+            self._groups[no] = retry_members(self._groups[no], count)
+        for row in rows:
+            self._retried_members.append((row.parent_no, row.child_no))
+            self._awaited.setdefault(row.parent_no, []).append(row)
 
     def run(self, ended: Sequence[EndedJob], waiting: Sequence[int]) -> None:
         """`ended`: jobs whose children may become ready or end. `waiting`: jobs that begin to wait for their parents."""
@@ -141,12 +205,12 @@ class _Resolution:
             self._judge_parents(waiting)
         self._next += ended
         self._void += [end.no for end in ended if end.state is JobState.CANCELED]
-        postponed: list[EndedJob] = []
         while self._next and self._budget > 0:
             level, self._next = sorted({end.no: end for end in self._next}.values()), []
             self._budget -= LEVEL_COST
-            postponed += self._resolve_level(level)
-        self._write([*postponed, *self._next])
+            self._postponed += self._resolve_level(level)
+            self._count_members()
+        self._postponed += self._next
 
     def _judge_parents(self, waiting: Sequence[int]) -> None:
         dependencies = self._rows.parents(sorted(set(waiting)))
@@ -158,15 +222,9 @@ class _Resolution:
             self._judge(dependency, JobState(dependency.parent_state))
 
     def _resolve_level(self, level: Sequence[EndedJob]) -> list[EndedJob]:
-        """ResolveDependencies ends in the order of their numbers. Returns those that are left when the budget is spent."""
-        stored = self._rows.children(level, max(1, self._budget) + 1)
-        found = {(row.parent_no, row.child_no): row for row in stored}
-        for end in level:
-            for row in self._awaited.get(end.no, ()):  # a store may know them already
-                if row.child_no > end.after:
-                    found[row.parent_no, row.child_no] = row
+        """Resolve ends in the order of their numbers. Returns those that are left when the budget is spent."""
         by_no = {end.no: at for at, end in enumerate(level)}
-        for (parent_no, child_no), row in sorted(found.items()):
+        for (parent_no, child_no), row in sorted(self._children_of(level).items()):
             at = by_no[parent_no]
             if self._budget <= 0:
                 return [level[at]._replace(after=child_no - 1), *level[at + 1 :]]
@@ -174,7 +232,55 @@ class _Resolution:
             self._judge(row._replace(parent_id=level[at].job_id), level[at].state)
         return []
 
+    def _children_of(self, level: Sequence[EndedJob]) -> dict[tuple[int, int], OpenDependency]:
+        stored = self._rows.children(level, max(1, self._budget) + 1)
+        found = {(row.parent_no, row.child_no): row for row in stored}
+        for end in level:
+            for row in self._awaited.get(end.no, ()):  # a store may know them already
+                if row.child_no > end.after:
+                    found[row.parent_no, row.child_no] = row
+        return found
+
+    # groups
+
+    def _read_groups(self, nos: Mapping[int, object]) -> None:
+        if unread := sorted(nos.keys() - self._groups.keys()):
+            self._groups |= self._rows.groups(unread)
+
+    def _count_members(self) -> None:
+        """Count the members that this level ended, and end the groups that are over."""
+        members, self._members = self._members, {}
+        if not members:
+            return
+        self._read_groups(members)
+        for no, ends in sorted(members.items()):
+            before = self._groups[no]
+            group, notes = end_members(before, Counter(ends.values()), self._rows.now)
+            self._groups[no] = group
+            self._group_notes += notes
+            self._ended_members += [(member, no) for member in ends]
+            if group.state is not None:
+                self._next.append(EndedJob(no, group.group_id, group.state))
+            elif group.is_failing and not before.is_failing:
+                self.release_early(no, group.group_id)
+
+    def release_early(self, no: int, group_id: JobId) -> None:
+        """
+        The first member has failed: release the children for which that is enough. Beyond the budget they wait for the
+        end of the group.
+        """
+        failing = EndedJob(no, group_id, JobState.FAILED)
+        for row in self._children_of([failing]).values():
+            if row.condition == ParentCondition.FAILED and row.if_unmet == IfUnmet.ANY:
+                self._budget -= 1
+                self._judge(row._replace(parent_id=group_id), JobState.FAILED)
+
+    # children
+
     def _judge(self, row: OpenDependency, parent: JobState) -> None:
+        if row.child_no >= FIRST_GROUP:
+            self._members.setdefault(row.child_no, {})[row.parent_no] = parent
+            return
         child = self._children.setdefault(row.child_no, _Child(row, row.unmet))
         if child.is_settled(row.parent_no):
             return
@@ -203,9 +309,15 @@ class _Resolution:
             if state is JobState.CANCELED:
                 self._void.append(row.child_no)
 
-    def _write(self, postponed: Sequence[EndedJob]) -> None:
+    def write(self) -> None:
         waiting = [child for _, child in sorted(self._children.items()) if not child.ended]
         rows = self._rows
+        if self._retried_members:
+            rows.settle(sorted(self._retried_members), DependencyStatus.OPEN)
+        if self._ended_members:
+            rows.settle(sorted(self._ended_members), DependencyStatus.MET)
+        if self._groups:
+            rows.set_groups(self._groups, self._group_notes)
         if met := [(parent, child.row.child_no) for child in waiting for parent in child.met]:
             rows.settle(sorted(met), DependencyStatus.MET)
         if dropped := [(parent, child.row.child_no) for child in waiting for parent in child.dropped]:
@@ -217,8 +329,8 @@ class _Resolution:
         # A child that never waited is in its ready queue already.
         if ready := [child for child in waiting if not child.unmet and child.row.unmet]:
             rows.release([(child.row, _ready(child)) for child in ready])
-        if postponed:
-            rows.postpone(postponed)
+        if self._postponed:
+            rows.postpone(self._postponed)
 
 
 def _ready(child: _Child) -> Note:

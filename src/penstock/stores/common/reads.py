@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from penstock.core.jobs.admission import AdmissionClass, keys_of
 from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.dependencies import DependencyStatus, ParentCondition, StoredDependency
+from penstock.core.jobs.groups import JobGroup
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host
@@ -31,6 +32,7 @@ from penstock.stores.common.rows import (
     class_from,
     dispatch_from,
     event_rows,
+    group_from,
     host_from,
     job_from,
     observed_from,
@@ -253,6 +255,14 @@ class SqlReads(ABC, Generic[S]):
         rows = self._query("open_arrays" if only_open else "newest_arrays", {"most": limit})
         return [array_from(row) for row in rows]
 
+    def group(self, group_id: JobId) -> JobGroup | None:
+        rows = self._query("group_by_id", {"group_id": group_id})
+        return group_from(rows[0][1:]) if rows else None
+
+    def batches(self, limit: int, addon_id: AddonId | None = None) -> list[JobGroup]:
+        rows = self._query("newest_batches", {"most": limit, "addon_id": addon_id})
+        return [group_from(row[1:]) for row in rows]
+
     def waiting_by_labels(self) -> dict[tuple[str, ...], WaitingWork]:
         rows = self._query("waiting_by_labels")
         return {tuple(labels.split()): WaitingWork(int(jobs), int(units)) for labels, jobs, units in rows}
@@ -356,6 +366,7 @@ def _job_problems(session: SqlSession) -> Iterator[str]:
     for name, problem in (
         ("audit_in_flight", "is in flight without a live dispatch"),
         ("audit_dependencies", "waits for other parents than its dependencies say"),
+        ("audit_groups", "counts other members than it has"),
         ("audit_trail", "has a gap in its events"),
         ("audit_fold", "is not in the state its last event tells"),
     ):

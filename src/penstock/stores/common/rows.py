@@ -25,6 +25,7 @@ import uuid_utils
 from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.arrays import ArrayProgress, ArrayRecord, JobArray
 from penstock.core.jobs.dependencies import Dependency, IfUnmet, ParentCondition
+from penstock.core.jobs.groups import JobGroup
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, EventKind, Job
 from penstock.core.jobs.learning import ObservedJob
@@ -341,6 +342,43 @@ def array_progress(record: ArrayRecord) -> dict[str, Any]:
 def array_from(row: Sequence[Any]) -> ArrayRecord:
     body, state = row
     return ArrayRecord(_array(body), _array_progress(state))
+
+
+def group_values(group: JobGroup) -> dict[str, Any]:
+    return {
+        "group_id": group.group_id,
+        "addon_id": group.addon_id,
+        "created_at": group.created_at,
+        "is_open": int(group.is_open),
+        "total": group.total,
+        "done": group.done,
+        "failed": group.failed,
+        "canceled": group.canceled,
+        "state": None if group.state is None else str(group.state),
+        "ended_at": group.ended_at,
+        "digest": group.digest,
+    }
+
+
+def changed_group_values(group: JobGroup) -> dict[str, Any]:
+    """What a change of a group may write."""
+    fixed = ("addon_id", "created_at", "digest")
+    return {name: value for name, value in group_values(group).items() if name not in fixed}
+
+
+def group_from(row: Sequence[Any]) -> JobGroup:
+    """A row of `group_columns` without its number."""
+    group_id, addon_id, created_at, is_open, total, done, failed, canceled, state, ended_at, digest = row
+    return JobGroup(
+        group_id,
+        addon_id,
+        created_at,
+        bool(is_open),
+        *(total, done, failed, canceled),
+        None if state is None else JobState(state),
+        ended_at,
+        digest,
+    )
 
 
 #: The events of a batch from their text, as `pack` makes it.

@@ -6,7 +6,7 @@ what heartbeats change, and how an event is put down. A store reads the rows for
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias, cast
@@ -16,7 +16,15 @@ from msgspec.structs import replace
 
 from penstock.core.jobs.admission import windows
 from penstock.core.jobs.changes import Note, Renewal
-from penstock.core.jobs.dependencies import position, stored_parents, submit_order, unknown_parent
+from penstock.core.jobs.dependencies import (
+    IfUnmet,
+    ParentCondition,
+    position,
+    stored_parents,
+    submit_order,
+    unknown_parent,
+)
+from penstock.core.jobs.groups import JobGroup, batch_of, check_members
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, EventKind
 from penstock.core.jobs.load import Host
@@ -135,12 +143,13 @@ def take(
     queued: Callable[[AddonId | None], int],
     insert: Callable[[int, Intent], Receipt],
     existing: Callable[[Collection[JobId]], Collection[JobId]],
+    batches: Callable[[Collection[JobId]], Mapping[JobId, JobGroup]],
     written: Mapping[int, Receipt] = MappingProxyType({}),
 ) -> list[Receipt]:
     """
     The receipts of one submit; `insert` makes a job, and gets the position of its intent, and the intent with the ids of its
     parents. `used`: the keys of these intents that have a job, to which those of new jobs are added. `existing`: which of these
-    jobs exist. `written`: the jobs that exist already, by their position. A bulk that conflicts is refused for that before it is
+    jobs and groups exist. `batches`: these batches, locked. `written`: the jobs that exist already, by their position. A bulk that conflicts is refused for that before it is
     refused for its size, and before a job is made.
     """
     new: list[Intent] = []
@@ -156,6 +165,8 @@ def take(
         parents = stored_parents(new)
         for unknown in sorted(parents - set(existing(parents))):
             raise unknown_parent(unknown)
+    if added := added_members(new):
+        check_members(batches(added), added)
     depth.check(new, queued)
     receipts: dict[int, Receipt] = {}
     for at in submit_order(intents) if dependent else range(len(intents)):
@@ -168,6 +179,22 @@ def take(
                 used[key] = (replace(receipt, created=False), used[key][1])
         receipts[at] = receipt
     return [receipts[at] for at in range(len(intents))]
+
+
+def added_members(intents: Iterable[Intent]) -> Counter[JobId]:
+    """How many members these jobs give to each batch."""
+    return Counter(batch for intent in intents if intent.tags and (batch := batch_of(intent)) is not None)
+
+
+#: The condition of a batch on its members, and what if it is not met: every end counts.
+MEMBERSHIP: Final = (str(ParentCondition.DONE), str(IfUnmet.CANCEL))
+
+
+def new_dependencies(job_id: JobId, intent: Intent) -> list[tuple[JobId, JobId, str, str]]:
+    """The rows of a new job: parent, child, condition, what if it is not met. A batch is a child of its members."""
+    rows = [(d.job_id, job_id, str(d.condition), str(intent.if_unmet)) for d in intent.after]
+    batch = batch_of(intent) if intent.tags else None
+    return rows if batch is None else [*rows, (job_id, batch, *MEMBERSHIP)]
 
 
 def _with_ids(intent: Intent, receipts: Mapping[int, Receipt]) -> Intent:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.core.jobs.arrays import ArrayChange, ArrayRecord
+from penstock.core.jobs.groups import GroupChange, JobGroup
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
 
@@ -30,6 +31,12 @@ class MemoryArrayRows:
     def states(self, job_ids: Sequence[JobId]) -> dict[JobId, JobState]:
         jobs = self._store._jobs
         return {job_id: jobs[job_id].state for job_id in job_ids if job_id in jobs}
+
+    def change_group(self, group: JobGroup, *, is_new: bool) -> None:
+        if is_new:
+            self._store.add_group(group)
+        else:
+            self._store.change_group(group.group_id, lambda _, __: GroupChange(group))
 
     def write(self, change: ArrayChange, *, is_new: bool) -> None:  # noqa: ARG002 - a dictionary takes both alike
         store = self._store

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from penstock.core.jobs.changes import Change, Note
 from penstock.core.jobs.dependencies import DependencyStatus
+from penstock.core.jobs.groups import JobGroup
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.ordering import Place, released_place
 from penstock.core.jobs.states import JobState
@@ -51,13 +52,39 @@ class MemoryDependencyRows:
 
     def _open(self, dependencies: Iterable[DependencyRow]) -> Iterator[OpenDependency]:
         for dependency in dependencies:
-            parent, child = self._store._jobs[dependency.parent], self._store._jobs[dependency.child]
-            if dependency.status is DependencyStatus.OPEN and child.state is JobState.QUEUED:
+            if dependency.status is not DependencyStatus.OPEN:
+                continue
+            child = self._store._jobs.get(dependency.child)
+            if child is None:
+                yield self._of(dependency)
+            elif child.state is JobState.QUEUED:
                 events = len(self._store._trails[child.job_id])
-                yield OpenDependency(
-                    *(parent.no, parent.job_id, parent.state, child.no, child.job_id),
-                    *(dependency.condition, dependency.if_unmet, child.unmet, events),
-                )
+                yield self._of(dependency)._replace(unmet=child.unmet, events=events)
+
+    def _of(self, dependency: DependencyRow) -> OpenDependency:
+        number = self._store._number_of
+        parent, child = dependency.parent, dependency.child
+        return OpenDependency(
+            *(number(parent), parent, self._store._parent_state(dependency), number(child), child),
+            *(dependency.condition, dependency.if_unmet, 0, 0),
+        )
+
+    def memberships(self, members: Sequence[int]) -> list[OpenDependency]:
+        rows = (row for no in members for row in self._store._children.get(self._ids[no], {}).values())
+        return [
+            self._of(row)
+            for row in rows
+            if row.child in self._store._groups and row.status is DependencyStatus.MET
+        ]
+
+    def groups(self, nos: Sequence[int]) -> dict[int, JobGroup]:
+        return {no: self._store._groups[self._ids[no]] for no in nos}
+
+    def set_groups(self, groups: Mapping[int, JobGroup], notes: Sequence[Note]) -> None:
+        for group in groups.values():
+            self._store._groups[group.group_id] = group
+        for note in notes:
+            self._store._note(self.now, note, None)
 
     def end(self, child: OpenDependency, decide: Callable[[Job], Change]) -> None:
         if not self._store._apply(decide(self._store._jobs[child.child_id])):

@@ -9,7 +9,7 @@ process, and keeps every other promise: the same contract suite runs against it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -17,9 +17,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.core.jobs.admission import Account, AdmissionClass, windows
-from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.changes import Change, Note, Renewal, addon_note, completed, drain_note
-from penstock.core.jobs.dependencies import DependencyStatus
+from penstock.core.jobs.dependencies import DependencyStatus, IfUnmet, ParentCondition
+from penstock.core.jobs.groups import (
+    GroupChange,
+    JobGroup,
+    add_members,
+    batch_of,
+    name_used,
+    settle,
+    submit_batch,
+)
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep
 from penstock.core.jobs.load import Host
@@ -34,6 +42,7 @@ from penstock.stores.api import (
     Admit,
     Apply,
     ChangeArray,
+    ChangeBatch,
     ChangeSchedule,
     Complete,
     Depth,
@@ -54,14 +63,15 @@ from penstock.stores.api import (
     SetAddon,
     Shift,
     Submit,
+    SubmitBatch,
     Terms,
     name_taken,
 )
 from penstock.stores.common.array_changes import advance_arrays, change_array
-from penstock.stores.common.dependencies import EndedJob, moved, resolve
+from penstock.stores.common.dependencies import EndedJob, group_move, moved, resolve
 from penstock.stores.common.group_commit import outcome_of, watched
 from penstock.stores.common.rows import body_hash, new_dispatch
-from penstock.stores.common.writes import UsedKeys, key_of, new_job_id, take
+from penstock.stores.common.writes import UsedKeys, key_of, new_dependencies, new_job_id, take
 from penstock.stores.memory.arrays import MemoryArrayRows
 from penstock.stores.memory.dependencies import MemoryDependencyRows
 from penstock.stores.memory.tables import DependencyRow, MemoryTables
@@ -102,7 +112,7 @@ class MemoryStore(MemoryTables):
                 return self._resolve_pending()
             case SetAddon():
                 return self._set_addon(operation)
-            case ChangeSchedule() | RecordLoad() | ChangeArray():
+            case ChangeSchedule() | RecordLoad() | ChangeArray() | SubmitBatch() | ChangeBatch():
                 return self._change_record(operation)
             case Prune(before, limit):
                 return self._prune(before, limit)
@@ -124,7 +134,11 @@ class MemoryStore(MemoryTables):
             job_id, body = self._keys[key]
             used[key] = (Receipt(job_id, self._jobs[job_id].state, created=False), body)
         receipts = take(
-            intents, depth, used, queued=self._queued, insert=self._insert, existing=self._jobs.keys().__and__
+            *(intents, depth, used),
+            queued=self._queued,
+            insert=self._insert,
+            existing=lambda ids: {one for one in ids if one in self._jobs or one in self._groups},
+            batches=lambda ids: {one: self._groups[one] for one in ids if one in self._groups},
         )
         created = [self._jobs[receipt.job_id] for receipt in receipts if receipt.created]
         if children := [job.no for job in created if job.intent.after]:
@@ -148,10 +162,12 @@ class MemoryStore(MemoryTables):
             ready_at=its_place.ready_at,
         )
         self._jobs[job.job_id], self._by_no[job.no] = job, job.job_id
-        for dependency in job.intent.after:
-            row = DependencyRow(dependency.job_id, job.job_id, dependency.condition, intent.if_unmet)
-            self._dependencies.setdefault(job.job_id, {})[row.parent] = row
-            self._children.setdefault(row.parent, {})[job.job_id] = row
+        for parent, child, condition, if_unmet in new_dependencies(job.job_id, job.intent):
+            row = DependencyRow(parent, child, ParentCondition(condition), IfUnmet(if_unmet))
+            self._dependencies.setdefault(child, {})[parent] = row
+            self._children.setdefault(parent, {})[child] = row
+        if (batch := batch_of(intent)) is not None:
+            self._groups[batch] = add_members(self._groups[batch], 1)
         self._trails[job.job_id] = []
         self._tally[intent.addon_id, JobState.QUEUED] += 1
         self._lines.put(job, its_place, now)
@@ -351,11 +367,18 @@ class MemoryStore(MemoryTables):
         self._note(self._clock(), note, None)
 
     def _change_record(
-        self, operation: ChangeSchedule | RecordLoad | ChangeArray
-    ) -> ScheduleWritten | ArrayRecord | None:
+        self, operation: ChangeSchedule | RecordLoad | ChangeArray | SubmitBatch | ChangeBatch
+    ) -> Any:
         if isinstance(operation, ChangeArray):
-            return change_array(MemoryArrayRows(self), operation)
-        return self._write_schedule(operation)
+            answer: Any = change_array(MemoryArrayRows(self), operation)
+        elif isinstance(operation, SubmitBatch):
+            answer = self._submit_batch(operation)
+        elif isinstance(operation, ChangeBatch):
+            answer = self.change_group(operation.group_id, operation.decide)
+        else:
+            return self._write_schedule(operation)
+        self._moves = []  # of children, which are resolved already
+        return answer
 
     def _write_schedule(self, operation: ChangeSchedule | RecordLoad) -> ScheduleWritten | None:
         """A decision about a schedule, or the load of an hour by which one may choose its hour."""
@@ -380,13 +403,53 @@ class MemoryStore(MemoryTables):
             self._note(change.at, note, None)
         return ScheduleWritten(record, receipt)
 
+    def add_group(self, group: JobGroup) -> None:
+        self._last_group += 1
+        self._groups[group.group_id], self._group_nos[group.group_id] = group, self._last_group
+        self._by_no[self._last_group] = group.group_id
+
+    def _drop_group(self, group_id: JobId) -> None:
+        del self._groups[group_id], self._by_no[self._group_nos.pop(group_id)]
+
+    def _submit_batch(self, operation: SubmitBatch) -> list[Receipt]:
+        group = replace(operation.group, created_at=self._clock())
+        if group.group_id in self._groups:
+            raise name_used(group.name)
+        self.add_group(group)
+        try:
+            receipts = self._submit(operation.intents, operation.depth)
+        except Exception:
+            self._drop_group(group.group_id)
+            raise
+        for note in submit_batch(group, operation.by).notes:
+            self._note(group.created_at, note, None)
+        self.change_group(group.group_id, settle)  # it has ended if it is closed and has no members
+        return [replace(r, state=self._jobs[r.job_id].state) for r in receipts]
+
+    def change_group(
+        self, group_id: JobId, decide: Callable[[JobGroup, Moment], GroupChange | None]
+    ) -> JobGroup | None:
+        before, now = self._groups.get(group_id), self._clock()
+        change = None if before is None else decide(before, now)
+        if before is None or change is None or change == GroupChange(before):
+            return before
+        self._groups[group_id] = change.group
+        for note in change.notes:
+            self._note(now, note, None)
+        if (move := group_move(self._group_nos[group_id], before, change.group)) is not None:
+            resolve(MemoryDependencyRows(self), [move])
+        return self._groups[group_id]
+
     def _prune(self, before: Moment, limit: int) -> int:
-        for record in [r for r in self._arrays.values() if (r.progress.ended_at or before) < before]:
-            del self._arrays[record.array.array_id]
+        for group in [g for g in self._groups.values() if (g.ended_at or before) < before]:
+            if not self._awaited(group.group_id):
+                self._forget_dependencies(group.group_id)
+                self._drop_group(group.group_id)
+                self._arrays.pop(group.group_id, None)
         old = [
             job
             for job in self._jobs.values()
-            if job.state in PRUNABLE and (job.ended_at or 0) < before and not self._awaited(job)
+            if job.state in PRUNABLE and (job.ended_at or 0) < before and not self._awaited(job.job_id)
         ]
         old = sorted(old, key=lambda job: (job.ended_at or 0, job.no))[:limit]
         for job in old:
@@ -401,16 +464,23 @@ class MemoryStore(MemoryTables):
             self._note(self._clock(), pruned, None)
         return len(old)
 
-    def _awaited(self, job: Job) -> bool:
-        """A child waits for this job, or may do so again."""
-        dependencies = self._children.get(job.job_id, {}).values()
-        return any(dependency.status is DependencyStatus.OPEN for dependency in dependencies)
+    def _awaited(self, job_id: JobId) -> bool:
+        """A child waits for this job or group, or may do so again, or a batch that has not ended has it."""
+        dependencies = self._children.get(job_id, {}).values()
+        return any(
+            dependency.status is DependencyStatus.OPEN
+            or (dependency.child in self._groups and self._groups[dependency.child].state is None)
+            for dependency in dependencies
+        )
+
+    def _forget_dependencies(self, job_id: JobId) -> None:
+        for parent in self._dependencies.pop(job_id, {}):
+            self._children.get(parent, {}).pop(job_id, None)
+        for child in self._children.pop(job_id, {}):
+            self._dependencies.get(child, {}).pop(job_id, None)
 
     def _forget(self, job: Job) -> None:
-        for parent in self._dependencies.pop(job.job_id, {}):
-            self._children.get(parent, {}).pop(job.job_id, None)
-        for child in self._children.pop(job.job_id, {}):
-            self._dependencies.get(child, {}).pop(job.job_id, None)
+        self._forget_dependencies(job.job_id)
         for dispatch in self.attempts(job.job_id):
             del self._dispatches[dispatch.dispatch_id]
         del self._jobs[job.job_id], self._trails[job.job_id], self._by_no[job.no]

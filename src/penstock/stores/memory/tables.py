@@ -33,6 +33,7 @@ from penstock.core.jobs.dependencies import (
     StoredDependency,
     fate,
 )
+from penstock.core.jobs.groups import FIRST_GROUP, JobGroup
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.learning import ObservedJob
 from penstock.core.jobs.load import Host
@@ -82,6 +83,9 @@ class MemoryTables:
         self._hosts: dict[HostId, Host] = {}
         self._schedules: dict[str, ScheduleRecord] = {}
         self._arrays: dict[JobId, ArrayRecord] = {}
+        self._groups: dict[JobId, JobGroup] = {}
+        self._group_nos: dict[JobId, int] = {}
+        self._last_group = FIRST_GROUP
         self._learned: dict[str, str] = {}
         self._learned_upto = 0
         self._schedules_due: dict[str, Moment] = {}
@@ -239,7 +243,27 @@ class MemoryTables:
             ]
 
     def _number_of(self, job_id: JobId) -> int:
-        return self._jobs[job_id].no
+        return self._jobs[job_id].no if job_id in self._jobs else self._group_nos[job_id]
+
+    def _parent_state(self, dependency: DependencyRow) -> JobState:
+        if dependency.parent in self._jobs:
+            return self._jobs[dependency.parent].state
+        group = self._groups[dependency.parent]
+        early = dependency.condition is ParentCondition.FAILED and dependency.if_unmet is IfUnmet.ANY
+        return group.state or (JobState.FAILED if early and group.is_failing else JobState.RUNNING)
+
+    def group(self, group_id: JobId) -> JobGroup | None:
+        return self._groups.get(group_id)
+
+    def batches(self, limit: int, addon_id: AddonId | None = None) -> list[JobGroup]:
+        with self._lock:
+            found = [
+                group
+                for group in self._groups.values()
+                if group.is_batch and addon_id in (None, group.addon_id)
+            ]
+            found.sort(key=lambda group: (group.created_at, self._group_nos[group.group_id]), reverse=True)
+            return found[:limit]
 
     def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
         with self._lock:
@@ -419,14 +443,20 @@ class MemoryTables:
             if self._jobs[job_id].unmet != unmet or self._lines.waits(job_id) != (unmet > 0):
                 yield f"job {job_id} waits for other parents than its dependencies say"
             for dependency in dependencies:
-                parent = self._jobs[dependency.parent]
-                what = fate(dependency.condition, parent.state, dependency.if_unmet)
+                state = self._parent_state(dependency)
                 if (
                     dependency.status is DependencyStatus.OPEN
-                    and what is not Fate.WAIT
-                    and parent.no not in self._pending
+                    and fate(dependency.condition, state, dependency.if_unmet) is not Fate.WAIT
+                    and self._number_of(dependency.parent) not in self._pending
                 ):
-                    yield f"job {job_id} was not told that {dependency.parent} is {parent.state}"
+                    yield f"job {job_id} was not told that {dependency.parent} is {state}"
+        for group in self._groups.values():
+            members = self._dependencies.get(group.group_id, {}).values()
+            live = sum(member.status is DependencyStatus.OPEN for member in members)
+            if group.is_batch and (
+                group.live != live or (group.state is None) != (group.is_open or group.live > 0)
+            ):
+                yield f"{group.group_id} counts other members than it has"
 
     def _job_problems(self, job: Job, holders: int) -> Iterator[str]:
         if holders != (job.state in IN_FLIGHT):

@@ -6,11 +6,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from penstock.core.jobs.arrays import ArrayChange, ArrayRecord
+from penstock.core.jobs.groups import GroupChange, JobGroup
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
 from penstock.stores.common.rows import array_from, array_progress, array_values
 from penstock.stores.postgres.changes import PostgresWriteBatch
 from penstock.stores.postgres.database import DatabaseSession
+from penstock.stores.postgres.groups import add_group, change_group
 from penstock.stores.postgres.pipeline import Values, array
 from penstock.stores.postgres.submit import RowCache, defer_named
 
@@ -40,7 +42,7 @@ class PostgresArrayRows:
         self._session, self._cache, self._writes, self.now = session, cache, writes, now
         records = map(array_from, rows)
         self.records = {record.array.array_id: record for record in records}
-        self.has_made_jobs = False
+        self.has_made_jobs = self.has_released = False
 
     def record(self, array_id: JobId) -> ArrayRecord | None:
         return self.records.get(array_id)
@@ -50,6 +52,18 @@ class PostgresArrayRows:
             return {}
         rows = self._session.execute("states_of", {"ids": array(sorted(job_ids))})
         return {job_id: JobState(state) for job_id, state in rows}
+
+    def change_group(self, group: JobGroup, *, is_new: bool) -> None:
+        if is_new:
+            add_group(self._session, group)
+            return
+        changed = change_group(
+            *(self._session, group.group_id, lambda _, __: GroupChange(group)),
+            rows=self._cache,
+            writes=self._writes,
+            now=self.now,
+        )
+        self.has_released |= changed.has_released
 
     def write(self, change: ArrayChange, *, is_new: bool) -> None:
         record = change.record

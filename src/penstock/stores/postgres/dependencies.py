@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from penstock.core.jobs.changes import Change, Note
 from penstock.core.jobs.dependencies import DependencyStatus
+from penstock.core.jobs.groups import FIRST_GROUP, JobGroup
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
 from penstock.stores.common.dependencies import MOST_RESOLVED, EndedJob, OpenDependency, resolve
 from penstock.stores.common.reads import JOB_WIDTH
+from penstock.stores.common.rows import changed_group_values, group_from
 from penstock.stores.common.writes import EventJob
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
 from penstock.stores.postgres.changes import Effects
@@ -48,7 +50,7 @@ class PostgresDependencyRows:
     def children(self, ends: Sequence[EndedJob], limit: int) -> list[OpenDependency]:
         values = [array([end.no for end in ends]), array([end.after for end in ends]), limit]
         rows = self._session.execute("children", values)
-        ids = sorted({row[4] for row in rows} - self._locked)
+        ids = sorted({row[4] for row in rows if row[3] < FIRST_GROUP} - self._locked)
         if ids:  # nothing adds a child to a parent that is locked, so the same rows are found again, or fewer
             self._locked.update(ids)
             jobs = {"ids": array(ids)}
@@ -68,11 +70,7 @@ class PostgresDependencyRows:
         rows = self._session.execute("parents", values)
         if rows and not self._parents_locked:
             # A parent that ends meanwhile would not find the child, which is not in the queue yet.
-            jobs = array(sorted({row[1] for row in rows}))
-            *_, rows = self._session.execute_many(
-                *_locks(jobs),
-                ("parents", values),
-            )
+            *_, rows = self._session.execute_many(*_locks({row[1] for row in rows}), ("parents", values))
         dependencies = map(OpenDependency._make, rows)
         changed = self._effects.jobs
         return [
@@ -108,6 +106,21 @@ class PostgresDependencyRows:
             self._effects.writes.note(self.now, note, job)
         self.has_released = True
 
+    def memberships(self, members: Sequence[int]) -> list[OpenDependency]:
+        rows = self._session.execute("memberships", {"members": array(members)})
+        return list(map(OpenDependency._make, rows))
+
+    def groups(self, nos: Sequence[int]) -> dict[int, JobGroup]:
+        """Locked behind the jobs and dispatches that end, as a submit locks them."""
+        rows = self._session.execute("groups_by_no", {"nos": array(nos)})
+        return {no: group_from(row) for no, *row in rows}
+
+    def set_groups(self, groups: Mapping[int, JobGroup], notes: Sequence[Note]) -> None:
+        for _, group in sorted(groups.items()):
+            self._deferred.append(("set_group", changed_group_values(group)))
+        for note in notes:
+            self._effects.writes.note(self.now, note)
+
     def postpone(self, ends: Sequence[EndedJob]) -> None:
         rows = [(end.no, str(end.state), end.after) for end in ends]
         self._deferred.append(("postpone_ends", columns(rows)))
@@ -117,18 +130,22 @@ class PostgresDependencyRows:
             self._session.defer(name, values)
 
 
-def _locks(jobs: bytes) -> list[tuple[str, Values]]:
+def _locks(parents: Collection[JobId]) -> list[tuple[str, Values]]:
+    jobs = array(sorted(parents))
     return [
         ("lock_jobs", {"ids": jobs}),
         ("lock_queued", {"ids": jobs}),
         ("lock_dispatches", {"ids": array([]), "jobs": jobs}),
+        ("lock_groups", {"ids": jobs}),
     ]
 
 
 def lock_parents(parents: Collection[JobId]) -> list[tuple[str, Values]]:
-    """The calls before a submit of children: none of the parents can end then. The last gives those that exist."""
-    jobs = array(sorted(parents))
-    return [*_locks(jobs), ("known_jobs", {"ids": jobs})]
+    """
+    The calls before a submit of children, or of members of batches: none of the parents and groups can end then. The last two
+    give the groups and the jobs that exist.
+    """
+    return [*_locks(parents), ("known_jobs", {"ids": array(sorted(parents))})]
 
 
 def resolve_moves(
@@ -153,7 +170,7 @@ def depend(
     classes: PostgresAdmissionClasses,
     aging: Aging,
 ) -> None:
-    """New jobs wait for their parents. `dependencies`: parent, child, condition, what if it is not met."""
+    """New jobs wait for their parents, and batches for new members. `dependencies`: as `new_dependencies` makes them."""
     session.defer("insert_dependencies", columns(list(dependencies)))
     session.flush()
     ids = sorted({child for _, child, *_ in dependencies})

@@ -251,13 +251,13 @@ class RoundAttempt:
         return Written(first.answers, session.has_events, started, released)
 
     def _advance_arrays(self, session: DatabaseSession, effects: Effects, rows: Sequence[Any]) -> bool:
-        """Go on with the arrays of jobs that ended. True: they have made jobs."""
+        """Go on with the arrays of jobs that ended. True: they have made jobs, or released those that waited for them."""
         cache = self._batcher.rows
         arrays = PostgresArrayRows(session, rows, cache, effects.writes, effects.now)
         for record in arrays.records.values():
             self._need(set(), admission_class_of(record.array.member_intent))
         advance_arrays(arrays, effects.moves)
-        return arrays.has_made_jobs
+        return arrays.has_made_jobs or arrays.has_released
 
     def _round(
         self, session: DatabaseSession, admission: Admit, state: _LockedState, effects: Effects

@@ -29,6 +29,7 @@ from typing import Any
 
 from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.changes import Note, addon_note, drain_note
+from penstock.core.jobs.groups import JobGroup
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering
@@ -37,6 +38,7 @@ from penstock.stores.api import (
     Admit,
     Apply,
     ChangeArray,
+    ChangeBatch,
     ChangeSchedule,
     Clock,
     Complete,
@@ -57,6 +59,7 @@ from penstock.stores.api import (
     SetAddon,
     Shift,
     Submit,
+    SubmitBatch,
 )
 from penstock.stores.common.array_changes import change_array
 from penstock.stores.common.group_commit import failed, outcome_of
@@ -76,6 +79,7 @@ from penstock.stores.postgres.arrays import PostgresArrayRows, lock_arrays
 from penstock.stores.postgres.changes import Effects, PostgresWriteBatch, RenewBatcher, lock_ledger
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.dependencies import resolve_pending
+from penstock.stores.postgres.groups import add_batch, change_batch
 from penstock.stores.postgres.pipeline import ConnectionOptions, array, columns
 from penstock.stores.postgres.reads import PostgresReads
 from penstock.stores.postgres.rounds import RoundBatcher
@@ -199,6 +203,8 @@ class PostgresStore(PostgresReads):
             self.submits.rows.prepare([operation.change.job.intent])
         if isinstance(operation, ChangeArray) and operation.intent is not None:
             self.submits.rows.prepare([operation.intent])
+        if isinstance(operation, SubmitBatch):
+            self.submits.rows.prepare(operation.intents)
         if isinstance(operation, Prune):  # if no process reads events, none has numbered them
             self._number()
 
@@ -216,7 +222,7 @@ class PostgresStore(PostgresReads):
                 return self._resolve(session)
             case SetAddon():
                 return self._set_addon(session, operation)
-            case ChangeSchedule() | RecordLoad() | ChangeArray():
+            case ChangeSchedule() | RecordLoad() | ChangeArray() | SubmitBatch() | ChangeBatch():
                 return self._change_record(session, operation)
             case Prune(before, limit):
                 return self._prune(session, before, limit)
@@ -267,10 +273,17 @@ class PostgresStore(PostgresReads):
         return bool(rows)
 
     def _change_record(
-        self, session: DatabaseSession, operation: ChangeSchedule | RecordLoad | ChangeArray
-    ) -> ScheduleWritten | ArrayRecord | None:
+        self,
+        session: DatabaseSession,
+        operation: ChangeSchedule | RecordLoad | ChangeArray | SubmitBatch | ChangeBatch,
+    ) -> ScheduleWritten | ArrayRecord | JobGroup | list[Receipt] | None:
         if isinstance(operation, ChangeArray):
             return self._change_array(session, operation)
+        if isinstance(operation, SubmitBatch):
+            return add_batch(session, self.database, self.submits, operation)
+        if isinstance(operation, ChangeBatch):
+            rows = self.submits.rows
+            return change_batch(session, self.database, rows, operation.group_id, operation.decide)
         return self._write_schedule(session, operation)
 
     def _write_schedule(
@@ -319,6 +332,7 @@ class PostgresStore(PostgresReads):
         now, old = self._old_jobs(session, before, limit)
         session.defer("forget_commits", None)
         session.defer("forget_arrays", {"before": before})
+        session.defer("forget_groups", {"before": before})
         if not old:
             return 0
         nos, ids = array([no for no, *_ in old]), {job_id for _, job_id, *_ in old}

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -27,6 +28,7 @@ from psycopg.rows import tuple_row
 from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.admission import AdmissionClass, admission_class_of
 from penstock.core.jobs.dependencies import stored_parents
+from penstock.core.jobs.groups import JobGroup, add_members, batch_of
 from penstock.core.jobs.intent import Intent, all_but_payload
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering, Place, place
@@ -34,8 +36,8 @@ from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId, Moment
 from penstock.stores.api import NO_LIMIT, Depth, Operation, Receipt, Submit
 from penstock.stores.common.group_commit import BatchUnknown, GroupCommit
-from penstock.stores.common.rows import intent_row, job_row, pack
-from penstock.stores.common.writes import EventRow, UsedKeys, key_of, take
+from penstock.stores.common.rows import changed_group_values, group_from, intent_row, job_row, pack
+from penstock.stores.common.writes import EventRow, UsedKeys, added_members, key_of, new_dependencies, take
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
 from penstock.stores.postgres.changes import Effects, PostgresWriteBatch
 from penstock.stores.postgres.database import Database, DatabaseSession
@@ -145,6 +147,11 @@ class SubmitBatcher(GroupCommit):
         [[receipt]] = self._submit(session, [submit], events_for=events_for)
         return receipt
 
+    def submit_all_in(self, session: DatabaseSession, submit: Submit) -> list[Receipt]:
+        """As part of another transaction of the store. The caller has prepared their rows."""
+        [receipts] = self._submit(session, [submit])
+        return receipts
+
     def _submit_in_savepoint(
         self, connection: Any, submit: Submit, notice: tuple[str, Values]
     ) -> list[Receipt]:
@@ -167,10 +174,15 @@ class SubmitBatcher(GroupCommit):
         limits = [s.depth for s in submits if _limited(s.depth)]
         if limits:
             calls.append(("queued", None))
-        parents = stored_parents(intent for s in submits for intent in s.intents)
+        intents = [intent for s in submits for intent in s.intents]
+        parents = stored_parents(intents) | added_members(intents).keys()
         locks = lock_parents(parents) if parents else []
         now, answers = self._database.lock(session, *locks, *calls)
-        existing = {job_id for _, job_id in answers[len(locks) - 1]} if locks else set()
+        existing, groups = set[JobId](), dict[JobId, JobGroup]()
+        if locks:
+            *_, group_rows, job_rows = answers[: len(locks)]
+            groups = {row[1]: group_from(row[1:]) for row in group_rows}
+            existing = groups.keys() | {job_id for _, job_id in job_rows}
         answers = answers[len(locks) :]
         queued = None
         if limits:
@@ -181,7 +193,11 @@ class SubmitBatcher(GroupCommit):
             if exact and not all(_fits(depth, queued, more, share=2) for depth in limits):
                 *_, rows = session.execute_many(("lock_depth", None), ("queued", None))
                 queued = Counter(dict(rows))
-        batch = _Batch(self.rows, now, self._new_id, answers[0] if keys else (), queued, existing=existing)
+        batch = _Batch(
+            *(self.rows, now, self._new_id, answers[0] if keys else (), queued),
+            existing=existing,
+            groups=groups,
+        )
         receipts = [batch.take(submit) for submit in submits]
         if events_for is not None:
             batch.more_events = events_for(receipts[0][0])
@@ -195,6 +211,8 @@ class SubmitBatcher(GroupCommit):
     ) -> list[list[Receipt]]:
         """Let the new jobs wait for their parents. One whose parent had ended already may end with it."""
         classes, ordering = self.rows.classes, self.rows.ordering
+        for group in batch.grown_groups():
+            session.defer("set_group", changed_group_values(group))
         session.flush()
         now, _ = self._database.lock(session)  # with a batch of its own for the events
         effects = Effects(now)
@@ -205,8 +223,9 @@ class SubmitBatcher(GroupCommit):
 
     def _must_check(self, submit: Submit) -> bool:
         """Whether the transaction must read something before it can take this submit."""
-        if any(intent.idempotency_key is not None or intent.after for intent in submit.intents):
-            return True
+        for intent in submit.intents:
+            if intent.idempotency_key is not None or intent.after or (intent.tags and batch_of(intent)):
+                return True
         if not _limited(submit.depth):
             return False
         counted_at, queued = self._counted
@@ -240,9 +259,10 @@ class _Batch:
         queued: Counter[AddonId] | None = None,
         *,
         existing: Collection[JobId] = (),
+        groups: Mapping[JobId, JobGroup] = MappingProxyType({}),
     ) -> None:
         self._rows, self._now, self._new_id, self._queued = rows, now, new_id, queued
-        self._existing = existing
+        self._existing, self._groups = existing, groups
         #: Parent, child, condition, what if it is not met.
         self.dependencies: list[tuple[JobId, JobId, str, str]] = []
         self._used: UsedKeys = {
@@ -261,6 +281,7 @@ class _Batch:
             queued=self._count,
             insert=self._make,
             existing=lambda _: self._existing,
+            batches=lambda _: self._groups,
         )
 
     def _count(self, addon_id: AddonId | None) -> int:
@@ -270,10 +291,16 @@ class _Batch:
     def _make(self, _: int, intent: Intent) -> Receipt:
         receipt = Receipt(JobId(self._new_id()), JobState.QUEUED, created=True)
         self.jobs.append((receipt.job_id, intent))
-        self.dependencies += [(d.job_id, receipt.job_id, d.condition, intent.if_unmet) for d in intent.after]
+        if intent.after or intent.tags:
+            self.dependencies += new_dependencies(receipt.job_id, intent)
         if self._queued is not None:
             self._queued[intent.addon_id] += 1
         return receipt
+
+    def grown_groups(self) -> list[JobGroup]:
+        """The batches with their new members."""
+        added = Counter(child for _, child, *_ in self.dependencies if child in self._groups)
+        return [add_members(self._groups[batch], n) for batch, n in sorted(added.items())]
 
     def defer(self, session: DatabaseSession) -> None:
         """Each piece is put into rows when the one before is with the server already."""

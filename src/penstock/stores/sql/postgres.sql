@@ -378,8 +378,9 @@ SELECT job_full.no, job_id, addon_id, state FROM unnest(%(nos)s::bigint[], %(mom
 JOIN penstock.job_full ON job_full.no = listed.no WHERE job_full.ended_at <= listed.at AND state <> 'BLOCKED' AND listed.no <> ALL(ARRAY(@awaited));
 
 -- name: awaited
--- A child waits for these jobs, or may do so again.
-SELECT DISTINCT parent FROM penstock.dependency WHERE parent = ANY(%(nos)s::bigint[]) AND status = 'open'
+-- A child waits for these jobs, or may do so again, or a batch that has not ended has them.
+SELECT DISTINCT d.parent FROM penstock.dependency d LEFT JOIN penstock.job_group g ON g.no = d.child
+WHERE d.parent = ANY(%(nos)s::bigint[]) AND (d.status = 'open' OR g.no IS NOT NULL AND g.state IS NULL)
 
 -- name: batches_of
 -- With the lock: others may be forgetting other jobs of the same batch. ARRAY, and not IN: for a row that it waited for, the server runs the query
@@ -616,35 +617,47 @@ WHERE EXISTS (SELECT 1 FROM penstock.dependency WHERE status = 'open') AND statu
 AND parent = ANY(ARRAY(SELECT job_no FROM penstock.dispatch WHERE dispatch_id = ANY(%(ids)s::text[]) AND job_no IS NOT NULL));
 
 -- name: jobs_with_dependencies
--- The same for jobs: those that others wait for, and those that may wait for others.
-SELECT no FROM penstock.job WHERE EXISTS (SELECT 1 FROM penstock.dependency WHERE status = 'open') AND job_id = ANY(%(ids)s::text[])
-AND (EXISTS (SELECT 1 FROM penstock.dependency d WHERE d.parent = job.no AND d.status = 'open')
+-- The same for jobs: those that others wait for, those that may wait for others, and members of batches.
+SELECT no FROM penstock.job WHERE EXISTS (SELECT 1 FROM penstock.dependency WHERE status = 'open' UNION ALL SELECT 1 FROM penstock.dependency WHERE child > 4611686018427387904)
+AND job_id = ANY(%(ids)s::text[])
+AND (EXISTS (SELECT 1 FROM penstock.dependency d WHERE d.parent = job.no AND (d.status = 'open' OR d.child > 4611686018427387904))
      OR EXISTS (SELECT 1 FROM penstock.dependency d WHERE d.child = job.no AND d.status = 'open'));
 
 -- name: insert_dependencies
--- Ids of parents and children.
+-- Ids of parents and children, which may be groups.
 INSERT INTO penstock.dependency (parent, child, condition, if_unmet)
-SELECT parent.no, child.no, asked.condition, asked.if_unmet
+SELECT coalesce(parent.no, of_parent.no), coalesce(child.no, of_child.no), asked.condition, asked.if_unmet
 FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[]) AS asked (parent, child, condition, if_unmet)
-JOIN penstock.job parent ON parent.job_id = asked.parent JOIN penstock.job child ON child.job_id = asked.child;
+LEFT JOIN penstock.job parent ON parent.job_id = asked.parent LEFT JOIN penstock.job child ON child.job_id = asked.child
+LEFT JOIN penstock.job_group of_parent ON of_parent.group_id = asked.parent LEFT JOIN penstock.job_group of_child ON of_child.group_id = asked.child;
 
 -- name: known_jobs
 SELECT no, job_id FROM penstock.job WHERE job_id = ANY(%(ids)s::text[]);
 
 -- name: children
--- Those that are queued: one that failed is judged again when it is retried. The parent is as its end says.
+-- Those that are queued: one that failed is judged again when it is retried. The parent is as its end says. And batches, of their members.
 SELECT d.parent, '', '', d.child, d.job_id, d.condition, d.if_unmet, d.unmet, d.events
 FROM unnest(%s::bigint[], %s::bigint[]) AS ended (no, after) CROSS JOIN LATERAL (
-    SELECT d.parent, d.child, q.job_id, d.condition, d.if_unmet, q.unmet, q.events
-    FROM penstock.dependency d JOIN penstock.queue q ON q.no = d.child
-    WHERE d.parent = ended.no AND d.status = 'open' AND d.child > ended.after ORDER BY d.child LIMIT %s) AS d
+    SELECT d.parent, d.child, coalesce(q.job_id, g.group_id) AS job_id, d.condition, d.if_unmet, coalesce(q.unmet, 0) AS unmet, coalesce(q.events, 0) AS events
+    FROM penstock.dependency d LEFT JOIN penstock.queue q ON q.no = d.child LEFT JOIN penstock.job_group g ON g.no = d.child
+    WHERE d.parent = ended.no AND d.status = 'open' AND d.child > ended.after AND coalesce(q.no, g.no) IS NOT NULL ORDER BY d.child LIMIT %s) AS d
 ORDER BY d.parent, d.child;
+
+-- name: memberships
+SELECT d.parent, '', '', d.child, g.group_id, d.condition, d.if_unmet, 0, 0
+FROM penstock.dependency d JOIN penstock.job_group g ON g.no = d.child
+WHERE d.parent = ANY(%(members)s::bigint[]) AND d.status = 'met' ORDER BY d.parent, d.child;
 
 -- name: parents
 -- Of children that begin to wait: none has waited yet.
-SELECT d.parent, p.job_id, p.state, d.child, c.job_id, d.condition, d.if_unmet, 0, 0
-FROM penstock.dependency d JOIN penstock.job c ON c.no = d.child JOIN penstock.job_full p ON p.no = d.parent
+SELECT d.parent, coalesce(p.job_id, g.group_id), coalesce(p.state, @group_state), d.child, c.job_id, d.condition, d.if_unmet, 0, 0
+FROM penstock.dependency d JOIN penstock.job c ON c.no = d.child
+LEFT JOIN penstock.job_full p ON p.no = d.parent LEFT JOIN penstock.job_group g ON g.no = d.parent
 WHERE d.child = ANY(%(children)s::bigint[]) AND d.status = 'open' ORDER BY d.child, d.parent;
+
+-- name: group_state
+-- A group as the parent of `d`. For some children the first failure is enough.
+coalesce(g.state, CASE WHEN g.failed > 0 AND d.condition = 'failed' AND d.if_unmet = 'any' THEN 'FAILED' ELSE 'RUNNING' END)
 
 -- name: settle_dependencies
 UPDATE penstock.dependency SET status = %s FROM unnest(%s::bigint[], %s::bigint[]) AS asked (parent, child)
@@ -671,20 +684,25 @@ ON CONFLICT (no) DO UPDATE SET state = excluded.state, after = excluded.after;
 
 -- name: take_pending_ends
 WITH taken AS MATERIALIZED (SELECT no FROM penstock.pending_end ORDER BY no LIMIT %(most)s FOR UPDATE SKIP LOCKED)
-DELETE FROM penstock.pending_end e USING taken, penstock.job j WHERE e.no = taken.no AND j.no = e.no RETURNING e.no, j.job_id, e.state, e.after;
+DELETE FROM penstock.pending_end e USING taken WHERE e.no = taken.no
+RETURNING e.no, coalesce((SELECT job_id FROM penstock.job WHERE no = e.no), (SELECT group_id FROM penstock.job_group WHERE no = e.no)), e.state, e.after;
 
 -- name: pending_ends
 SELECT count(*) FROM penstock.pending_end;
 
 -- name: dependencies
--- The dependencies of a job, then those on it.
-SELECT p.job_id, c.job_id, d.condition, d.status FROM (
+-- The dependencies of a job or a group, then those on it.
+SELECT coalesce((SELECT job_id FROM penstock.job WHERE no = d.parent), (SELECT group_id FROM penstock.job_group WHERE no = d.parent)),
+       coalesce((SELECT job_id FROM penstock.job WHERE no = d.child), (SELECT group_id FROM penstock.job_group WHERE no = d.child)), d.condition, d.status FROM (
     (SELECT 0 AS side, parent, child, condition, status FROM penstock.dependency
-     WHERE child = (SELECT no FROM penstock.job WHERE job_id = %(job_id)s) ORDER BY parent LIMIT %(most)s)
+     WHERE child = (@number_of) ORDER BY parent LIMIT %(most)s)
     UNION ALL
     (SELECT 1, parent, child, condition, status FROM penstock.dependency
-     WHERE parent = (SELECT no FROM penstock.job WHERE job_id = %(job_id)s) ORDER BY child LIMIT %(most)s)) AS d
-JOIN penstock.job p ON p.no = d.parent JOIN penstock.job c ON c.no = d.child ORDER BY d.side, d.parent, d.child;
+     WHERE parent = (@number_of) ORDER BY child LIMIT %(most)s)) AS d
+ORDER BY d.side, d.parent, d.child;
+
+-- name: number_of
+SELECT coalesce((SELECT no FROM penstock.job WHERE job_id = %(job_id)s), (SELECT no FROM penstock.job_group WHERE group_id = %(job_id)s))
 
 -- name: audit_dependencies
 -- A child that waits for another number of parents than it has open dependencies, or is in a ready queue meanwhile; and a parent that ended, whose
@@ -694,8 +712,17 @@ UNION ALL SELECT job_id FROM penstock.queue WHERE (unmet > 0) <> (line < 0)
 UNION ALL SELECT p.job_id FROM penstock.dependency d JOIN penstock.queue q ON q.no = d.child JOIN penstock.job_full p ON p.no = d.parent
 WHERE d.status = 'open' AND d.parent NOT IN (SELECT no FROM penstock.pending_end)
 AND (p.state IN ('DONE', 'CANCELED') OR p.state = 'FAILED' AND NOT (d.condition = 'ok' AND d.if_unmet = 'wait'))
+UNION ALL SELECT q.job_id FROM penstock.dependency d JOIN penstock.queue q ON q.no = d.child JOIN penstock.job_group g ON g.no = d.parent
+WHERE d.status = 'open' AND d.parent NOT IN (SELECT no FROM penstock.pending_end) AND g.state IS NOT NULL
+AND NOT (g.state = 'FAILED' AND d.condition = 'ok' AND d.if_unmet = 'wait')
 UNION ALL SELECT 'number ' || parent FROM penstock.dependency
-WHERE parent NOT IN (SELECT no FROM penstock.job) OR child NOT IN (SELECT no FROM penstock.job);
+WHERE parent NOT IN (SELECT no FROM penstock.job UNION ALL SELECT no FROM penstock.job_group)
+OR child NOT IN (SELECT no FROM penstock.job UNION ALL SELECT no FROM penstock.job_group);
+
+-- name: audit_groups
+SELECT group_id FROM penstock.job_group g WHERE group_id >= 'batch:' AND group_id < 'batch;'
+AND (total - done - failed - canceled <> (SELECT count(*) FROM penstock.dependency d WHERE d.child = g.no AND d.status = 'open')
+     OR (state IS NULL) <> (is_open > 0 OR total > done + failed + canceled) OR (state IS NULL) <> (ended_at IS NULL));
 
 -- name: audit_dispatches
 SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.class_no, d.phase, d.fence, j.job_id, j.state, j.fence
@@ -771,7 +798,39 @@ VALUES (%(array_id)s, %(addon_id)s, %(created_at)s, %(ended_at)s, %(body)s, %(st
 UPDATE penstock.job_array SET ended_at = %(ended_at)s, state = %(state)s WHERE array_id = %(array_id)s;
 
 -- name: forget_arrays
-DELETE FROM penstock.job_array WHERE ended_at < %(before)s;
+DELETE FROM penstock.job_array WHERE ended_at < %(before)s AND NOT EXISTS (
+    SELECT 1 FROM penstock.job_group g JOIN penstock.dependency d ON d.parent = g.no AND d.status = 'open' WHERE g.group_id = job_array.array_id);
+
+-- name: group_columns
+SELECT g.no, g.group_id, g.addon_id, g.created_at, g.is_open, g.total, g.done, g.failed, g.canceled, g.state, g.ended_at, g.digest FROM penstock.job_group g
+
+-- name: group_by_id
+@group_columns WHERE g.group_id = %(group_id)s;
+
+-- name: lock_groups
+-- By id.
+@group_columns WHERE g.group_id = ANY(%(ids)s::text[]) ORDER BY g.no FOR UPDATE;
+
+-- name: groups_by_no
+@group_columns WHERE g.no = ANY(%(nos)s::bigint[]) ORDER BY g.no FOR UPDATE;
+
+-- name: newest_batches
+@group_columns WHERE g.group_id >= 'batch:' AND g.group_id < 'batch;' AND (%(addon_id)s::text IS NULL OR g.addon_id = %(addon_id)s::text)
+ORDER BY g.created_at DESC, g.no DESC LIMIT %(most)s;
+
+-- name: add_group
+INSERT INTO penstock.job_group (group_id, addon_id, created_at, is_open, total, done, failed, canceled, state, ended_at, digest)
+VALUES (%(group_id)s, %(addon_id)s, %(created_at)s, %(is_open)s, %(total)s, %(done)s, %(failed)s, %(canceled)s, %(state)s, %(ended_at)s, %(digest)s);
+
+-- name: set_group
+UPDATE penstock.job_group SET is_open = %(is_open)s, total = %(total)s, done = %(done)s, failed = %(failed)s, canceled = %(canceled)s, state = %(state)s,
+       ended_at = %(ended_at)s
+WHERE group_id = %(group_id)s;
+
+-- name: forget_groups
+WITH gone AS (DELETE FROM penstock.job_group g
+              WHERE g.ended_at < %(before)s AND NOT EXISTS (SELECT 1 FROM penstock.dependency d WHERE d.parent = g.no AND d.status = 'open') RETURNING no)
+DELETE FROM penstock.dependency WHERE parent = ANY(ARRAY(SELECT no FROM gone)) OR child = ANY(ARRAY(SELECT no FROM gone));
 
 -- name: states_of
 SELECT j.job_id, j.state FROM penstock.job_full j WHERE j.job_id = ANY(%(ids)s::text[]);

@@ -254,8 +254,8 @@ UPDATE ended_jobs SET jobs = ? WHERE no = ?;
 DELETE FROM ended_jobs WHERE no = ?;
 
 -- name: awaited
--- A child waits for this job, or may do so again.
-SELECT 1 FROM dependency WHERE parent = job.no AND status = 'open'
+-- A child waits for this job, or may do so again, or a batch that has not ended has it.
+SELECT 1 FROM dependency d LEFT JOIN job_group g ON g.no = d.child WHERE d.parent = job.no AND (d.status = 'open' OR g.no IS NOT NULL AND g.state IS NULL)
 
 -- name: forget_dependencies
 DELETE FROM dependency WHERE parent = ?1 OR child = ?1;
@@ -445,25 +445,39 @@ DELETE FROM schedule WHERE name = :name;
 SELECT EXISTS (SELECT 1 FROM dependency WHERE status = 'open');
 
 -- name: insert_dependencies
--- Ids of parents and children.
+-- Ids of parents and children, which may be groups.
 INSERT INTO dependency (parent, child, condition, if_unmet)
-SELECT parent.no, child.no, asked.value ->> 2, asked.value ->> 3
-FROM json_each(?) AS asked CROSS JOIN job parent ON parent.job_id = asked.value ->> 0 CROSS JOIN job child ON child.job_id = asked.value ->> 1;
+SELECT coalesce((SELECT no FROM job WHERE job_id = asked.value ->> 0), (SELECT no FROM job_group WHERE group_id = asked.value ->> 0)),
+       coalesce((SELECT no FROM job WHERE job_id = asked.value ->> 1), (SELECT no FROM job_group WHERE group_id = asked.value ->> 1)),
+       asked.value ->> 2, asked.value ->> 3
+FROM json_each(?) AS asked;
 
 -- name: known_jobs
 SELECT no, job_id FROM json_each(:ids) AS asked CROSS JOIN job ON job.job_id = asked.value;
 
+-- name: known_groups
+SELECT g.group_id FROM json_each(:ids) AS asked CROSS JOIN job_group g ON g.group_id = asked.value;
+
 -- name: children
--- Those that are queued: one that failed is judged again when it is retried. The parent is as its end says.
-SELECT d.parent, '', '', d.child, q.job_id, d.condition, d.if_unmet, q.unmet, q.events
-FROM dependency d CROSS JOIN queue q ON q.no = d.child
-WHERE d.parent = :parent AND d.status = 'open' AND d.child > :after ORDER BY d.child LIMIT :most;
+-- Those that are queued: one that failed is judged again when it is retried. The parent is as its end says. And batches, of their members.
+SELECT d.parent, '', '', d.child, coalesce(q.job_id, g.group_id), d.condition, d.if_unmet, coalesce(q.unmet, 0), coalesce(q.events, 0)
+FROM dependency d LEFT JOIN queue q ON q.no = d.child LEFT JOIN job_group g ON g.no = d.child
+WHERE d.parent = :parent AND d.status = 'open' AND d.child > :after AND coalesce(q.no, g.no) IS NOT NULL ORDER BY d.child LIMIT :most;
+
+-- name: memberships
+SELECT d.parent, '', '', d.child, g.group_id, d.condition, d.if_unmet, 0, 0
+FROM json_each(:members) AS asked CROSS JOIN dependency d ON d.parent = asked.value CROSS JOIN job_group g ON g.no = d.child
+WHERE d.status = 'met' ORDER BY d.parent, d.child;
 
 -- name: parents
 -- Of children that begin to wait: none has waited yet.
-SELECT d.parent, p.job_id, p.state, d.child, c.job_id, d.condition, d.if_unmet, 0, 0
+SELECT d.parent, coalesce(p.job_id, g.group_id), coalesce(p.state, @group_state), d.child, c.job_id, d.condition, d.if_unmet, 0, 0
 FROM json_each(:children) AS asked CROSS JOIN dependency d ON d.child = asked.value AND d.status = 'open'
-CROSS JOIN job c ON c.no = d.child CROSS JOIN job_full p ON p.no = d.parent ORDER BY d.child, d.parent;
+CROSS JOIN job c ON c.no = d.child LEFT JOIN job_full p ON p.no = d.parent LEFT JOIN job_group g ON g.no = d.parent ORDER BY d.child, d.parent;
+
+-- name: group_state
+-- A group as the parent of `d`. For some children the first failure is enough.
+coalesce(g.state, iif(g.failed > 0 AND d.condition = 'failed' AND d.if_unmet = 'any', 'FAILED', 'RUNNING'))
 
 -- name: settle_dependencies
 UPDATE dependency SET status = ? FROM json_each(?) AS asked WHERE dependency.child = asked.value ->> 1 AND dependency.parent = asked.value ->> 0;
@@ -489,18 +503,22 @@ ON CONFLICT (no) DO UPDATE SET state = excluded.state, after = excluded.after;
 
 -- name: take_pending_ends
 DELETE FROM pending_end WHERE no IN (SELECT no FROM pending_end ORDER BY no LIMIT :most)
-RETURNING no, (SELECT job_id FROM job WHERE job.no = pending_end.no), state, after;
+RETURNING no, coalesce((SELECT job_id FROM job WHERE job.no = pending_end.no), (SELECT group_id FROM job_group g WHERE g.no = pending_end.no)), state, after;
 
 -- name: pending_ends
 SELECT count(*) FROM pending_end;
 
 -- name: dependencies
--- The dependencies of a job, then those on it.
-SELECT p.job_id, c.job_id, d.condition, d.status FROM (
-    SELECT * FROM (SELECT 0 AS side, parent, child, condition, status FROM dependency WHERE child = (SELECT no FROM job WHERE job_id = :job_id) ORDER BY parent LIMIT :most)
+-- The dependencies of a job or a group, then those on it.
+SELECT coalesce((SELECT job_id FROM job WHERE no = d.parent), (SELECT group_id FROM job_group WHERE no = d.parent)),
+       coalesce((SELECT job_id FROM job WHERE no = d.child), (SELECT group_id FROM job_group WHERE no = d.child)), d.condition, d.status FROM (
+    SELECT * FROM (SELECT 0 AS side, parent, child, condition, status FROM dependency WHERE child = (@number_of) ORDER BY parent LIMIT :most)
     UNION ALL
-    SELECT * FROM (SELECT 1, parent, child, condition, status FROM dependency WHERE parent = (SELECT no FROM job WHERE job_id = :job_id) ORDER BY child LIMIT :most)) AS d
-CROSS JOIN job p ON p.no = d.parent CROSS JOIN job c ON c.no = d.child ORDER BY d.side, d.parent, d.child;
+    SELECT * FROM (SELECT 1, parent, child, condition, status FROM dependency WHERE parent = (@number_of) ORDER BY child LIMIT :most)) AS d
+ORDER BY d.side, d.parent, d.child;
+
+-- name: number_of
+SELECT coalesce((SELECT no FROM job WHERE job_id = :job_id), (SELECT no FROM job_group WHERE group_id = :job_id))
 
 -- name: audit_dependencies
 -- A child that waits for another number of parents than it has open dependencies, or is in a ready queue meanwhile; and a parent that ended, whose
@@ -510,7 +528,16 @@ UNION ALL SELECT job_id FROM queue WHERE (unmet > 0) <> (line < 0)
 UNION ALL SELECT p.job_id FROM dependency d CROSS JOIN queue q ON q.no = d.child CROSS JOIN job_full p ON p.no = d.parent
 WHERE d.status = 'open' AND d.parent NOT IN (SELECT no FROM pending_end)
 AND (p.state = 'DONE' OR p.state = 'CANCELED' OR p.state = 'FAILED' AND NOT (d.condition = 'ok' AND d.if_unmet = 'wait'))
-UNION ALL SELECT 'number ' || parent FROM dependency WHERE parent NOT IN (SELECT no FROM job) OR child NOT IN (SELECT no FROM job);
+UNION ALL SELECT q.job_id FROM dependency d CROSS JOIN queue q ON q.no = d.child CROSS JOIN job_group g ON g.no = d.parent
+WHERE d.status = 'open' AND d.parent NOT IN (SELECT no FROM pending_end) AND g.state IS NOT NULL
+AND NOT (g.state = 'FAILED' AND d.condition = 'ok' AND d.if_unmet = 'wait')
+UNION ALL SELECT 'number ' || parent FROM dependency
+WHERE parent NOT IN (SELECT no FROM job UNION ALL SELECT no FROM job_group) OR child NOT IN (SELECT no FROM job UNION ALL SELECT no FROM job_group);
+
+-- name: audit_groups
+SELECT group_id FROM job_group g WHERE group_id >= 'batch:' AND group_id < 'batch;'
+AND (total - done - failed - canceled <> (SELECT count(*) FROM dependency d WHERE d.child = g.no AND d.status = 'open')
+     OR (state IS NULL) <> (is_open OR total > done + failed + canceled) OR (state IS NULL) <> (ended_at IS NULL));
 
 -- name: audit_dispatches
 SELECT d.dispatch_id, d.host, d.cost_units, d.addon_id, d.class_no, d.phase, d.fence, j.job_id, j.state, j.fence
@@ -564,7 +591,43 @@ VALUES (:array_id, :addon_id, :created_at, :ended_at, :body, :state);
 UPDATE job_array SET ended_at = :ended_at, state = :state WHERE array_id = :array_id;
 
 -- name: forget_arrays
-DELETE FROM job_array WHERE ended_at < :before;
+DELETE FROM job_array WHERE ended_at < :before AND NOT EXISTS (
+    SELECT 1 FROM job_group g CROSS JOIN dependency d ON d.parent = g.no AND d.status = 'open' WHERE g.group_id = job_array.array_id);
+
+-- name: group_columns
+SELECT g.no, g.group_id, g.addon_id, g.created_at, g.is_open, g.total, g.done, g.failed, g.canceled, g.state, g.ended_at, g.digest FROM job_group g
+
+-- name: group_by_id
+@group_columns WHERE g.group_id = :group_id;
+
+-- name: lock_groups
+-- By id. The transaction is the only writer.
+@group_columns WHERE g.group_id IN (SELECT value FROM json_each(:ids)) ORDER BY g.no;
+
+-- name: groups_by_no
+@group_columns WHERE g.no IN (SELECT value FROM json_each(:nos)) ORDER BY g.no;
+
+-- name: newest_batches
+@group_columns WHERE g.group_id >= 'batch:' AND g.group_id < 'batch;' AND (:addon_id IS NULL OR g.addon_id = :addon_id)
+ORDER BY g.created_at DESC, g.no DESC LIMIT :most;
+
+-- name: add_group
+INSERT INTO job_group (no, group_id, addon_id, created_at, is_open, total, done, failed, canceled, state, ended_at, digest)
+VALUES (coalesce((SELECT max(no) FROM job_group), 4611686018427387904) + 1, :group_id, :addon_id, :created_at, :is_open, :total, :done, :failed,
+        :canceled, :state, :ended_at, :digest);
+
+-- name: set_group
+UPDATE job_group SET is_open = :is_open, total = :total, done = :done, failed = :failed, canceled = :canceled, state = :state, ended_at = :ended_at
+WHERE group_id = :group_id;
+
+-- name: old_groups
+SELECT g.no FROM job_group g WHERE g.ended_at < :before AND NOT EXISTS (SELECT 1 FROM dependency d WHERE d.parent = g.no AND d.status = 'open')
+
+-- name: forget_memberships
+DELETE FROM dependency WHERE child IN (@old_groups) OR parent IN (@old_groups);
+
+-- name: forget_groups
+DELETE FROM job_group WHERE no IN (@old_groups);
 
 -- name: states_of
 SELECT j.job_id, j.state FROM json_each(:ids) AS asked CROSS JOIN job_full j ON j.job_id = asked.value;

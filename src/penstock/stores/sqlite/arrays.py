@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.core.jobs.arrays import ArrayChange, ArrayRecord
+from penstock.core.jobs.groups import GroupChange, JobGroup
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
 from penstock.stores.api import NO_LIMIT
 from penstock.stores.common.rows import array_from, array_progress, array_values
 from penstock.stores.common.writes import NO_JOB
 from penstock.stores.sqlite.changes import submit
+from penstock.stores.sqlite.groups import add_group, change_group
 from penstock.stores.sqlite.transaction import Transaction, listed
 
 
@@ -34,6 +36,12 @@ class SqliteArrayRows:
         self._tx.flush_jobs()
         rows = self._tx.execute("states_of", {"ids": listed(job_ids)})
         return {job_id: JobState(state) for job_id, state in rows}
+
+    def change_group(self, group: JobGroup, *, is_new: bool) -> None:
+        if is_new:
+            add_group(self._tx, group)
+        else:
+            change_group(self._tx, group.group_id, lambda _, __: GroupChange(group))
 
     def write(self, change: ArrayChange, *, is_new: bool) -> None:
         tx, record = self._tx, change.record

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from penstock.core.jobs.changes import Change
+from penstock.core.jobs.groups import JobGroup, add_members, is_batch_id
 from penstock.core.jobs.intent import Intent, all_but_payload
 from penstock.core.jobs.job import DispatchStep, EventKind, Job, JobStep
 from penstock.core.jobs.ordering import place
@@ -24,8 +25,16 @@ from penstock.core.jobs.types import SEPARATOR, EndReason, HostId, JobId, Span, 
 from penstock.stores.api import CompletedDispatch, Depth, Receipt, Renew
 from penstock.stores.common.dependencies import EndedJob, moved
 from penstock.stores.common.reads import JOB_WIDTH
-from penstock.stores.common.rows import intent_row, job_row
-from penstock.stores.common.writes import NO_JOB, EventJob, Heartbeats, UsedKeys, key_of, take
+from penstock.stores.common.rows import changed_group_values, group_from, intent_row, job_row
+from penstock.stores.common.writes import (
+    NO_JOB,
+    EventJob,
+    Heartbeats,
+    UsedKeys,
+    key_of,
+    new_dependencies,
+    take,
+)
 from penstock.stores.sqlite.dependencies import depend
 from penstock.stores.sqlite.transaction import Transaction, by_name, dispatch_key, listed
 
@@ -57,18 +66,34 @@ def submit(
 
     def insert(at: int, intent: Intent) -> Receipt:
         receipt = _insert(tx, intent, job_ids[at] if job_ids else JobId(tx.new_id()))
-        dependencies.extend((d.job_id, receipt.job_id, d.condition, intent.if_unmet) for d in intent.after)
+        if intent.after or intent.tags:
+            dependencies.extend(new_dependencies(receipt.job_id, intent))
         return receipt
 
     def existing(jobs: Collection[JobId]) -> set[JobId]:
         tx.flush_jobs()
-        return {job_id for _, job_id in tx.execute("known_jobs", {"ids": listed(list(jobs))})}
+        ids = {"ids": listed(list(jobs))}
+        groups = {group_id for (group_id,) in tx.execute("known_groups", ids)}
+        return groups | {job_id for _, job_id in tx.execute("known_jobs", ids)}
+
+    def batches(ids: Collection[JobId]) -> dict[JobId, JobGroup]:
+        groups = [group_from(row) for _, *row in tx.execute("lock_groups", {"ids": listed(list(ids))})]
+        return {group.group_id: group for group in groups}
 
     written = {} if sure else _written(tx, job_ids)
     receipts = take(
-        intents, depth, used, queued=tx.totals.queued, insert=insert, existing=existing, written=written
+        *(intents, depth, used),
+        queued=tx.totals.queued,
+        insert=insert,
+        existing=existing,
+        batches=batches,
+        written=written,
     )
     if dependencies:
+        tx.flush_jobs()
+        added = Counter(child for _, child, *_ in dependencies if is_batch_id(child))
+        for group in batches(added).values() if added else ():
+            tx.execute("set_group", changed_group_values(add_members(group, added[group.group_id])))
         depend(tx, dependencies, apply)
         receipts = _as_born(tx, receipts, {child for _, child, *_ in dependencies})
     return receipts

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.core.jobs.changes import Change, Note
 from penstock.core.jobs.dependencies import DependencyStatus
+from penstock.core.jobs.groups import JobGroup
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
 from penstock.stores.common.dependencies import MOST_RESOLVED, EndedJob, OpenDependency, resolve
-from penstock.stores.common.writes import EventJob
+from penstock.stores.common.rows import changed_group_values, group_from
+from penstock.stores.common.writes import NO_JOB, EventJob
 from penstock.stores.sqlite.transaction import Transaction, listed
 
 
@@ -62,6 +64,19 @@ class SqliteDependencyRows:
                 tx.now, note, EventJob(child.child_no, child.child_id, child.events + 1, JobState.QUEUED)
             )
 
+    def memberships(self, members: Sequence[int]) -> list[OpenDependency]:
+        rows = self._tx.execute("memberships", {"members": listed(members)})
+        return list(map(OpenDependency._make, rows))
+
+    def groups(self, nos: Sequence[int]) -> dict[int, JobGroup]:
+        return {no: group_from(row) for no, *row in self._tx.execute("groups_by_no", {"nos": listed(nos)})}
+
+    def set_groups(self, groups: Mapping[int, JobGroup], notes: Sequence[Note]) -> None:
+        for group in groups.values():
+            self._tx.execute("set_group", changed_group_values(group))
+        for note in notes:
+            self._tx.add_note(self._tx.now, note, NO_JOB)
+
     def postpone(self, ends: Sequence[EndedJob]) -> None:
         self._tx.execute("postpone_ends", (listed([(end.no, end.state, end.after) for end in ends]),))
 
@@ -72,7 +87,8 @@ def resolve_moves(tx: Transaction, apply: Callable[[Transaction, Change], bool])
     which are resolved already.
     """
     moves, tx.moves = tx.moves, []
-    if tx.has_dependencies:
+    # A member that is retried reopens its batch, though no job may wait for another.
+    if moves and (tx.has_dependencies or any(move.state is JobState.QUEUED for move in moves)):
         resolve(SqliteDependencyRows(tx, apply), moves)
         moves, tx.moves = [*moves, *tx.moves], []
     return moves
@@ -83,7 +99,7 @@ def depend(
     dependencies: Sequence[tuple[JobId, JobId, str, str]],
     apply: Callable[[Transaction, Change], bool],
 ) -> None:
-    """New jobs wait for their parents. `dependencies`: parent, child, condition, what if it is not met."""
+    """New jobs wait for their parents, and batches for new members. `dependencies`: as `new_dependencies` makes them."""
     tx.flush_jobs()
     tx.write("insert_dependencies", (listed(dependencies),), len(dependencies))
     tx.has_dependencies = True

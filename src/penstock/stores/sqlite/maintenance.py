@@ -11,17 +11,20 @@ import msgspec
 
 from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.changes import Note, addon_note, drain_note
+from penstock.core.jobs.groups import JobGroup
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, HostId, Moment, Span
 from penstock.stores.api import (
     ChangeArray,
+    ChangeBatch,
     ChangeSchedule,
     DrainHost,
     Learn,
     Operation,
     Prune,
+    Receipt,
     RecordLoad,
     RegisterHost,
     RemoveHost,
@@ -29,6 +32,7 @@ from penstock.stores.api import (
     ScheduleWritten,
     SetAddon,
     Shift,
+    SubmitBatch,
 )
 from penstock.stores.common.array_changes import change_array
 from penstock.stores.common.rows import forget, schedule_values
@@ -36,6 +40,7 @@ from penstock.stores.common.writes import NO_JOB, learn, new_job_id, record_load
 from penstock.stores.sqlite.arrays import SqliteArrayRows
 from penstock.stores.sqlite.changes import submit
 from penstock.stores.sqlite.connection import SQL
+from penstock.stores.sqlite.groups import add_batch, change_group
 from penstock.stores.sqlite.guard import Loss
 from penstock.stores.sqlite.transaction import Transaction, listed
 
@@ -96,11 +101,15 @@ def _drain_host(tx: Transaction, host: HostId, draining: bool, by: str) -> bool:
 
 
 def change_record(
-    tx: Transaction, operation: ChangeSchedule | RecordLoad | ChangeArray
-) -> ScheduleWritten | ArrayRecord | None:
+    tx: Transaction, operation: ChangeSchedule | RecordLoad | ChangeArray | SubmitBatch | ChangeBatch
+) -> ScheduleWritten | ArrayRecord | JobGroup | list[Receipt] | None:
     """A row that makes jobs, with the jobs."""
     if isinstance(operation, ChangeArray):
         return change_array(SqliteArrayRows(tx), operation)
+    if isinstance(operation, SubmitBatch):
+        return add_batch(tx, operation)
+    if isinstance(operation, ChangeBatch):
+        return change_group(tx, operation.group_id, operation.decide)
     return _write_schedule(tx, operation)
 
 
@@ -127,7 +136,8 @@ def _write_schedule(tx: Transaction, operation: ChangeSchedule | RecordLoad) -> 
 
 def _prune(tx: Transaction, before: Moment, limit: int) -> int:
     tx.flush_jobs()
-    tx.execute("forget_arrays", {"before": before})
+    for name in ("forget_arrays", "forget_memberships", "forget_groups"):
+        tx.execute(name, {"before": before})
     tx.totals.arrays.clear()
     values = {"before": before, "most": limit}
     batches, done = _old_done(tx, values)

@@ -25,6 +25,7 @@ from penstock.stores.api import (
     Admit,
     Apply,
     ChangeArray,
+    ChangeBatch,
     ChangeSchedule,
     Clock,
     Complete,
@@ -35,6 +36,7 @@ from penstock.stores.api import (
     Renew,
     ResolveDependencies,
     Submit,
+    SubmitBatch,
     committed,
 )
 from penstock.stores.common.array_changes import advance_arrays
@@ -267,7 +269,7 @@ def _write(tx: Transaction, operation: Operation[Any]) -> Any:
             return resolve_pending(tx, apply)
         case Renew():
             return renew(tx, operation)
-        case ChangeSchedule() | RecordLoad() | ChangeArray():
+        case ChangeSchedule() | RecordLoad() | ChangeArray() | SubmitBatch() | ChangeBatch():
             return change_record(tx, operation)
     return maintain(tx, operation)
 

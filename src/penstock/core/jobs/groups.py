@@ -1,0 +1,266 @@
+"""
+Groups: a batch or an array as one parent that other jobs can wait for (SPEC TD-3).
+
+A batch is a named set of jobs with callbacks. Its members are the jobs with the tag `batch:NAME`, and that tag is
+also its id: a job that waits for the batch names it in `after` like a job. The row of the batch counts its members
+and how they ended, in the transactions that end them, so it knows how far it is without reading them, and stays
+right when they are pruned. The rules of a batch, for every door and every store:
+
+- It is *open* when it is submitted so, until it is closed. An open batch does not end, so no callback can run
+  before all members are in.
+- It ends when it is closed and no member lives: FAILED if a member failed, else CANCELED if one was canceled, else
+  DONE. A closed batch without members is DONE at once. A BLOCKED member has not ended.
+- Members can be added until it ends. A closed batch can only be added to while a member lives, for example by
+  a member itself.
+- The retry of a failed member takes the end back. What waited for the batch and was released stays released.
+- A name means one batch, until that batch is pruned. It is pruned like a job, and not while a job waits for it.
+
+An array has a row too, so that a job can wait for it; the array itself decides how it ends.
+
+Callbacks are jobs that wait for the group: `on_end` for `batch:NAME:done`, `on_failure` for `batch:NAME:failed` with
+`if_unmet` `any`. That last one holds as soon as the first member has failed: `is_failing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound
+from penstock.core.jobs.arrays import ArrayRecord, count_of
+from penstock.core.jobs.changes import Note, principal_data
+from penstock.core.jobs.dependencies import Dependency, IfUnmet, ParentCondition
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import (
+    BATCH_NAME,
+    BATCH_NAME_WORDS,
+    BATCH_TAG,
+    CALLBACK_TAG,
+    AddonId,
+    JobId,
+    Moment,
+)
+
+#: Numbers of groups and of jobs never meet: both are parents and children in one table.
+FIRST_GROUP: Final = 2**62
+MOST_MEMBERS: Final = 10_000
+
+
+class JobGroup(Struct, frozen=True):
+    """
+    `group_id`: `batch:NAME`, or the id of an array. `state`: None until it ends. `digest`: of the request that
+    made a batch, so that the same request again is told from another batch of that name.
+    """
+
+    group_id: JobId
+    addon_id: AddonId
+    created_at: Moment
+    is_open: bool = False
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+    canceled: int = 0
+    state: JobState | None = None
+    ended_at: Moment | None = None
+    digest: str = ""
+
+    @property
+    def live(self) -> int:
+        """How many members have not ended."""
+        return self.total - self.done - self.failed - self.canceled
+
+    @property
+    def ended(self) -> int:
+        return self.done + self.failed + self.canceled
+
+    @property
+    def is_batch(self) -> bool:
+        return self.group_id.startswith(BATCH_TAG)
+
+    @property
+    def name(self) -> str:
+        return self.group_id.removeprefix(BATCH_TAG)
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether a job that waits for `:failed` with `if_unmet` `any` has waited long enough."""
+        return self.state is None and self.failed > 0
+
+    def outcome(self) -> JobState | None:
+        """How the batch ends; None: it does not end yet."""
+        if self.is_open or self.live:
+            return None
+        if self.failed:
+            return JobState.FAILED
+        return JobState.CANCELED if self.canceled else JobState.DONE
+
+
+class GroupChange(NamedTuple):
+    """A decision about a group: the group from now on, and the events."""
+
+    group: JobGroup
+    notes: Sequence[Note] = ()
+
+
+# names
+
+
+def batch_id(name: str) -> JobId:
+    """ValueError: the name breaks the rule, which is that of schedules."""
+    if not isinstance(name, str) or not BATCH_NAME.fullmatch(name):
+        raise ValueError(f"the name of a batch is {name!r:.80}; it {BATCH_NAME_WORDS}")
+    return JobId(f"{BATCH_TAG}{name}")
+
+
+def is_batch_id(word: str) -> bool:
+    return word.startswith(BATCH_TAG)
+
+
+def batch_of(intent: Intent) -> JobId | None:
+    """The batch that the job is a member of."""
+    for tag in intent.tags:
+        if tag.startswith(BATCH_TAG):
+            return JobId(tag)
+    return None
+
+
+def unknown_batch(group_id: str) -> NotFound:
+    name = group_id.removeprefix(BATCH_TAG)
+    return NotFound(
+        f"there is no batch {name!r:.80}: submit it first, with `penstock batch submit` or `batch open`",
+        field="tags",
+        batch=name,
+    )
+
+
+def name_used(name: str) -> KeyConflict:
+    return KeyConflict(
+        f"there is a batch {name} already: give this one another name", field="name", batch=name
+    )
+
+
+# the jobs of a batch
+
+
+def member(intent: Intent, name: str) -> Intent:
+    return replace(intent, tags=(*intent.tags, f"{BATCH_TAG}{name}"))
+
+
+def on_end(intent: Intent, name: str) -> Intent:
+    """The callback that becomes ready when the batch has ended."""
+    return _callback(intent, name, ParentCondition.DONE, IfUnmet.CANCEL)
+
+
+def on_failure(intent: Intent, name: str) -> Intent:
+    """The callback that becomes ready when the first member has failed; canceled if none fails."""
+    return _callback(intent, name, ParentCondition.FAILED, IfUnmet.ANY)
+
+
+def _callback(intent: Intent, name: str, condition: ParentCondition, if_unmet: IfUnmet) -> Intent:
+    return replace(
+        intent,
+        tags=(*intent.tags, f"{CALLBACK_TAG}{name}"),
+        after=(Dependency(batch_id(name), condition),),
+        if_unmet=if_unmet,
+    )
+
+
+def check_members(batches: Mapping[JobId, JobGroup], added: Mapping[JobId, int]) -> None:
+    """`added`: how many members a submit adds to each batch. NotFound, IllegalMove, BadIntent."""
+    for group_id, count in sorted(added.items()):
+        group = batches.get(group_id)
+        if group is None:
+            raise unknown_batch(group_id)
+        if group.state is not None:
+            raise IllegalMove(
+                f"batch {group.name} has ended ({group.state}) and takes no more jobs: submit a batch of "
+                "another name; `batch open` keeps one open until it is closed",
+                field="tags",
+                batch=group.name,
+                state=str(group.state),
+            )
+        if group.total + count > MOST_MEMBERS:
+            raise BadIntent.of(
+                (
+                    "tags",
+                    f"would give batch {group.name} {group.total + count:,} jobs; it may have {MOST_MEMBERS:,}",
+                )
+            )
+
+
+# changes
+
+
+def submit_batch(group: JobGroup, by: str = "") -> GroupChange:
+    """`group`: without members; the submit adds them."""
+    data = {"batch": group.name, "addon_id": group.addon_id, "open": group.is_open, **principal_data(by)}
+    return GroupChange(group, [Note(EventKind.BATCH_SUBMITTED, data=data)])
+
+
+def add_members(group: JobGroup, count: int) -> JobGroup:
+    return replace(group, total=group.total + count)
+
+
+def close_batch(group: JobGroup, now: Moment, by: str = "") -> GroupChange | None:
+    """No more than the members that it has, unless these add some. None: it was closed before."""
+    if not group.is_open:
+        return None
+    data = {"batch": group.name, "addon_id": group.addon_id, **principal_data(by)}
+    change = settle(replace(group, is_open=False), now)
+    return GroupChange(change.group, [Note(EventKind.BATCH_CLOSED, data=data), *change.notes])
+
+
+def end_members(group: JobGroup, ends: Mapping[JobState, int], now: Moment) -> GroupChange:
+    """Members ended, so many in each state."""
+    counted = replace(
+        group,
+        done=group.done + ends.get(JobState.DONE, 0),
+        failed=group.failed + ends.get(JobState.FAILED, 0),
+        canceled=group.canceled + ends.get(JobState.CANCELED, 0),
+    )
+    return settle(counted, now)
+
+
+def retry_members(group: JobGroup, count: int) -> JobGroup:
+    """Members that had failed are queued again: the batch has not ended."""
+    return replace(group, failed=max(0, group.failed - count), state=None, ended_at=None)
+
+
+def settle(group: JobGroup, now: Moment) -> GroupChange:
+    """The end of the batch, if it is over."""
+    state = group.outcome()
+    if state is None or group.state is not None:
+        return GroupChange(group)
+    counts = {"done": group.done, "failed": group.failed, "canceled": group.canceled}
+    data = {"batch": group.name, "addon_id": group.addon_id, **counts}
+    ended = replace(group, state=state, ended_at=now)
+    return GroupChange(ended, [Note(EventKind.BATCH_ENDED, str(state), data)])
+
+
+def group_of_array(record: ArrayRecord) -> JobGroup:
+    """The array as a parent."""
+    array, progress = record.array, record.progress
+    spec = array.spec
+    ended_at = progress.ended_at
+    return JobGroup(
+        array.array_id,
+        array.intent.addon_id,
+        array.created_at,
+        total=spec.total,
+        done=progress.done,
+        failed=count_of(progress.failed),
+        canceled=progress.canceled,
+        state=None if ended_at is None else progress.outcome(spec),
+        ended_at=ended_at,
+    )
+
+
+def array_moves(before: ArrayRecord, after: ArrayRecord) -> bool:
+    """Whether the array has ended, has been retried, or its first index has failed: its row as a parent changes."""
+    old, new = before.progress, after.progress
+    return old.ended_at != new.ended_at or bool(old.failed) != bool(new.failed)
