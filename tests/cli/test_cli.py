@@ -670,13 +670,68 @@ def test_a_batch_is_submitted_and_addressed_as_one(shell, tmp_path):
 
     assert answer.stdout.startswith("3 jobs")
     assert waited.returncode == 1
-    assert "3 of 3 ended: 2 DONE, 1 FAILED" in waited.stdout.replace("1 FAILED, 2 DONE", "2 DONE, 1 FAILED")
+    assert "3 of 3 ended" in waited.stdout
+    assert "2 done, 1 failed" in waited.stdout
     until(lambda: all(mark.exists() for mark in marks.values()))
     assert shell.answer("batch", "show", "nightly")["total"] == 3
     assert shell("batch", "retry", "nightly").stdout == "1 job queued again\n"
     assert shell("batch", "wait", "nightly").returncode == 1
     assert shell("batch", "cancel", "nightly").stdout == "0 jobs canceled\n"
-    assert "there is a batch nightly already" in shell("batch", "submit", "nightly", str(lines)).stderr
-    assert len(json.loads(shell("batch", "submit", "later", str(lines), "--json").stdout)) == 3
+    for name in ("nightly", "nightly"):  # the same request again is another batch of that name
+        assert "there is a batch nightly already" in shell("batch", "submit", name, str(lines)).stderr
+    assert len(json.loads(shell("batch", "submit", "later", str(lines), "--json").stdout)["jobs"]) == 3
+    assert [line.split()[0] for line in shell("batch", "ls").stdout.splitlines()[1:]] == ["later", "nightly"]
     missing = shell("batch", "show", "other")
     assert (missing.returncode, missing.stderr) == (4, "penstock: there is no batch other\n")
+
+
+def test_jobs_are_added_to_an_open_batch_and_its_callback_waits_for_the_close(shell, tmp_path):
+    mark = tmp_path / "end"
+    shell("batch", "open", "import", "--on-end", f"touch {mark}")
+    added = shell("submit", "--batch", "import", "--", "true").stdout.strip()
+    assert shell("wait", added).returncode == 0
+    assert shell.answer("batch", "show", "import")["open"] is True
+    child = shell("submit", "--after", "batch:import", "--", "true").stdout.strip()
+    explained = shell("explain", child).stdout
+    assert "batch import (open, 1 of 1 ended) to be DONE" in " ".join(explained.split())
+    assert "penstock batch close import" in explained
+    assert not mark.exists()
+
+    assert "DONE" in shell("batch", "close", "import").stdout
+    assert shell("batch", "wait", "import").returncode == 0
+    assert shell("wait", child).returncode == 0
+    until(mark.exists)
+    refused = shell("submit", "--batch", "import", "--", "true")
+    assert (refused.returncode, "takes no more jobs" in refused.stderr) == (5, True)
+
+
+def test_a_job_waits_for_an_array(shell):
+    array_id = shell("submit", "--array", "1-3%1", "--", "true").stdout.strip()
+    child = shell("submit", "--after", f"{array_id[-8:]}:done", "--", "true").stdout.strip()
+    assert shell.answer("show", child)["after"] == [f"{array_id}:done"]
+    assert shell("wait", child).returncode == 0
+    assert shell.answer("array", "show", array_id)["state"] == "DONE"
+
+
+def test_bad_batches_are_refused_by_name_and_change_nothing(shell, tmp_path):
+    empty = tmp_path / "empty"
+    empty.write_text("")
+    for words, said in (
+        (("batch", "submit", "a b", str(empty)), "NAME must be 1..49 characters"),
+        (("batch", "submit", "x" * 50, str(empty)), "NAME must be 1..49 characters"),
+        (("batch", "open", "-x"), "-x"),
+        (("submit", "--batch", "a b", "--", "true"), "--batch must be 1..49 characters"),
+        (("submit", "--batch", "nosuch", "--", "true"), "there is no batch 'nosuch'"),
+        (("submit", "--tag", "batch:a b", "--", "true"), "where NAME must be 1..49 characters"),
+        (("submit", "--after", "batch:nosuch", "--", "true"), "there is no batch nosuch"),
+        (("submit", "--after", "batch:nosuch:well", "--", "true"), "must be one of ok, done, failed"),
+        (("submit", "--after", "batch:a b", "--", "true"), "the name of a batch must be"),
+        (("submit", "--batch", "x", "--array", "1-2", "--", "true"), "--batch cannot be given with --array"),
+        (("batch", "close", "nosuch"), "there is no batch nosuch"),
+    ):
+        refused = shell(*words)
+        assert refused.returncode != 0, words
+        assert said in " ".join(refused.stderr.split()), (words, refused.stderr)
+        assert "regex" not in refused.stderr
+    assert shell.answer("ls") == []
+    assert shell.answer("batch", "ls") == []

@@ -67,8 +67,6 @@ def submit_batch(
     info = _submit(session, name, addon, scripts, is_open=is_open, **options)
     if not session.print_json(info):
         jobs = "1 job" if len(scripts) == 1 else f"{len(scripts):,} jobs"
-        if not info.created:
-            session.aside.print("[dim]The same request made this batch before.[/]")
         verb = "close" if info.open else "wait"
         echo(f"{jobs}; penstock batch {verb} {shlex.quote(name)}")
 
@@ -113,7 +111,7 @@ def _submit(
             open=is_open or bool(rest),
         )
     )
-    if rest and info.created:  # it is open until all are in
+    if rest:  # it is open until all are in
         for at in range(0, len(rest), _PIECE):
             piece = rest[at : at + _PIECE]
             asked(partial(client.submit_many, [job(script, batch=name) for script in piece]))

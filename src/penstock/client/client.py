@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlencode
+from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, structs
@@ -216,10 +217,12 @@ class Client:
         on_end: wire.SubmitBody | None = None,
         on_failure: wire.SubmitBody | None = None,
         open: bool = False,  # noqa: A002 - the word of the API
+        idempotency_key: str | None = None,
     ) -> wire.BatchInfo:
         """
         All or none. `jobs` and the callbacks: what `job_of` makes. An `open` batch does not end before `close_batch`; until
-        then, and while one of its jobs lives, `submit(..., batch=name)` adds more. The same request again finds the batch.
+        then, and while one of its jobs lives, `submit(..., batch=name)` adds more. The same request with the same
+        `idempotency_key` finds the batch; without a key another batch of that name is refused (KeyConflict).
         """
         body = wire.BatchBody(
             name=name,
@@ -228,6 +231,8 @@ class Client:
             on_end=on_end,
             on_failure=on_failure,
             open=open,
+            # With a key the request can be sent again if its answer is lost.
+            idempotency_key=idempotency_key or str(uuid4()),
         )
         return self._post("batches/submit", body, wire.BatchInfo, again=True)
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 
 from penstock.core.errors import KeyConflict
-from penstock.core.jobs.groups import MOST_MEMBERS, JobGroup, batch_id, member, name_used
+from penstock.core.jobs.groups import MOST_MEMBERS, JobGroup, batch_id, member
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId
@@ -124,8 +124,6 @@ class Batch:
             submitted = self._scheduler.batch_service.submit(request, self._scheduler.principal)
         except KeyConflict as conflict:
             raise ValueError(str(conflict)) from None
-        if not submitted.created:
-            raise ValueError(str(name_used(self.name)))
         self._is_submitted = True
         functions = [function for function, _ in (*self._calls, *self._callbacks.values())]
         handles = [f.handle(receipt) for f, receipt in zip(functions, submitted.receipts, strict=True)]

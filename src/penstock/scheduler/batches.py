@@ -27,7 +27,10 @@ _PAGE: Final = 1_000
 
 
 class BatchRequest(NamedTuple):
-    """`jobs`: without the tag of the batch. `is_open`: it takes more jobs until it is closed."""
+    """
+    `jobs`: without the tag of the batch. `is_open`: it takes more jobs until it is closed. `key`: the same request again
+    finds the batch that it made; without a key every further request of that name is refused.
+    """
 
     name: str
     addon_id: AddonId
@@ -35,6 +38,7 @@ class BatchRequest(NamedTuple):
     on_end: Intent | None = None
     on_failure: Intent | None = None
     is_open: bool = False
+    key: str | None = None
 
     def intents(self) -> list[Intent]:
         """The members, then the callbacks."""
@@ -46,7 +50,8 @@ class BatchRequest(NamedTuple):
         return intents
 
     def digest(self) -> str:
-        return blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
+        """Of the whole request; empty without a key."""
+        return "" if self.key is None else blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
 
 
 class SubmittedBatch(NamedTuple):
@@ -72,8 +77,8 @@ class BatchService:
 
     def submit(self, request: BatchRequest, by: str = "") -> SubmittedBatch:
         """
-        All or none, durable when it returns. The same request again finds the batch that it made. BadIntent, KeyConflict
-        (another batch has the name), QueueFull.
+        All or none, durable when it returns. The same request again with its key finds the batch that it made. BadIntent,
+        KeyConflict (another batch has the name), QueueFull.
         """
         intents = self._checked(request)
         digest = request.digest()
@@ -82,7 +87,12 @@ class BatchService:
             receipts = committed(self._store, SubmitBatch(group, intents, self._rules.depth, by))
         except KeyConflict as conflict:
             known = self._store.group(group.group_id)
-            if conflict.data.get("batch") != request.name or known is None or known.digest != digest:
+            if (
+                conflict.data.get("batch") != request.name
+                or known is None
+                or not digest
+                or known.digest != digest
+            ):
                 raise
             return SubmittedBatch(known, created=False, receipts=())
         return SubmittedBatch(self.get(request.name), created=True, receipts=receipts)

@@ -96,6 +96,8 @@ class Explainer:
         job = self._store.job(job_id)
         if job is None:
             raise NotFound(f"there is no job {job_id}", job_id=job_id)
+        if viewer is not None:
+            job = viewer.ended_job(job)
         now = self._store.now()
         last = self._store.dispatch(dispatch_id_of(job.job_id, job.fence)) if job.fence else None
         findings = Findings(

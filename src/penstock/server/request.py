@@ -38,6 +38,7 @@ from penstock.server.problems import (
 )
 from penstock.server.tokens import Principal
 from penstock.stores.api import Store
+from penstock.wire.common import PATTERN_WORDS
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -413,8 +414,22 @@ def _from(error: msgspec.ValidationError, field: str = "") -> Problem:
         message, path = str(error), "`$`"
     path = path[2:-1]
     name = f"{field}{path}" if field else path.lstrip(".") or "body"
-    words = message.replace("`", "").replace(r"$(?!\\n)'", "$'")
+    if (words := pattern_words(message)) is not None:
+        return name, words
+    words = message.replace("`", "")
     return name, f"is wrong: {words[:1].lower()}{words[1:]}"
+
+
+def pattern_words(message: str) -> str | None:
+    """What the pattern asks for that a text breaks, in words; None: the message is about something else."""
+    _, is_pattern, pattern = message.partition("` matching regex ")
+    if not is_pattern:
+        return None
+    return _PATTERN_WORDS.get(pattern, "has characters that are not allowed here")
+
+
+#: By the pattern as a message quotes it.
+_PATTERN_WORDS: Final = {repr(pattern): words for pattern, words in PATTERN_WORDS.items()}
 
 
 def or_none(value: T | UnsetType) -> T | None:

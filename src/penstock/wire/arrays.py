@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from penstock.core.jobs.states import JobState
-from penstock.wire.common import AddonName, Ident, PageSize, Wait, WireAnswer, WireRequest
+from penstock.wire.common import AddonName, Ident, PageSize, Wait, WireAnswer, WireRequest, matching
 from penstock.wire.jobs import SubmitBody
 
 
@@ -18,7 +18,14 @@ class ArrayBody(WireRequest):
     without `after` and `wait_sec`; its idempotency key is that of the whole array.
     """
 
-    array: Annotated[str, Meta(max_length=20_000, pattern=r"^[0-9,% -]*$(?!\n)")]
+    array: Annotated[
+        str,
+        matching(
+            r"^[0-9,% -]*$(?!\n)",
+            "must be indices such as 1-1000, 0,5,7-9 or 1-1000%8, where 8 run at once",
+            max_length=20_000,
+        ),
+    ]
     job: SubmitBody
 
 

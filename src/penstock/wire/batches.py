@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from penstock.core.jobs.states import JobState
-from penstock.wire.common import MAX_BULK, AddonName, PageSize, Wait, WireAnswer, WireRequest
+from penstock.wire.common import MAX_BULK, AddonName, Key, PageSize, Wait, WireAnswer, WireRequest
 from penstock.wire.jobs import BatchName, SubmitBody
 
 
@@ -16,7 +16,7 @@ class BatchBody(WireRequest):
     """
     `jobs`: as in a submit, without `wait_sec`; more can be added by a submit with `batch`. `on_end`: the job that starts
     when all have ended. `on_failure`: the job that starts when the first has failed. `open`: the batch does not end
-    before it is closed.
+    before it is closed. `idempotency_key`: the same request again finds the batch that it made.
     """
 
     name: BatchName
@@ -25,6 +25,7 @@ class BatchBody(WireRequest):
     on_end: SubmitBody | None = None
     on_failure: SubmitBody | None = None
     open: bool = False
+    idempotency_key: Key | None = None
 
 
 class BatchesQuery(WireRequest):
@@ -63,7 +64,7 @@ class BatchInfo(WireAnswer):
     created_at: datetime
     ended_at: datetime | None = None
     callbacks: tuple[BatchCallback, ...] = ()
-    #: False when the same request had made the batch before.
+    #: False when the same request with the same key had made the batch before.
     created: bool = True
     #: The new jobs of this submit, without the callbacks.
     jobs: tuple[str, ...] = ()

@@ -20,20 +20,36 @@ MAX_PAGE: Final = 500
 MAX_BULK: Final = 1_000
 MAX_WAIT_SEC: Final = 60
 
+#: What the patterns below ask for, in words: a refusal must not show a regular expression.
+PATTERN_WORDS: Final[dict[str, str]] = {}
+
+
+def matching(pattern: str, words: str, **more: Any) -> Meta:
+    """The pattern of a text. `words`: what the refusal says behind the name of the field."""
+    PATTERN_WORDS[pattern] = words
+    return Meta(pattern=pattern, **more)
+
+
 # In Python a `$` also matches before a last line feed, hence what stands behind it.
-_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.:/@-]*$(?!\n)"
+_NAME: Final = matching(
+    r"^[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}$(?!\n)",
+    "must be 1..128 characters of A-Z a-z 0-9 _ . : / @ - and begin with a letter or digit",
+)
+_NO_NUL: Final = r"^[^\u0000]*$"
+PATTERN_WORDS[_NO_NUL] = "must not contain NUL"
 
 # Bounds stand here as well as in the core: here they are what the API's description promises, there they are
 # the rule.
-AddonName: TypeAlias = Annotated[str, Meta(pattern=_NAME, max_length=128, description="The tenant.")]
-TypeName: TypeAlias = Annotated[str, Meta(pattern=_NAME, max_length=128)]
+AddonName: TypeAlias = Annotated[str, _NAME, Meta(description="The tenant.")]
+TypeName: TypeAlias = Annotated[str, _NAME]
 Units: TypeAlias = Annotated[int, Meta(ge=1, le=100, description="Of the 100 that the whole machine is.")]
 PriorityWord: TypeAlias = (
     Annotated[int, Meta(ge=1, le=100)]
     | Annotated[
         str,
-        Meta(
-            pattern=r"^([Ll][Oo][Ww]|[Nn][Oo][Rr][Mm][Aa][Ll]|[Hh][Ii][Gg][Hh]|[Uu][Rr][Gg][Ee][Nn][Tt])$",
+        matching(
+            r"^([Ll][Oo][Ww]|[Nn][Oo][Rr][Mm][Aa][Ll]|[Hh][Ii][Gg][Hh]|[Uu][Rr][Gg][Ee][Nn][Tt])$",
+            "must be 1..100, or LOW, NORMAL, HIGH, URGENT",
             description="LOW 25, NORMAL 50, HIGH 75, URGENT 95.",
         ),
     ]
@@ -47,19 +63,30 @@ MoneyIn: TypeAlias = Annotated[float, Meta(gt=0, le=1e9, description="In the job
 Spent: TypeAlias = Annotated[float, Meta(ge=0, le=1e9, description="In the job's unit.")]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 # No NUL: not every database can keep one in a text.
-Line: TypeAlias = Annotated[str, Meta(max_length=200, pattern=r"^[^\u0000]*$")]
-Words: TypeAlias = Annotated[str, Meta(max_length=20_000, pattern=r"^[^\u0000]*$")]
-Label: TypeAlias = Annotated[str, Meta(pattern=f"^{LABEL.pattern}$(?!\\n)", description=LABEL_WORDS)]
-Tag: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[^\u0000]*$")]
-Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000]*$")]
-SignalName: TypeAlias = Annotated[str, Meta(pattern="^({})$(?!\\n)".format("|".join(REPORTED)))]
+Line: TypeAlias = Annotated[str, Meta(max_length=200, pattern=_NO_NUL)]
+Words: TypeAlias = Annotated[str, Meta(max_length=20_000, pattern=_NO_NUL)]
+Label: TypeAlias = Annotated[
+    str, matching(f"^{LABEL.pattern}$(?!\\n)", f"must be {LABEL_WORDS}", description=LABEL_WORDS)
+]
+Tag: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64, pattern=_NO_NUL)]
+Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=_NO_NUL)]
+SignalName: TypeAlias = Annotated[
+    str, matching("^({})$(?!\\n)".format("|".join(REPORTED)), f"must be one of {', '.join(REPORTED)}")
+]
 Pid: TypeAlias = Annotated[
     int, Meta(ge=1, le=2**31 - 1, description="Of the process that runs the job, on its own machine.")
 ]
 PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 MAX_NUMBER: Final = 2**62
-_STATES: Final = "^({0})(,({0}))*$(?!\\n)".format("|".join(JobState))
-Ident: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[0-9A-Za-z._-]+$(?!\n)")]
+_STATES: Final = matching(
+    "^({0})(,({0}))*$(?!\\n)".format("|".join(JobState)),
+    f"must be states with commas between them, of {', '.join(JobState)}",
+    max_length=100,
+)
+Ident: TypeAlias = Annotated[
+    str,
+    matching(r"^[0-9A-Za-z._-]+$(?!\n)", "must be an id: 0-9 A-Z a-z . _ -", min_length=1, max_length=100),
+]
 
 
 class WireRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -108,7 +135,7 @@ class NewToken(WireRequest):
     that it is made with.
     """
 
-    name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\u0000]*$")]
+    name: Annotated[str, Meta(min_length=1, max_length=100, pattern=_NO_NUL)]
     scopes: Annotated[list[Scope], Meta(min_length=1, max_length=20)]
     addon_id: AddonName | None = None
     max_cost_units: Units | None = None

@@ -11,8 +11,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from penstock.core.jobs.dependencies import MOST_PARENTS, IfUnmet
 from penstock.core.jobs.job import DEADLINE_PASSED, DEPENDENCY_UNMET
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import MOST_BATCH_NAME, EndReason, RunWhen
+from penstock.core.jobs.types import BATCH_NAME, BATCH_NAME_WORDS, EndReason, RunWhen
 from penstock.wire.common import (
+    _NO_NUL,
     _STATES,
     MAX_BULK,
     MAX_NUMBER,
@@ -35,17 +36,23 @@ from penstock.wire.common import (
     WireAnswer,
     WireRequest,
     Words,
+    matching,
 )
 
 JobEnd: TypeAlias = Annotated[
-    str, Meta(pattern="^({})$".format("|".join([*EndReason, DEADLINE_PASSED, DEPENDENCY_UNMET])))
+    str,
+    matching(
+        "^({})$".format("|".join([*EndReason, DEADLINE_PASSED, DEPENDENCY_UNMET])),
+        f"must be one of {', '.join([*EndReason, DEADLINE_PASSED, DEPENDENCY_UNMET])}",
+    ),
 ]
 
 
 ParentName: TypeAlias = Annotated[
     str,
-    Meta(
-        pattern=r"^([0-9a-zA-Z#][0-9a-zA-Z-]{0,63}|batch:[A-Za-z0-9][A-Za-z0-9_.-]{0,48})(:(ok|done|failed))?$",
+    matching(
+        r"^([0-9a-zA-Z#][0-9a-zA-Z-]{0,63}|batch:[A-Za-z0-9][A-Za-z0-9_.-]{0,48})(:(ok|done|failed))?$",
+        "must be the id of a job or an array, #n, or batch:NAME, and :ok, :done or :failed behind it",
         max_length=71,
         description="The id of a job or an array, or batch:NAME, and :ok, :done or :failed.",
     ),
@@ -54,11 +61,7 @@ ParentName: TypeAlias = Annotated[
 
 BatchName: TypeAlias = Annotated[
     str,
-    Meta(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?!\n)",
-        max_length=MOST_BATCH_NAME,
-        description="Unique in this store.",
-    ),
+    matching(f"^{BATCH_NAME.pattern}$(?!\\n)", BATCH_NAME_WORDS, description="Unique in this store."),
 ]
 
 
@@ -91,7 +94,7 @@ class SubmitBody(WireRequest):
     max_runtime_sec: Seconds | None = None
     max_active_sec: Seconds | None = None
     cost_limit: MoneyIn | None = None
-    unit: Annotated[str, Meta(min_length=1, max_length=16, pattern=r"^[^\u0000]*$")] = "USD"
+    unit: Annotated[str, Meta(min_length=1, max_length=16, pattern=_NO_NUL)] = "USD"
     idempotency_key: Key | None = None
     retry_delays_sec: Annotated[tuple[Delay, ...], Meta(max_length=20)] = ()
     #: false: a run is never asked or forced to give its units to a job of higher priority.
@@ -402,13 +405,13 @@ class JobFilter(WireRequest):
     type, payload, tags or of an error, among the newest 100,000 jobs.
     """
 
-    state: Annotated[str, Meta(max_length=100, pattern=_STATES)] | UnsetType = UNSET
+    state: Annotated[str, _STATES] | UnsetType = UNSET
     addon_id: AddonName | UnsetType = UNSET
     job_type: TypeName | UnsetType = UNSET
     tag: Tag | UnsetType = UNSET
     since: When | UnsetType = UNSET
     before: When | UnsetType = UNSET
-    text: Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000]*$")] | UnsetType = UNSET
+    text: Annotated[str, Meta(min_length=1, max_length=200, pattern=_NO_NUL)] | UnsetType = UNSET
 
 
 class JobsQuery(JobFilter):
@@ -457,7 +460,10 @@ class Rerun(WireRequest):
 class FindQuery(WireRequest):
     """`part`: any part of an id; they are shown by their last 8."""
 
-    part: Annotated[str, Meta(min_length=4, max_length=60, pattern=r"^[0-9a-f_-]+$(?!\n)")]
+    part: Annotated[
+        str,
+        matching(r"^[0-9a-f_-]+$(?!\n)", "must be a part of an id: 0-9 a-f - _", min_length=4, max_length=60),
+    ]
     limit: Annotated[int, Meta(ge=1, le=100)] = 10
 
 

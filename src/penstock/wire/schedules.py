@@ -11,22 +11,28 @@ from penstock.core.jobs.moments import MAX_CRON
 from penstock.core.jobs.schedules import MISSED_LIMIT, MOST_PENDING, Missed, Overlap
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import RunWhen
-from penstock.wire.common import AddonName, Key, Seconds, When, WireAnswer, WireRequest
+from penstock.wire.common import _NO_NUL, AddonName, Key, Seconds, When, WireAnswer, WireRequest, matching
 from penstock.wire.jobs import Constraints, SubmitBody
 
 ScheduleName: TypeAlias = Annotated[
     str,
-    Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?!\n)", max_length=55, description="Unique in this store."),
+    matching(
+        r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,54}$(?!\n)",
+        "must be 1..55 characters of A-Z a-z 0-9 _ . - and begin with a letter or digit",
+        description="Unique in this store.",
+    ),
 ]
 CronLine: TypeAlias = Annotated[
     str,
-    Meta(max_length=MAX_CRON, pattern=r"^[^\u0000]*$", description="Five fields, or @daily and the like."),
+    Meta(max_length=MAX_CRON, pattern=_NO_NUL, description="Five fields, or @daily and the like."),
 ]
 ZoneName: TypeAlias = Annotated[
-    str, Meta(max_length=100, pattern=r"^[^\u0000]*$", description="As in the IANA database: Europe/Berlin.")
+    str, Meta(max_length=100, pattern=_NO_NUL, description="As in the IANA database: Europe/Berlin.")
 ]
 MissedLimit: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_PENDING)]
-HourOfDay: TypeAlias = Annotated[str, Meta(pattern=r"^([01][0-9]|2[0-3]):[0-5][0-9]$(?!\n)")]
+HourOfDay: TypeAlias = Annotated[
+    str, matching(r"^([01][0-9]|2[0-3]):[0-5][0-9]$(?!\n)", "must be a time of day such as 06:00")
+]
 
 
 class ScheduleBody(WireRequest):

@@ -14,6 +14,7 @@ from penstock.core.jobs.spending import SpendMark
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import EndReason
 from penstock.wire.common import (
+    _NO_NUL,
     MAX_NUMBER,
     AddonName,
     Ident,
@@ -475,7 +476,7 @@ class Attach(WireRequest):
     be shown.
     """
 
-    name: Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\u0000]*$")]
+    name: Annotated[str, Meta(min_length=1, max_length=100, pattern=_NO_NUL)]
     tasks: Annotated[list[TaskInfo], Meta(max_length=100)]
 
 

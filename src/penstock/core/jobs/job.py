@@ -268,8 +268,13 @@ DEPENDENCY_UNMET: Final = "dependency_unmet"
 
 
 def unmet_words(data: Mapping[str, Any]) -> str:
-    """From the data of the denial: `parent`, `condition` and `state` of the parent."""
+    """
+    From the data of the denial: `parent`, `condition` and `state` of the parent. An empty parent: one that the reader may not
+    know.
+    """
     parent = str(data["parent"])
+    if not parent:
+        return "it was to run after a job of another addon, which ended otherwise"
     name = f"batch {parent.removeprefix(BATCH_TAG)}" if parent.startswith(BATCH_TAG) else f"job {parent[-8:]}"
     return f"it was to run after {name}:{data['condition']}, which is {data['state']}"
 

@@ -8,6 +8,7 @@ here and no others; each reason removes its own names (`BaseReason.hidden`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from penstock.core.jobs.forecast import Ahead, Outlook
-from penstock.core.jobs.job import Event, EventKind
+from penstock.core.jobs.job import DEPENDENCY_UNMET, Event, EventKind, Job
 from penstock.core.jobs.reason_base import Hides
 from penstock.core.jobs.reasons import REASONS, Reason, from_json
 from penstock.core.jobs.types import AddonId, JobId
@@ -39,6 +40,15 @@ class Viewer(Struct, frozen=True):
 
     def job(self, job_id: JobId | None) -> JobId | None:
         return job_id if job_id is not None and self.owns(job_id) else None
+
+    def ended_job(self, job: Job) -> Job:
+        """Without the name of the parent that made it end, if that parent is another addon's."""
+        if job.denied != DEPENDENCY_UNMET:
+            return job
+        data = json.loads(job.denied_data)
+        if self.job(data["parent"]) is not None:
+            return job
+        return replace(job, denied_data=json.dumps(data | {"parent": ""}))
 
     def signal(self, by: str) -> str:
         """The name of a signal, `p95_ms of shop`, as `core/jobs/load.py` makes it."""

@@ -35,12 +35,9 @@ def batch_submit(call: Request[None, wire.BatchBody]) -> wire.BatchInfo:
         None if body.on_end is None else _intent(call, "on_end.", body.on_end),
         None if body.on_failure is None else _intent(call, "on_failure.", body.on_failure),
         body.open,
+        body.idempotency_key,
     )
     group, created, receipts = _service(call).submit(request, call.principal.name)
-    if not created and not call.owns(
-        group.addon_id
-    ):  # a batch of another addon answers like any other name in use
-        raise naming_fields(BadIntent, ("name", "is in use: give the batch another name"))
     jobs = tuple(str(receipt.job_id) for receipt in receipts[: len(body.jobs)])
     return _info(call, group, created=created, jobs=jobs)
 
