@@ -6,6 +6,8 @@ Every promise of `core/jobs/groups.py` on every store.
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from msgspec.structs import replace
 from tests.contract.conftest import NO_LIMIT
@@ -15,7 +17,7 @@ from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound
 from penstock.core.jobs import arrays, groups
 from penstock.core.jobs.arrays import JobArray
 from penstock.core.jobs.dependencies import Dependency, ParentCondition
-from penstock.core.jobs.groups import JobGroup, batch_id
+from penstock.core.jobs.groups import JobGroup, batch_id, batch_of
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason
@@ -383,3 +385,58 @@ def test_an_array_that_a_job_waits_for_is_kept(kit):
     kit.later(100)
     committed(kit.store, Prune(kit.now, 10))
     assert (kit.store.array("x1"), kit.store.group("x1")) == (None, None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_members_ends_retries_and_closes_agree_with_a_plain_count(kit, seed):
+    """Whatever happens in whatever order: the row says what the jobs say, and the callbacks come when they must."""
+    rng = Random(seed)
+    names = [f"b{n}" for n in range(3)]
+    callbacks = {
+        name: submit_batch(kit, rng.randrange(3), name=name, is_open=rng.random() < 0.5)[1:] for name in names
+    }
+    released = set()
+    for _ in range(60):
+        live = [d for d in kit.store.live() if batch_of(kit.store.job(d.job_id).intent)]
+        failed = [
+            job.job_id
+            for name in names
+            for job in kit.store.find(Query(tag=f"batch:{name}", states=(JobState.FAILED,)))
+        ]
+        move = rng.choice(["add", "start", "end", "end", "cancel", "retry", "close"])
+        if move == "add":
+            name = rng.choice(names)
+            ended = kit.store.group(batch_id(name)).state is not None
+            try:
+                add(kit, name, rng.randrange(1, 3))
+                assert not ended
+            except IllegalMove:
+                assert ended
+        elif move == "start":
+            kit.tick(lease=True, limit=2)
+        elif move == "end" and live:
+            how = rng.choice([EndReason.COMPLETED, EndReason.COMPLETED, EndReason.JOB_ERROR])
+            kit.end(rng.choice(live), how)
+        elif move == "cancel" and (leased := [d for d in live if d.phase == "leased"]):
+            cancel(kit, rng.choice(leased).job_id)
+        elif move == "retry" and failed:
+            retry(kit, rng.choice(failed))
+        elif move == "close":
+            close(kit, rng.choice(names))
+        kit.later(1)
+        for name in names:
+            group = kit.store.group(batch_id(name))
+            counts = kit.store.count(Query(tag=group.group_id))
+            ends = [counts.get(state, 0) for state in (JobState.DONE, JobState.FAILED, JobState.CANCELED)]
+            assert [group.total, group.done, group.failed, group.canceled] == [sum(counts.values()), *ends]
+            assert (group.state is None) == (group.is_open or sum(counts.values()) > sum(ends))
+            end, failure = map(kit.store.job, callbacks[name])
+            if group.state is not None:
+                released |= {end.job_id}
+            if group.failed:
+                released |= {failure.job_id}
+            assert (end.unmet == 0) == (end.job_id in released)
+            assert (failure.unmet == 0 and failure.state != "CANCELED") == (
+                failure.job_id in released and failure.state != "CANCELED"
+            )
+    assert kit.store.audit() == []

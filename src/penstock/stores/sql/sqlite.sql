@@ -574,7 +574,7 @@ SELECT a.body, a.state FROM job_array a
 -- name: array_by_id
 @array_columns WHERE a.array_id = :array_id;
 
--- name: lock_array
+-- name: lock_arrays
 @array_columns WHERE a.array_id = :array_id;
 
 -- name: newest_arrays

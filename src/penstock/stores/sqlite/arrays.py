@@ -28,7 +28,7 @@ class SqliteArrayRows:
 
     def record(self, array_id: JobId) -> ArrayRecord | None:
         record = self._tx.totals.arrays.get(array_id)
-        if record is None and (row := self._tx.one("lock_array", {"array_id": array_id})) is not None:
+        if record is None and (row := self._tx.one("lock_arrays", {"array_id": array_id})) is not None:
             record = array_from(row)
         return record
 
