@@ -114,7 +114,8 @@ class Play:
         self.model, self.live = Model(), {}
         self.starts = 0
         newest = self.store.find(Query(newest_first=True, limit=1))
-        self.last_no = newest[0].no if newest else 0
+        #: The number of the last job before this graph.
+        self.last_before = newest[0].no if newest else 0
 
     @property
     def store(self):
@@ -143,12 +144,13 @@ class Play:
 
         def apply(model, receipts):
             if receipts is None:  # the answer was lost with the process
-                new = self.store.find(Query(after=self.last_no, limit=100))
+                # A transaction that was undone leaves a gap in the numbers, so those after the last one may be older.
+                found = self.store.find(Query(after=self.last_before, limit=10_000))
+                new = [job for job in found if job.job_id not in model.state]
                 assert len(new) in (0, len(intents)), "a submit is all or nothing"
                 ids = [job.job_id for job in sorted(new, key=lambda job: job.no)]
             else:
                 ids = [receipt.job_id for receipt in receipts]
-            self.last_no += len(ids)
             for job_id, family in zip(ids, families if ids else [], strict=True):
                 named = [(ids[int(p[1:])] if p[0] == "#" else p, condition) for p, condition in family]
                 model.add(job_id, named, str(if_unmet))
