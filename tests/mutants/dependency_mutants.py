@@ -189,6 +189,14 @@ MUTANTS = [
         ("tests/contract/test_dependencies.py", "-k", "postgres and one_operation"),
     ),
     Mutant(
+        "dependencies: PostgreSQL does not look for children that it did not expect",
+        "penstock/stores/postgres/changes.py",
+        "Completions._parents",
+        'return session.execute("dispatches_with_dependencies", {"ids": array(sorted(self._first))})',
+        "return ()",
+        ("tests/postgres/test_turns.py", "-k", "looked_for"),
+    ),
+    Mutant(
         "dependencies: a parent that a child waits for is pruned",
         "penstock/stores/memory/store.py",
         "MemoryStore._prune",

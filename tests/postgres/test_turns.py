@@ -8,9 +8,17 @@ import pytest
 from msgspec.structs import replace
 from tests.postgres.conftest import JOB, decider, exchange, tick
 
+from penstock.core.jobs import changes
+from penstock.core.jobs.dependencies import Dependency
 from penstock.core.jobs.job import EventKind
-from penstock.stores.api import Admit, Complete, CompletedDispatch, Depth, Submit, committed
-from penstock.stores.postgres.database import DatabaseSession
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.states import JobState, Schedules
+from penstock.core.jobs.types import SECOND
+from penstock.stores.api import Admit, Apply, Complete, CompletedDispatch, Depth, Query, Submit, committed
+from penstock.stores.postgres.database import Database, DatabaseSession
+from penstock.stores.postgres.store import PostgresStore
+
+RULES = {"schedules": Schedules(), "ordering": Ordering()}
 
 
 @pytest.fixture
@@ -123,8 +131,83 @@ def test_ends_without_a_round_lock_the_ledger_in_the_round_trip_that_ends_them(s
     assert [[True], [True]] == [
         committed(store, Complete([CompletedDispatch(dispatch.dispatch_id)])) for dispatch in started
     ]
-    assert [["complete", "dispatches_with_dependencies", "lock_ledger", "accounts", "opening"]] * 2 == asked
+    assert [["complete", "lock_ledger", "accounts", "opening"]] * 2 == asked
     assert [] == store.audit()
+
+
+def family(store, waiting):
+    """A parent that runs and has one child, beside as many children of another job that is not due."""
+    later = replace(JOB, cost_units=1, earliest_start_at=store.now() + 3_600 * SECOND)
+    parent, other = committed(store, Submit([replace(JOB, cost_units=1), later]))
+    [child] = committed(store, Submit([replace(JOB, cost_units=1, after=(Dependency(parent.job_id),))]))
+    committed(store, Submit([replace(JOB, cost_units=1, after=(Dependency(other.job_id),))] * waiting))
+    [dispatch] = tick(store)
+    return dispatch, child.job_id
+
+
+def test_only_while_a_job_waits_for_another_are_the_children_of_completed_jobs_looked_for(store, asked):
+    plain = replace(JOB, cost_units=1)
+    committed(store, Submit([plain] * 3))
+    first, second, third = tick(store)
+    family(store, waiting=1)
+    store.rounds.has_dependencies = False  # as if another host had submitted the family since the last round
+    looks = []
+    for dispatch in (first, second):
+        asked.clear()
+        committed(store, Complete([CompletedDispatch(dispatch.dispatch_id)]))
+        looks.append([at for at, names in enumerate(asked) if "dispatches_with_dependencies" in names])
+
+    assert looks == [[1], [0]]  # the first is surprised, and needs another round trip
+
+    for job in store.find(Query(states=[JobState.QUEUED])):
+        change = changes.cancel(store.job(job.job_id), None, store.now(), grace=SECOND, **RULES)
+        if change is not None:  # else it was canceled with its parent
+            committed(store, Apply([change]))
+    committed(store, Complete([CompletedDispatch(third.dispatch_id)]))
+    committed(store, Submit([plain]))
+    [last] = tick(store)
+    asked.clear()
+    committed(store, Complete([CompletedDispatch(last.dispatch_id)]))
+    assert "dispatches_with_dependencies" not in [name for names in asked for name in names]
+
+
+def test_the_cost_of_a_release_follows_what_is_released_and_not_what_waits(
+    postgres_emptied, asked, monkeypatch
+):
+    """Statements, and rows that the server fetched in the transaction."""
+    rows, lock, finish = [], Database.lock, DatabaseSession.finish
+
+    def count(session):
+        fetched = "sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))"
+        sql = f"SELECT {fetched} FROM pg_stat_xact_user_tables WHERE schemaname = 'emptied'"
+        rows.append(int(session.execute_sql(sql)[0][0] or 0))
+
+    def counted_lock(database, session, *calls):
+        count(session)  # the view has what earlier transactions of the connection fetched
+        return lock(database, session, *calls)
+
+    def counted_finish(session):
+        session.flush()
+        count(session)
+        finish(session)
+
+    costs = []
+    for waiting in (5, 2_000):
+        place = postgres_emptied()
+        store = PostgresStore(place.dsn, schema=place.schema)
+        dispatch, child = family(store, waiting)
+        asked.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "lock", counted_lock)
+            patch.setattr(DatabaseSession, "finish", counted_finish)
+            rows.clear()
+            committed(store, Complete([CompletedDispatch(dispatch.dispatch_id)]))
+            costs.append((len([name for names in asked for name in names]), rows[1] - rows[0]))
+        assert [d.job_id for d in tick(store)] == [child]
+        store.close()
+
+    assert costs[0][0] == costs[1][0]
+    assert costs[1][1] <= costs[0][1] + 5
 
 
 def test_a_round_that_starts_one_and_refuses_another_tells_of_both(store):

@@ -342,11 +342,21 @@ class Changes:
 
 
 class Completions:
-    """Completions of several operations, perhaps of none."""
+    """
+    Completions of several operations, perhaps of none. `expect_children`: look for children of the jobs along with
+    the completions. The transaction says whether any job waits for another, so plain jobs pay nothing for this; if a
+    job does and no look was expected, it costs a round trip.
+    """
 
     def __init__(
-        self, database: Database, classes: PostgresAdmissionClasses, operations: Sequence[Complete]
+        self,
+        database: Database,
+        classes: PostgresAdmissionClasses,
+        operations: Sequence[Complete],
+        *,
+        expect_children: bool,
     ) -> None:
+        self._expect_children = expect_children
         self._database, self._classes, self._operations = database, classes, operations
         #: If a completion is reported twice, the first report wins.
         self._first: dict[str, CompletedDispatch] = {}
@@ -362,7 +372,8 @@ class Completions:
             return []
         ids, results = columns(rows)
         done = {"now": self._database.given_now(), "ids": ids, "results": results}
-        return [("complete", done), ("dispatches_with_dependencies", {"ids": ids})]
+        look = [("dispatches_with_dependencies", {"ids": ids})] if self._expect_children else []
+        return [("complete", done), *look]
 
     def arrays(self) -> set[JobId]:
         """The arrays of the jobs."""
@@ -372,7 +383,7 @@ class Completions:
     def judge(self, session: DatabaseSession, now: Moment, rows: Sequence[Sequence[Any]]) -> Effects:
         effects = Effects(now)
         completed = list(map(_completed, rows[0])) if rows else []
-        effects.with_dependencies = {no for (no,) in rows[1]} if rows else set()
+        effects.with_dependencies = {no for (no,) in self._parents(session, rows)}
         effects.moves = [
             EndedJob(one.no, JobId(dispatch_parts(one.dispatch_id)[0]), JobState.DONE)
             for one in completed
@@ -394,6 +405,14 @@ class Completions:
                 ended.discard(done.dispatch_id)
             effects.answers.append(answers)
         return effects
+
+    def _parents(self, session: DatabaseSession, rows: Sequence[Sequence[Any]]) -> Sequence[Any]:
+        """The numbers of those that others wait for."""
+        if not rows or not session.has_dependencies:
+            return ()
+        if self._expect_children:
+            return rows[1]
+        return session.execute("dispatches_with_dependencies", {"ids": array(sorted(self._first))})
 
 
 #: What a round's transaction begins with.

@@ -83,6 +83,8 @@ class DatabaseSession:
         self.writes = False
         #: The batch number of its events, and whether there are any.
         self.batch, self.has_events = 0, False
+        #: Whether any job waits for another, as of the last locks.
+        self.has_dependencies = False
         self.finishing = False
 
     def execute(self, name: str, values: Values = None) -> list[Any]:
@@ -178,10 +180,12 @@ class Database:
 
     def lock(self, session: DatabaseSession, *calls: tuple[str, Values]) -> tuple[Moment, list[list[Any]]]:
         """
-        Run statements that lock, then take the moment and the batch number: neither may be older than a lock
-        that was waited for.
+        Run statements that lock, then take the moment, the batch number, and whether any job waits for another:
+        none of them may be older than a lock that was waited for.
         """
-        *answers, [(now, session.batch)] = session.execute_many(*calls, ("opening", None))
+        *answers, [(now, session.batch, session.has_dependencies)] = session.execute_many(
+            *calls, ("opening", None)
+        )
         session.token = uuid7()
         return now if self._clock is None else self._clock(), answers
 

@@ -128,6 +128,8 @@ class RoundBatcher(GroupCommit):
         self.rows = RowCache(classes, ordering)
         self._read_jobs, self._on_commit = read_jobs, on_commit
         self.scan_hint = ScanHint()
+        #: Whether any job waited for another when the last transaction ended jobs.
+        self.has_dependencies = False
         #: The ledger rows of hosts, which exist by now.
         self._hosts: set[Key] = set()
         #: The ledger rows that the last round needed.
@@ -151,7 +153,9 @@ class RoundBatcher(GroupCommit):
         completions = [op for op in operations if isinstance(op, Complete)]
         ends: Ends
         if len(completions) + len(admissions) == len(operations):
-            ends = Completions(self.database, self.classes, completions)
+            ends = Completions(
+                self.database, self.classes, completions, expect_children=self.has_dependencies
+            )
         else:
             now = self.database.now()
             ends = Changes(
@@ -219,6 +223,7 @@ class RoundAttempt:
         """What ended, then the rounds, each of which sees what was before it."""
         self.needed = set()
         state = _LockedState(self._batcher, session, self._keys, admissions, ends)
+        self._batcher.has_dependencies = session.has_dependencies
         first = effects = ends.judge(session, state.now, state.end_rows)
         self._need(effects.keys)
         batcher = self._batcher

@@ -6,8 +6,10 @@
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 
 -- name: opening
--- Asked for after the locks: the moment that the transaction judges by, and the batch that it tells its events in.
-SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, nextval('penstock.batch');
+-- Asked for after the locks: the moment that the transaction judges by, the batch that it tells its events in, and whether any job waits for
+-- another: a child that is submitted later finds the locks, and waits for this transaction.
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, nextval('penstock.batch'),
+       EXISTS (SELECT 1 FROM penstock.dependency WHERE status = 'open');
 
 -- name: mark_commit
 -- The proof that this transaction was committed. The proofs of earlier ones go, whose answers have come.
@@ -610,10 +612,9 @@ WHERE name = %(name)s;
 DELETE FROM penstock.schedule WHERE name = %(name)s;
 
 -- name: dispatches_with_dependencies
--- The jobs of these dispatches that others wait for. If no job waits for another, the rest of this is not run. It runs behind the locks of the
--- dispatches: a child that is submitted later finds them, and waits for this transaction.
-SELECT DISTINCT parent FROM penstock.dependency
-WHERE EXISTS (SELECT 1 FROM penstock.dependency WHERE status = 'open') AND status = 'open'
+-- The jobs of these dispatches that others wait for. It runs behind the locks of the dispatches: a child that is submitted later finds them, and
+-- waits for this transaction.
+SELECT DISTINCT parent FROM penstock.dependency WHERE status = 'open'
 AND parent = ANY(ARRAY(SELECT job_no FROM penstock.dispatch WHERE dispatch_id = ANY(%(ids)s::text[]) AND job_no IS NOT NULL));
 
 -- name: jobs_with_dependencies
