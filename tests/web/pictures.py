@@ -76,6 +76,7 @@ def pages(jobs):
         "family": f"jobs/{jobs['build']}",
         "failed": f"jobs/{jobs['failed']}",
         "arrays": "arrays",
+        "batches": "batches",
         "schedules": "schedules",
         "machine": "machine",
         "addons": "addons",
@@ -163,6 +164,8 @@ def submit_scene(client):
         run_when="any",
     )
     client.submit_array("1-200%2", sweep)
+    step = job_of("ml", "penstock.shell", {"script": "sleep 2"}, cost_units=1, run_when="any")
+    client.submit_batch("nightly-report", "ml", [step] * 20, on_end=step, on_failure=step)
     return jobs
 
 

@@ -20,6 +20,8 @@ PAGES = {
     "command": ("jobs/{command}", "Output"),
     "schedules": ("schedules", "nightly"),
     "arrays": ("arrays", "0 of 100 done"),
+    "batches": ("batches", "0 of 3 done"),
+    "batch": ("batches/nightly", "When all have ended"),
     "machine": ("machine", "Units by job"),
     "addons": ("addons", "photos"),
     "pools": ("pools", "encode"),

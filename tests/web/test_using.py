@@ -46,6 +46,7 @@ def test_an_empty_scheduler_says_so_on_every_page(fresh, tabs):
         ("pools", "No program is attached"),
         ("schedules", "No schedules."),
         ("arrays", "No arrays."),
+        ("batches", "No batches."),
     ]:
         tab.open(path)
 
@@ -534,3 +535,36 @@ def test_an_array_is_canceled_from_its_row(fresh, tabs):
     assert tab.shows("50 canceled")
     assert fresh.client.array(array_id).state == "CANCELED"
     assert tab.page.get_by_role("progressbar").get_attribute("aria-valuenow") == "100"
+
+
+# batches
+
+
+def test_a_batch_is_closed_and_canceled_from_its_page(fresh, tabs):
+    job = job_of("a", "t")
+    fresh.client.submit_batch("nightly", "a", [job, job], on_end=job, open=True)
+    tab = tabs(fresh).sign_in()
+    tab.open("batches")
+
+    assert tab.shows("0 of 2 done, 2 live")
+    tab.page.get_by_role("link", name="nightly").click()
+    assert tab.shows("does not end before it is closed")
+    assert tab.shows("When all have ended")
+    tab.page.get_by_role("button", name="Close batch nightly").click()
+    assert tab.shows("RUNNING")
+    assert not fresh.client.batch("nightly").open
+    tab.page.get_by_role("button", name="Cancel batch nightly").click()
+    tab.page.get_by_role("dialog").get_by_role("button", name="Cancel the batch").click()
+    assert tab.shows("2 canceled")
+    assert fresh.client.batch("nightly").state == "CANCELED"
+    assert tab.page.get_by_role("progressbar").get_attribute("aria-valuenow") == "100"
+
+
+def test_a_job_that_waits_for_a_batch_links_to_it(fresh, tabs):
+    fresh.client.submit_batch("nightly", "a", [job_of("a", "t")])
+    child = fresh.client.submit("a", "t", after=("batch:nightly",))
+    tab = tabs(fresh).sign_in()
+    tab.open(f"jobs/{child.job_id}")
+
+    tab.page.locator(".family").get_by_role("link", name="batch nightly").click()
+    assert tab.shows("0 of 1 done, 1 live")

@@ -111,6 +111,8 @@ def populate(client):
     client.add_schedule("nightly", nightly, cron="0 6 * * mon-fri", zone="Europe/Berlin")
     jobs["scheduled"] = client.run_schedule("nightly").job_id
     client.submit_array("1-100%2", job_of("mail", "digest", {EVIL: MARK}, cost_units=UNITS))
+    digest = job_of("mail", "digest", {EVIL: MARK}, cost_units=UNITS)
+    client.submit_batch("nightly", "mail", [digest] * 3, on_end=digest, on_failure=digest)
     for number in range(3):
         jobs[f"queued{number}"] = client.submit("mail", "send", {"n": number}, cost_units=UNITS).job_id
     return jobs

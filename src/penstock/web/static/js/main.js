@@ -9,6 +9,7 @@ import { Overview } from "./pages/overview.js";
 import { Jobs } from "./pages/jobs.js";
 import { Job } from "./pages/job.js";
 import { Arrays } from "./pages/arrays.js";
+import { Batch, Batches } from "./pages/batches.js";
 import { Schedules } from "./pages/schedules.js";
 import { Machine } from "./pages/machine.js";
 import { Addons } from "./pages/addons.js";
@@ -20,6 +21,7 @@ const PAGES = [
   { path: "", name: "Overview", key: "o", view: Overview },
   { path: "jobs", name: "Jobs", key: "j", view: Jobs },
   { path: "arrays", name: "Arrays", key: "r", view: Arrays },
+  { path: "batches", name: "Batches", key: "b", view: Batches },
   { path: "schedules", name: "Schedules", key: "s", view: Schedules },
   { path: "machine", name: "Machine", key: "m", view: Machine },
   { path: "addons", name: "Addons", key: "a", view: Addons },
@@ -53,16 +55,18 @@ function Shell() {
     if (list) toSearch = false;
     // On a phone the pages are a strip at the bottom that is wider than the window.
     document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
-    document.title = `${id ? `Job ${short(id)}` : PAGES.find((p) => p.path === page)?.name || "No such page"} · Penstock`;
+    document.title = `${id ? (page === "batches" ? `Batch ${id}` : `Job ${short(id)}`) : PAGES.find((p) => p.path === page)?.name || "No such page"} · Penstock`;
   }, [page, id]);
   if (connection.value === "signed-out") return html`<${SignIn} />`;
   const entry = PAGES.find((p) => p.path === page);
   const body =
     page === "jobs" && id
       ? html`<${Job} key=${id} id=${id} />`
-      : entry
-        ? html`<h1 class="sr">${entry.name}</h1><${entry.view} query=${query} />`
-        : html`<h1 class="sr">No such page</h1><p class="empty">There is no such page. <a href="#/">Overview</a></p>`;
+      : page === "batches" && id
+        ? html`<h1 class="sr">Batch ${id}</h1><${Batch} key=${id} name=${id} />`
+        : entry
+          ? html`<h1 class="sr">${entry.name}</h1><${entry.view} query=${query} />`
+          : html`<h1 class="sr">No such page</h1><p class="empty">There is no such page. <a href="#/">Overview</a></p>`;
   return html`
     <a class="skip" href="#main" onClick=${(e) => {
       e.preventDefault();

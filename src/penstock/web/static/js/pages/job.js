@@ -5,6 +5,7 @@ import { Output } from "../output.js";
 import { Rerun } from "../submit.js";
 import { Card, Empty, Failed, Field, State, When, confirm, toast } from "../parts.js";
 import { ZONE, clock, exact, json, moment, money, percent, short, span } from "../format.js";
+import { placeOf } from "./batches.js";
 
 export function Job({ id }) {
   const [job, setJob] = useState(null),
@@ -110,6 +111,9 @@ const Sentences = ({ text }) => (text || "").split("`").map((part, i) => (i % 2 
 
 const Fact = ({ name, value }) => (value == null || value === "" || value === false ? null : html`<div><dt>${name}</dt><dd>${value}</dd></div>`);
 
+/** Where a relative is shown: a job, or an array or a batch that the job waits for. */
+const relativeOf = ({ job_id: id, job_type: type }) => (id.startsWith("batch:") ? placeOf(id.slice(6)) : type === "array" ? "#/arrays" : `#/jobs/${id}`);
+
 const SHOWN = 8, // of each side; the others are counted
   ROW = 34,
   BOX = 220,
@@ -130,7 +134,7 @@ function Family({ job, dependencies }) {
     }),
   );
   const boxes = sides.flatMap(({ jobs, more }, side) => [
-    ...jobs.map((one, at) => html`<foreignObject key=${one.job_id} x=${left(side)} y=${top(side, at) - ROW / 2} width=${BOX} height=${ROW}><a class="plain" href=${`#/jobs/${one.job_id}`} title=${`${one.title}${one.condition ? `, ${one.condition}: ${one.status}` : ""}`} style=${{ display: "block", overflow: "hidden", whiteSpace: "nowrap", textOverflow: "ellipsis", lineHeight: `${ROW}px` }}><${State} state=${one.state} /> ${one.title}</a></foreignObject>`),
+    ...jobs.map((one, at) => html`<foreignObject key=${one.job_id} x=${left(side)} y=${top(side, at) - ROW / 2} width=${BOX} height=${ROW}><a class="plain" href=${relativeOf(one)} title=${`${one.title}${one.condition ? `, ${one.condition}: ${one.status}` : ""}`} style=${{ display: "block", overflow: "hidden", whiteSpace: "nowrap", textOverflow: "ellipsis", lineHeight: `${ROW}px` }}><${State} state=${one.state} /> ${one.title}</a></foreignObject>`),
     more > 0 ? html`<text key=${`more${side}`} x=${left(side)} y=${top(side, jobs.length) + 4} fill="currentColor">and ${more} more</text>` : null,
   ]);
   return html`<${Relatives} sides=${sides} />
@@ -142,7 +146,7 @@ const Relatives = ({ sides }) =>
   html`<div class="relatives">${[
     ["Waits for", sides[0]],
     ["Others wait for it", sides[2]],
-  ].map(([title, { jobs, more }]) => jobs.length > 0 && html`<h3>${title}</h3><ul>${jobs.map((one) => html`<li key=${one.job_id}><a class="plain" href=${`#/jobs/${one.job_id}`}><${State} state=${one.state} /> ${one.title}</a></li>`)}${more > 0 && html`<li class="muted">and ${more} more</li>`}</ul>`)}</div>`;
+  ].map(([title, { jobs, more }]) => jobs.length > 0 && html`<h3>${title}</h3><ul>${jobs.map((one) => html`<li key=${one.job_id}><a class="plain" href=${relativeOf(one)}><${State} state=${one.state} /> ${one.title}</a></li>`)}${more > 0 && html`<li class="muted">and ${more} more</li>`}</ul>`)}</div>`;
 
 const Json = ({ value }) => html`<pre class="json" tabindex="0">${json(value)}</pre>`;
 
