@@ -1,7 +1,7 @@
 import { html, useEffect, useState } from "../html.js";
 import { get, post } from "../api.js";
 import { useWatched, watching } from "../live.js";
-import { Card, Empty, Failed, JobLink, Since, State, When, confirm, toast } from "../parts.js";
+import { Card, Empty, Failed, JobLink, State, When, confirm, toast } from "../parts.js";
 import { count, percent } from "../format.js";
 
 // A named set of jobs with callbacks: how far each batch is.
@@ -49,7 +49,7 @@ export function Batch({ name }) {
   if (!batch) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Loading…<//>`;
   return html`<${Failed} problem=${problem} />
     <${Card} title=${`Batch ${batch.name}`} wide>
-      <p><${Standing} batch=${batch} /> <span class="muted">${batch.addon_id} · submitted <${Since} iso=${batch.created_at} /></span></p>
+      <p><${Standing} batch=${batch} /> <span class="muted">${batch.addon_id} · submitted <${When} iso=${batch.created_at} /></span></p>
       <${Bar} batch=${batch} /><p class="muted">${counts(batch)}</p>
       ${batch.open && html`<p>Open: it takes more jobs, and does not end before it is closed.</p>`}
       <p class="row"><${Actions} batch=${batch} /></p>
@@ -63,7 +63,7 @@ export function Batch({ name }) {
     <${Card} title="Jobs" wide>${
       jobs.length
         ? html`<div class="scroll"><table class="cards"><thead><tr><th>State</th><th>Job</th><th>What</th><th>Why</th></tr></thead><tbody>${jobs.map(
-            (job) => html`<tr key=${job.job_id}><td data-label="State"><${State} state=${job.state} /></td><td data-label="Job"><${JobLink} id=${job.job_id} /></td><td class="whole" data-label="What"><span class="one-line" title=${job.title}>${job.title}</span></td><td class="whole muted" data-label="Why">${job.why}</td></tr>`,
+            (job) => html`<tr key=${job.job_id}><td data-label="State"><${State} state=${job.state} /></td><td data-label="Job"><${JobLink} id=${job.job_id} /></td><td class="whole" data-label="What"><span class="one-line" title=${job.title}>${job.title}</span></td><td class="whole muted" data-label=${job.why ? "Why" : undefined}>${job.why}</td></tr>`,
           )}</tbody></table></div>${batch.total > jobs.length && html`<p><a href=${`#/jobs?q=${encodeURIComponent(`batch:${name}`)}`}>All jobs of the batch</a></p>`}`
         : html`<${Empty}>${batch.total ? "Its jobs have been pruned; the counts stay." : "It has no jobs yet."}<//>`
     }<//>`;
