@@ -242,11 +242,12 @@ class WorkerLink(Channel):
 
 def _call(run: ActiveDispatch) -> Frame:
     work = cast("FunctionPayload", run.work)
+    facts = facts_of(run.job, run.dispatch, run.job.attempt, run.checkpoint, run.parents)
     return {
         "op": "call",
         "call": run.call,
         # The arguments travel as they are.
-        "facts": facts_of(run.job, run.dispatch, run.checkpoint, run.parents)._replace(payload="null"),
+        "facts": facts._replace(payload="null"),
         "function": work.function,
         "by_star": work.by_star,
         "args": work.args,

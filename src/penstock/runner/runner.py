@@ -312,7 +312,7 @@ class Runner:
         return free
 
     def _begin(self, claimed: GrantedJob) -> None:
-        job, dispatch, checkpoint, parents = claimed
+        job, dispatch, _, checkpoint, parents = claimed
         try:
             work = read(job.intent.job_type, job.intent.payload, self._settings.functions)
         except Refused as error:

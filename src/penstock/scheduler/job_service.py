@@ -115,6 +115,8 @@ _MAX_ERROR: Final = 20_000
 class GrantedJob(NamedTuple):
     job: Job
     dispatch: Dispatch
+    #: Counts from 1, and grows with each failure.
+    attempt: int
     checkpoint: str | None
     #: JSON: for each parent its id, its state and its result; None: it has none.
     parents: str | None = None
@@ -413,7 +415,8 @@ class JobService:
             GrantedJob(
                 job,
                 d,
-                self._store.checkpoint(job.job_id) if d.fence > 1 else None,
+                1 if d.fence == 1 else job.attempt,
+                None if d.fence == 1 else self._store.checkpoint(job.job_id),
                 self._parents(job) if job.intent.after else None,
             )
             for d, job in grants

@@ -126,14 +126,16 @@ class ActiveLease:
         self.stop, self.lost = self.stop or reason, True
 
 
-def facts_of(job: Job, dispatch: Dispatch, checkpoint: str | None, parents: str | None = None) -> JobFacts:
+def facts_of(
+    job: Job, dispatch: Dispatch, attempt: int, checkpoint: str | None, parents: str | None = None
+) -> JobFacts:
     intent = job.intent
     return JobFacts(
         job.job_id,
         intent.job_type,
         dispatch.dispatch_id,
         dispatch.fence,
-        job.attempt,
+        attempt,
         intent.addon_id,
         intent.tags,
         intent.deadline_at,

@@ -82,8 +82,9 @@ def _claimed(app_state: AppState, claimed: list[GrantedJob]) -> wire.ClaimAnswer
         as_answer(
             wire.ClaimedJob,
             granted.dispatch,
-            granted.job,
             granted.job.intent,
+            job_id=granted.job.job_id,
+            attempt=granted.attempt,
             lease_id=granted.dispatch.dispatch_id,
             payload=as_json(granted.job.intent.payload),
             checkpoint=as_json(granted.checkpoint),
