@@ -60,6 +60,8 @@ def app(main, options="", look="ctx.check()"):
     return APP.format(main=main.replace("\n", "\n    "), options=options, look=look)
 
 
+#: No lease expires while a test waits: maintenance would then end what nothing else has ended.
+LONG_LEASE = "lease=3600"
 RUN = 'scheduler.start(); print("ready", flush=True); scheduler.run(); print("stopped", flush=True)'
 
 
@@ -183,14 +185,14 @@ def test_after_kill_9_a_restart_finishes_everything(make, program, tmp_path):
     jobs = here.job(name="append", cost=5)(lambda n: None).enqueue_many(range(many))
     for _ in range(3 * SOAK):
         done = here.counts()["DONE"]
-        other = program(app(RUN))
+        other = program(app(RUN, LONG_LEASE))
         end = time.monotonic() + 20
         while here.counts()["DONE"] < min(many, done + 12) and time.monotonic() < end:
             time.sleep(0.002)
         other.kill()
         other.wait()
 
-    last = program(app(RUN))
+    last = program(app(RUN, LONG_LEASE))
     for job in jobs:
         job.result(LONG)
 
@@ -204,7 +206,7 @@ def test_after_kill_9_a_restart_finishes_everything(make, program, tmp_path):
 # worker processes
 
 
-PROCESS = 'kind="process"'
+PROCESS = f'kind="process", {LONG_LEASE}'
 
 
 def test_functions_run_in_processes_of_their_own(program):
@@ -258,18 +260,19 @@ with scheduler:
     assert "CANCELED" in out, err
 
 
-def test_processes_yield_when_the_program_stops_and_are_ended_if_they_do_not(program):
-    for look in ("ctx.check()", "pass"):
-        main = """with scheduler:
+@pytest.mark.parametrize(("look", "stop_timeout"), [("ctx.check()", 3_600), ("pass", 2)])
+def test_processes_yield_when_the_program_stops_and_are_ended_if_they_do_not(program, look, stop_timeout):
+    """One that looks has an hour, and does not need it."""
+    main = f"""with scheduler:
     job = forever.enqueue()
     while job.state != "RUNNING":
         time.sleep(0.01)
     time.sleep(1.0)
-    scheduler._stop_timeout = 2
+    scheduler._stop_timeout = {stop_timeout}
 print(job.state, job.attempts()[-1].end)"""
-        out, err = program(app(main, PROCESS, look)).communicate(timeout=100)
+    out, err = program(app(main, PROCESS, look)).communicate(timeout=100)
 
-        assert "QUEUED graceful_shutdown" in out, err
+    assert "QUEUED graceful_shutdown" in out, err
 
 
 def test_what_a_worker_process_cannot_find_is_refused_when_it_is_registered(make):

@@ -229,7 +229,7 @@ MUTANTS = [
         "BackgroundWork.__init__",
         "survivors=workers_named(WORKER),",
         "survivors=None,",
-        ("tests/library/test_processes.py",),
+        ("tests/library/test_processes.py", "-k", "kill_9"),
     ),
     Mutant(
         "jobs: a program that just ends stops nothing",
@@ -264,12 +264,12 @@ MUTANTS = [
         ("tests/library/test_running.py",),
     ),
     Mutant(
-        "jobs: a canceled process is taken for gone at once",
+        "jobs: a canceled process is not ended",
         "penstock/work/executors.py",
         "ProcessExecutor.end",
         '            attempt.ended_by.cancel("the job was told to stop")',
         "            pass",
-        ("tests/library/test_processes.py",),
+        ("tests/library/test_processes.py", "-k", "cancel_ends"),
     ),
     Mutant(
         "jobs: a crash is the job's own error",
@@ -285,7 +285,7 @@ MUTANTS = [
         "ProcessExecutor.ask_to_yield",
         "        self._yield_file(attempt).touch()",
         "        pass",
-        ("tests/library/test_processes.py",),
+        ("tests/library/test_processes.py", "-k", "processes_yield"),
     ),
     Mutant(
         "jobs: a moment without a zone is taken for UTC",
