@@ -63,8 +63,8 @@ MUTANTS = [
         "chaos: units are given without a look at those in use",
         "penstock/core/jobs/admission.py",
         "Gates.room_for",
-        "free = [(self._capacity - ledger.units) // self._cost]",
-        "free = [self._capacity // self._cost]",
+        "room = (self._capacity - ledger.units) // self._cost",
+        "room = self._capacity // self._cost",
         (f"{KILLS}[overfull]",),
     ),
     Mutant(

@@ -321,8 +321,8 @@ MUTANTS = [
         "sim: a line is started beyond a cap",
         "penstock/core/jobs/admission.py",
         "Gates.room_for",
-        "        free += [limit - ledger.counts.get(key, 0) for key, limit in self._caps]\n",
-        "",
+        "room = min(room, limit - ledger.counts.get(key, 0))",
+        "room = min(room, limit)",
         ("tests/core/test_admission.py",),
     ),
     Mutant(

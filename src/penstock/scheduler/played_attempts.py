@@ -63,6 +63,7 @@ class PlayedAttempts:
         play = self._play
         job, load = run.job, play.load
         run.phase, run.worker, run.started_at = DispatchPhase.LEASED, worker, started_at
+        play.changes += 1
         if worker is not None:
             worker.free -= 1
         if play.started_at[job] == NOT_STARTED:
@@ -137,7 +138,8 @@ class PlayedAttempts:
             if counted == self._caps.limit(*key):
                 freed_cap = True
         ledger.accounts[queue.admission_class.addon_id].hold(-queue.cost, now, play.sharing)
-        host.kept, host.changed = None, True
+        host.kept = None
+        play.changes += 1
         play.free.changed(host)
         play.ask[host.number] = None
         if freed_cap and len(play.hosts) > 1:
@@ -201,6 +203,8 @@ class PlayedAttempts:
         """If this is the end of a budget, all attempts of the addon end, and the next window lets it go on."""
         play = self._play
         reached = self._accounts.spend(addon_id, amount, play.now)
+        if reached:
+            play.conditions_changed(play.hosts)
         for window in reached:
             play.at(window.ends_at, self._new_window)
         for run in [run for host in play.hosts if reached for run in host.runs.values()]:
@@ -211,4 +215,4 @@ class PlayedAttempts:
     def _new_window(self) -> None:
         """A day or a month is over in which a budget was spent."""
         self._accounts.count_spending(self._play.now)
-        self._play.ask_all()
+        self._play.conditions_changed(self._play.hosts)

@@ -100,6 +100,17 @@ class WorkerInPlay:
         return fits
 
 
+class Rivals(NamedTuple):
+    """
+    Of each addon, urgent or not, the queue with the first head that may start, or that units may be kept for. It
+    holds until a head changes or the moment comes from which units may be kept for another one.
+    """
+
+    queues: list[PlayedQueue]
+    head_changes: int
+    until: Moment
+
+
 class HostInPlay:
     """A host while the load is played. `view`: what its rounds see."""
 
@@ -122,9 +133,14 @@ class HostInPlay:
         self.draining = False
         #: What the last round kept, until something on this host changes.
         self.kept: Kept | None = None
+        #: One of the rounds of its workers kept units when they were last asked.
+        self.keeps = False
+        #: Another round would keep the same units: no job has started since they were kept.
+        self.kept_holds = False
         self.tick_planned = False
+        #: The heads that may come before the job that units are kept for.
+        self.rivals: Rivals | None = None
         self.cycle: Cycle | None = None
-        self.changed = True
 
     def conditions(self, now: Moment) -> Conditions:
         if self.quiet is None:  # nothing is measured: always quiet, for longer than a job can ask

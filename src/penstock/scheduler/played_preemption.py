@@ -26,28 +26,41 @@ class PlayedPreemption:
         self._play, self._queues, self._attempts = play, queues, attempts
         #: The next tick that is planned.
         self._look_at: Moment | None = None
+        #: How often what it goes by had changed when it last looked.
+        self._looked: tuple[int, int] | None = None
+
+    def _changes(self) -> tuple[int, int]:
+        return self._play.changes, self._play.waiting.head_changes
 
     def plan(self) -> None:
         """At the next tick, if a job waits that could preempt one that runs, and anything has changed since."""
+        if self._look_at is None and self._may_preempt():
+            self._look_by(self._play.next_tick())
+
+    def _may_preempt(self) -> bool:
         threshold = self._play.rules.preemption.threshold
-        if self._look_at is not None or threshold is None:
-            return
+        if threshold is None or (self._looked == self._changes() and not self._queues.quiet_fors):
+            return False
         waits, runs = self._queues.priorities, self._attempts.priorities
         highest = next((priority for priority in range(100, 0, -1) if waits[priority]), 0)
         lowest = next((priority for priority in range(1, 101) if runs[priority]), 101)
-        if highest - lowest >= threshold:
-            self._look_by(self._play.next_tick())
+        return highest - lowest >= threshold
 
     def look(self) -> None:
-        """A planned tick. If an earlier one came instead of it, it does nothing."""
-        if self._look_at is None or self._look_at > self._play.now:
+        """With every tick, planned or not, and when a victim has had its time."""
+        now = self._play.now
+        if self._look_at is not None and self._look_at <= now:
+            self._look_at = None
+        elif now % self._play.rules.tick or not self._may_preempt():
             return
-        self._look_at = None
+        cycles = any(host.cycle is not None for host in self._play.hosts)
         for host in self._play.hosts:
             if host.cycle is not None:
                 self._go_on(host, host.cycle)
             elif host.preempts and host.runs:
                 self._find_victim(host)
+        # A host whose cycle ends now looks for another victim with the next tick.
+        self._looked = None if cycles else self._changes()
 
     def _find_victim(self, host: HostInPlay) -> None:
         play = self._play
@@ -63,19 +76,15 @@ class PlayedPreemption:
         ]
         if not heads:
             return
-        free = host.units - host.ledger.units
-        intents = play.load.intents
-        running = [
-            Candidate(run.priority, _dispatch_of(run), intents[play.load.intent[run.job]].preemptible)
-            for run in runs
-        ]
-        view = host.view
+        free, view = host.units - host.ledger.units, host.view
+        running: list[Candidate] = []
         view.now = play.now
         for priority, _, _, queue in sorted(heads, key=lambda head: head[:3]):
             # Units are needed whatever else is: without enough of them no victim is worth a look.
             most = max((run.queue.cost for run in runs if run.priority <= -priority - threshold), default=0)
             if most + free < queue.cost:
                 continue
+            running = running or [self._candidate(run) for run in runs]
             view.queues, view.ledger = [queue], host.ledger
             inputs = RoundInputs(view, host.conditions(play.now), play.limits, play.ordering, always_lease)
             for want in wanted(inputs):
@@ -83,6 +92,10 @@ class PlayedPreemption:
                 if victim is not None:
                     self._begin_cycle(host, int(victim.dispatch_id), queue)
                     return
+
+    def _candidate(self, run: RunInPlay) -> Candidate:
+        intent = self._play.load.intents[self._play.load.intent[run.job]]
+        return Candidate(run.priority, _dispatch_of(run), intent.preemptible)
 
     def _begin_cycle(self, host: HostInPlay, job: int, queue: PlayedQueue) -> None:
         play = self._play

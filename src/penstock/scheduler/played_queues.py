@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import isnan
 
-from msgspec.structs import replace
-
-from penstock.core.jobs.admission import AdmissionClass, Ledger, keys_of
+from penstock.core.jobs.admission import AdmissionClass, Gates, Ledger, keys_of
 from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.round import ReadyQueue, RunningJob
 from penstock.core.jobs.states import Counters
@@ -33,6 +31,8 @@ class WaitingJobs:
         self.load = load
         #: The number of the queue that has the job; `NOWHERE` for a job that is not ready or does not wait.
         self.queue = array("l")
+        #: How often the head of a queue has changed.
+        self.head_changes = 0
         #: What only few jobs have: when they were first passed over, their fence, their failures.
         self.passed_at: dict[int, Moment] = {}
         self.fences: dict[int, int] = {}
@@ -77,18 +77,18 @@ class PlayedQueue:
         """Whether the job is the head now."""
         head = self.head
         self._waiting.queue[job] = self.number
-        if head is None:
-            self.head = self._waiting.head(turn, job)
-            return True
-        if (turn, job) > (head.turn, head.no):
+        if head is not None and (turn, job) > (head.turn, head.no):
             heappush(self._heap, (turn, job))
             return False
-        heappush(self._heap, (head.turn, head.no))
+        if head is not None:
+            heappush(self._heap, (head.turn, head.no))
+        self._waiting.head_changes += 1
         self.head = self._waiting.head(turn, job)
         return True
 
     def drop_head(self) -> None:
         heap, queue = self._heap, self._waiting.queue
+        self._waiting.head_changes += 1
         while heap:
             turn, job = heappop(heap)
             if queue[job] == self.number:
@@ -107,7 +107,8 @@ class PlayedQueue:
     def mark_passed(self, job: int, now: Moment) -> None:
         self._waiting.passed_at[job] = now
         if self.head is not None and self.head.no == job:
-            self.head = replace(self.head, passed_at=now)
+            self._waiting.head_changes += 1
+            self.head = self._waiting.head(self.head.turn, job)
 
     def pull(self) -> Iterator[QueuedJob]:
         while (head := self.head) is not None:
@@ -124,10 +125,14 @@ class PlayedView:
         self.now: Moment = 0
         self.ledger, self.running = ledger, running
         self.queues: Sequence[PlayedQueue] = ()
+        #: By the number of the queue, as long as nothing changes for them.
+        self.gates: dict[int, Gates] = {}
         self._waiting = waiting
 
     def lines(self) -> Iterator[ReadyQueue]:
-        return (ReadyQueue(queue.admission_class, queue.urgent, queue.pull()) for queue in self.queues)
+        gates = self.gates
+        for queue in self.queues:
+            yield ReadyQueue(queue.admission_class, queue.urgent, queue.pull(), gates.get(queue.number))
 
     def start_timeouts(self, waiting: QueuedJob) -> int:
         counters = self._waiting.counters.get(waiting.no)

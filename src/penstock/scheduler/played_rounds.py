@@ -15,11 +15,19 @@ from msgspec.structs import replace
 from penstock.core.jobs.admission import Kept
 from penstock.core.jobs.ordering import QueuedJob, head_key
 from penstock.core.jobs.reasons import BudgetSpent, CapReached, Paused
-from penstock.core.jobs.round import MOST_PICKS, Pick, Placement, RoundInputs, RoundResult, run_round
-from penstock.core.jobs.types import EndReason, JobId
-from penstock.scheduler.dispatcher import RoundWorkers
+from penstock.core.jobs.round import (
+    MOST_PICKS,
+    Pick,
+    Placement,
+    RoundInputs,
+    RoundResult,
+    no_place,
+    run_round,
+)
+from penstock.core.jobs.types import AddonId, EndReason, JobId, Moment
+from penstock.scheduler.dispatcher import FOR_EVER, RoundWorkers
 from penstock.scheduler.played_attempts import PlayedAttempts
-from penstock.scheduler.played_hosts import HostInPlay, RunInPlay, WorkerInPlay, always_lease
+from penstock.scheduler.played_hosts import HostInPlay, Rivals, RunInPlay, WorkerInPlay, always_lease
 from penstock.scheduler.played_queues import NOWHERE, PlayedQueue
 from penstock.scheduler.played_state import MomentKind, Play, PlayedState
 from penstock.scheduler.played_waiting import PlayedQueues
@@ -53,33 +61,56 @@ class PlayedRounds:
                 self._offer_head(self._queues.all[number])
 
     def _some_head_fits(self, host: HostInPlay) -> bool:
-        free = host.units - host.ledger.units
-        return any(
-            queue.head is not None and queue.cost <= free
-            for queue in map(self._queues.all.__getitem__, self._play.heads)
-        )
+        """Whether a new head may start: not if units are kept for a job that is first, and it would take them."""
+        free, now = host.units - host.ledger.units, self._play.now
+        kept = host.kept if host.kept_holds else None
+        for queue in map(self._queues.all.__getitem__, self._play.heads):
+            if (head := queue.head) is not None and queue.cost <= free:
+                ends_at = head.ends_at(now)
+                if kept is None or ends_at == now or kept.lets_past(queue.cost, ends_at):
+                    return True
+        return False
 
     def _order_changed(self, host: HostInPlay) -> bool:
         """
         Whether the job that units are kept for is no longer the first: the order of heads changes with time.
         Then a job that was refused may start before it, or units are kept for another job.
         """
-        play = self._play
+        play, rivals = self._play, host.rivals
+        if not host.alone:  # each worker's round may keep units for another job
+            return host.keeps and self._some_queue_fits(host)
         if host.kept is None:
             return False
-        units, now, ordering = host.units, play.now, play.ordering
-        free = units - host.ledger.units
+        if rivals is None or rivals.head_changes != play.waiting.head_changes or rivals.until <= play.now:
+            rivals = host.rivals = self._rivals(host)
         first: tuple[tuple[float, ...], JobId] | None = None
+        for queue in rivals.queues:
+            if (head := queue.head) is None:
+                continue
+            share = host.ledger.share(queue.admission_class.addon_id, play.now, play.sharing)
+            key = head_key(head, urgent=queue.urgent, share=share, now=play.now, aging=play.aging)
+            first = min(first or (key, head.job_id), (key, head.job_id))
+        return first is None or first[1] != host.kept.job_id
+
+    def _rivals(self, host: HostInPlay) -> Rivals:
+        play, until = self._play, FOR_EVER
+        units, patience = host.units, play.ordering.patience
+        free = units - host.ledger.units
+        firsts: dict[tuple[AddonId, bool], tuple[Moment, int, PlayedQueue]] = {}
         for queue in self._queues.ready.values():
             head = queue.head
             if head is None or queue.cost > units:
                 continue
-            if queue.cost > free and (head.passed_at is None or now - head.passed_at < ordering.patience):
-                continue
-            share = host.ledger.share(queue.admission_class.addon_id, now, play.sharing)
-            key = head_key(head, urgent=queue.urgent, share=share, now=now, aging=play.aging)
-            first = min(first or (key, head.job_id), (key, head.job_id))
-        return first is None or first[1] != host.kept.job_id
+            if queue.cost > free:
+                if head.passed_at is None:
+                    continue
+                if play.now - head.passed_at < patience:
+                    until = min(until, head.passed_at + patience)
+                    continue
+            key, this = (queue.admission_class.addon_id, queue.urgent), (head.turn, head.no, queue)
+            if key not in firsts or this[:2] < firsts[key][:2]:
+                firsts[key] = this
+        return Rivals([queue for *_, queue in firsts.values()], play.waiting.head_changes, until)
 
     def tick(self, host: HostInPlay) -> None:
         """Of a host that keeps units."""
@@ -90,14 +121,14 @@ class PlayedRounds:
 
     def _plan_tick(self, host: HostInPlay) -> None:
         play = self._play
-        free = host.units - host.ledger.units
-        if (
-            host.kept is not None
-            and not host.tick_planned
-            and any(self._queues.costs[c] for c in range(1, free + 1))
-        ):
+        keeps = host.kept is not None if host.alone else host.keeps
+        if keeps and not host.tick_planned and self._some_queue_fits(host):
             host.tick_planned = True
             play.plan(play.next_tick(), MomentKind.TICK, host.number)
+
+    def _some_queue_fits(self, host: HostInPlay) -> bool:
+        costs = self._queues.costs
+        return any(costs[cost] for cost in range(1, host.units - host.ledger.units + 1))
 
     def _offer_head(self, queue: PlayedQueue) -> None:
         """Ask the hosts that may have room for the head of this queue, until one of them starts it."""
@@ -129,12 +160,11 @@ class PlayedRounds:
             worker, result = host.workers[0], None
             while worker.free > 0 and (latest := self._round(host, worker)) is not None:
                 result = latest
-                # Units that are kept may be kept for longer now that more runs: then more may slip past.
-                if len(result.picks) < MOST_PICKS and not (result.picks and result.kept is not None):
+                if len(result.picks) < MOST_PICKS and not self._may_go_on(result):
                     break
             return result
         result = None
-        started = True
+        started, host.keeps = True, False
         while started:
             started = False
             for worker in host.workers:
@@ -147,6 +177,15 @@ class PlayedRounds:
                 started |= bool(result.picks)
         return result
 
+    def _may_go_on(self, result: RoundResult) -> bool:
+        """
+        Whether another round may start more: units that are kept may be kept for longer now that jobs run that
+        have slipped past, or for another job.
+        """
+        if not result.picks or result.kept is None:
+            return False
+        return result.picks_before_kept < len(result.picks) or not self._play.ordering.patience
+
     # a round
 
     def _round(self, host: HostInPlay, worker: WorkerInPlay | None) -> RoundResult | None:
@@ -158,7 +197,7 @@ class PlayedRounds:
         view, ledger = host.view, host.ledger
         view.now, view.queues = play.now, queues
         offer: Callable[..., Placement] = always_lease
-        workers = None
+        take_place: Callable[..., bool] = no_place
         if not host.alone:
             workers = RoundWorkers(
                 host.present,
@@ -166,13 +205,16 @@ class PlayedRounds:
                 None if worker is None else worker.kinds,
                 worker.name if worker else "",
             )
-            offer = workers.offer
+            offer, take_place = workers.offer, workers.take_place
             # A copy, as in a store: what the round sets aside leaves no trace in the accounts.
             accounts = {addon: replace(account) for addon, account in ledger.accounts.items()}
             view.ledger = replace(ledger, counts=dict(ledger.counts), accounts=accounts)
-        inputs = RoundInputs(view, host.conditions(play.now), play.limits, play.ordering, offer)
-        if workers is not None:
-            inputs = inputs._replace(take_place=workers.take_place)
+        conditions = host.conditions(play.now)
+        inputs = RoundInputs(view, conditions, play.limits, play.ordering, offer, take_place, records=False)
+        if host.alone and not play.limits.budgets:
+            for queue in queues:
+                if queue.number not in view.gates and not queue.admission_class.quiet_for_sec:
+                    view.gates[queue.number] = inputs.gates(queue.admission_class, urgent=queue.urgent)
         result = run_round(inputs, most_leases=None if worker is None else worker.free)
         for queue in queues:
             self._queues.drop_empty(queue)
@@ -226,17 +268,18 @@ class PlayedRounds:
             self._dispatch(host, worker, pick)
         if result.picks:
             play.free.changed(host)
-            host.changed = True
         if worker is not None and not host.alone:
             self._attempts.show_room(host, worker, claimed=True)
         self._keep(host, result.kept)
+        host.kept_holds = not self._may_go_on(result)
 
     def _keep(self, host: HostInPlay, kept: Kept | None) -> None:
         play = self._play
-        before, host.kept = host.kept, kept
+        before, host.kept, host.rivals = host.kept, kept, None
         if before is not None:
             play.keeping[before.job_id].discard(host.number)
         if kept is not None:
+            host.keeps = True
             play.keeping[kept.job_id].add(host.number)
             self._plan_tick(host)
 
@@ -260,6 +303,7 @@ class PlayedRounds:
             self._attempts.lease(run, worker, play.now)
         else:
             host.reserved[job] = run
+            play.changes += 1
             run.over_at, run.reason = play.now + play.rules.reserve_for, EndReason.START_TIMEOUT
         self._attempts.push_end(run)
 

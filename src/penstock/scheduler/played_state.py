@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from heapq import heappush
 from itertools import count
@@ -49,7 +49,7 @@ class MomentKind(IntEnum):
     URGENT = 4
     ASK = 5  # a host should run a round
     TICK = 6  # of a host that keeps units: they may be kept for another job now
-    LOOK = 7  # a tick of the preemption
+    LOOK = 7  # the preemption should look: nothing else need happen at that tick
 
 
 class Play:
@@ -83,6 +83,8 @@ class Play:
         #: Hosts to ask, and queues whose head has not been offered to every host.
         self.ask: dict[int, None] = {}
         self.heads: dict[int, None] = {}
+        #: How often a run has begun or ended, or the conditions of a host or an addon have changed.
+        self.changes = 0
         #: The hosts that keep units for a job.
         self.keeping: dict[JobId, set[int]] = defaultdict(set)
 
@@ -94,6 +96,14 @@ class Play:
         number = next(self._call_numbers)
         self.calls[number] = call
         self.plan(moment, MomentKind.CALL, number)
+
+    def conditions_changed(self, hosts: Iterable[HostInPlay]) -> None:
+        """What their last rounds went by no longer holds: load, drains, pauses, budgets."""
+        self.changes += 1
+        for host in hosts:
+            host.view.gates.clear()
+            host.rivals = None
+            self.ask[host.number] = None
 
     def ask_all(self) -> None:
         """What may start has changed for every host."""

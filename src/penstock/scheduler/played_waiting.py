@@ -52,7 +52,8 @@ class PlayedQueues:
         self._classes: dict[object, int] = {}
         self._alike: dict[object, int] = {}
         self._valid: dict[int, bool] = {}
-        self._quiet_fors: set[Span] = set()
+        #: How long the machine must have been quiet for some of the jobs.
+        self.quiet_fors: set[Span] = set()
         self._children: dict[int, list[tuple[int, ParentCondition]]] = defaultdict(list)
         self._unmet: Counter[int] = Counter()
         self._most_units = max((host.capacity.most for host in play.hosts), default=0)
@@ -177,8 +178,12 @@ class PlayedQueues:
             self.costs[queue.cost] -= 1
 
     def put_back(self, job: int, ready_at: Moment) -> None:
-        """A job waits again after an attempt."""
+        """A job waits again after an attempt, unless its deadline passed while it ran."""
         play = self._play
+        deadline = play.load.deadline_at[job]
+        if deadline and deadline <= play.now:
+            self.settle(job, PlayedState.FAILED)
+            return
         play.state[job] = PlayedState.QUEUED
         self._queued[play.load.intents[play.load.intent[job]].addon_id] += 1
         self.ready_at[job] = ready_at
@@ -202,7 +207,7 @@ class PlayedQueues:
                 queue = PlayedQueue(number, admission_class, play.waiting, urgent=urgent, alike=alike)
                 self.all.append(queue)
                 if admission_class.quiet_for_sec:
-                    self._quiet_fors.add(admission_class.quiet_for_sec * SECOND)
+                    self.quiet_fors.add(admission_class.quiet_for_sec * SECOND)
                     self.await_quiet(play.hosts)
             self._queue_numbers[key] = number
         return self.all[number]
@@ -212,7 +217,7 @@ class PlayedQueues:
         play = self._play
         for host in hosts:
             if host.quiet is not None and host.quiet.state is QuietState.QUIET:
-                for span in self._quiet_fors:
+                for span in self.quiet_fors:
                     if host.quiet.since + span > play.now:
                         play.plan(host.quiet.since + span, MomentKind.ASK, host.number)
 

@@ -142,6 +142,7 @@ class Player:
         run.admitted_at, run.ends_at = started_at, expected_end
         on.ledger.take(queue.admission_class, play.now, play.sharing, queue.keys)
         play.free.changed(on)
+        play.changes += 1
         on.runs[job] = run
         fitting = [w for w in on.workers if w.name == worker] or [w for w in on.workers if w.runs(queue)]
         self._attempts.lease(run, fitting[0] if fitting else None, started_at)
@@ -156,7 +157,7 @@ class Player:
 
     def set_addon(self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None) -> None:
         self._accounts.set_addon(addon_id, weight, paused)
-        self._play.ask_all()
+        self._play.conditions_changed(self._play.hosts)
 
     def pause(self, paused: bool = True) -> None:
         """Pause everything."""
@@ -168,14 +169,13 @@ class Player:
         if on.capacity.fixed is None:
             on.quiet = observe(on.quiet, Busy(score, by), self._play.now, self.rules.thresholds)
             self._play.free.changed(on)
-            on.changed = True
-            self._play.ask[on.number] = None
+            self._play.conditions_changed([on])
             self._queues.await_quiet([on])
 
     def drain(self, host: HostId, draining: bool = True) -> None:
         on = self._by_name[host]
         on.draining = draining
-        self._play.ask[on.number] = None
+        self._play.conditions_changed([on])
 
     def cancel(self, job: int) -> None:
         """A waiting job leaves the queue, a running one ends."""
@@ -199,6 +199,9 @@ class Player:
             self._play.now = max(moment, self._play.now)
             self._arrive()
             self._attempts.end_due()
+            # A round finds what has become ready; the preemption looks before it.
+            self._pass_moments(before=MomentKind.READY)
+            self._preemption.look()
             self._pass_moments()
             self._rounds.start()
             self._preemption.plan()
@@ -238,9 +241,9 @@ class Player:
             self._next_job = next(coming, -1)
             self._queues.submit(job)
 
-    def _pass_moments(self) -> None:
+    def _pass_moments(self, before: int = len(MomentKind)) -> None:
         play, due = self._play, self._play.due
-        while due and due[0][0] <= play.now:
+        while due and due[0] < (play.now, before):
             _, what, number = heappop(due)
             match what:
                 case MomentKind.CALL:
@@ -257,7 +260,5 @@ class Player:
                     play.ask[number] = None
                 case MomentKind.TICK:
                     self._rounds.tick(play.hosts[number])
-                case MomentKind.LOOK:
-                    self._preemption.look()
                 case _:
                     pass

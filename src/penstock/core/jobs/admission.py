@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import astuple, replace
@@ -145,6 +146,16 @@ class Caps(Struct, frozen=True):
             case _:
                 return self.constraints.get(name)
 
+    @property
+    def by_name(self) -> bool:
+        """Whether there is a cap for an addon, a type or a constraint; most schedulers have none."""
+        one_for_all = self.per_addon is not None or self.per_type is not None
+        return one_for_all or bool(self.addons or self.types or self.constraints)
+
+    def limits_of(self, admission_class: AdmissionClass) -> list[tuple[tuple[str, str], int]]:
+        """The ledger rows of this class that have a cap."""
+        return [(key, limit) for key in keys_of(admission_class) if (limit := self.limit(*key)) is not None]
+
 
 class Window(Struct, frozen=True):
     """A day or a month (UTC) in which spending is summed up."""
@@ -209,7 +220,9 @@ class Gates:
     others for every job. `urgent`: the jobs are time-sensitive and near their deadlines.
     """
 
-    __slots__ = ("_budget", "_capacity", "_caps", "_concurrent", "_cost", "_ledger", "_shut", "keys")
+    __slots__ = (
+        "_admission_class", "_budget", "_capacity", "_caps", "_concurrent", "_cost", "_ledger", "_shut",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -222,12 +235,17 @@ class Gates:
         ready_at: Moment = 0,
         urgent: bool = False,
     ) -> None:
-        self._ledger, self._capacity, self._cost = ledger, conditions.capacity, admission_class.cost_units
+        self._admission_class, self._cost = admission_class, admission_class.cost_units
+        self._ledger, self._capacity = ledger, conditions.capacity
         self._shut = _shut(admission_class, ledger, conditions, now, ready_at=ready_at, urgent=urgent)
-        self._concurrent = limits.caps.concurrent
-        self.keys = keys_of(admission_class)
-        self._caps = [(key, limit) for key in self.keys if (limit := limits.caps.limit(*key)) is not None]
-        self._budget = _budget(admission_class, ledger, limits, now)
+        caps = limits.caps
+        self._concurrent = caps.concurrent
+        self._caps = caps.limits_of(admission_class) if caps.by_name else ()
+        self._budget = _budget(admission_class, ledger, limits, now) if limits.budgets else None
+
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        return keys_of(self._admission_class)
 
     def refusal(self, kept: Kept | None = None, ends_at: Moment | None = None) -> Reason | None:
         """Why the next job may not start; None: it may. `ends_at`: when it is expected to end if it starts now."""
@@ -240,11 +258,12 @@ class Gates:
         if self._shut or self._budget:
             return 0
         ledger = self._ledger
-        free = [(self._capacity - ledger.units) // self._cost]
+        room = (self._capacity - ledger.units) // self._cost
         if self._concurrent is not None:
-            free.append(self._concurrent - ledger.running)
-        free += [limit - ledger.counts.get(key, 0) for key, limit in self._caps]
-        return max(0, min(free))
+            room = min(room, self._concurrent - ledger.running)
+        for key, limit in self._caps:
+            room = min(room, limit - ledger.counts.get(key, 0))
+        return max(0, room)
 
     def _cap(self) -> Reason | None:
         if self._concurrent is not None and self._ledger.running >= self._concurrent:
@@ -282,15 +301,19 @@ def _shut(
         return Paused(scope)
     if ready_at > now:
         return NotReady(ready_at)
-    wants = _worst_allowed(admission_class, urgent)
-    if _RANK[conditions.quiet] > _RANK[wants]:
-        return NotQuiet(conditions.quiet, wants, conditions.busy.score, conditions.busy.by)
-    streak_sec = seconds(conditions.streak)
-    if admission_class.quiet_for_sec > streak_sec and not urgent:
-        return NotQuietLongEnough(streak_sec, admission_class.quiet_for_sec)
+    if conditions.quiet is not _QUIET:  # in which every job may start
+        wants = _worst_allowed(admission_class, urgent)
+        if _RANK[conditions.quiet] > _RANK[wants]:
+            return NotQuiet(conditions.quiet, wants, conditions.busy.score, conditions.busy.by)
+    if admission_class.quiet_for_sec and not urgent:
+        streak_sec = seconds(conditions.streak)
+        if admission_class.quiet_for_sec > streak_sec:
+            return NotQuietLongEnough(streak_sec, admission_class.quiet_for_sec)
     return None
 
 
+#: Looked up once: Python 3.11 takes longer for it than for the checks before it.
+_QUIET: Final = QuietState.QUIET
 _RANK = {state: rank for rank, state in enumerate(QuietState)}
 
 

@@ -51,7 +51,8 @@ def effective(turn: Moment, now: Moment, aging: Aging) -> int:
 
 
 def band(turn: Moment, now: Moment, aging: Aging) -> int:
-    return min(effective(turn, now, aging) // 10, TOP_BAND)
+    points = (now - turn) // aging.per_point
+    return points // 10 if points < 10 * TOP_BAND else TOP_BAND
 
 
 class QueuedJob(Struct, frozen=True, gc=False):
@@ -75,7 +76,8 @@ def head_key(
     waiting: QueuedJob, *, urgent: bool, share: float, now: Moment, aging: Aging
 ) -> tuple[int, bool, float, Moment, int]:
     """The order of heads, the smallest first: band, urgency, fair share, turn, number."""
-    return -band(waiting.turn, now, aging), not urgent, share, waiting.turn, waiting.no
+    turn = waiting.turn
+    return -band(turn, now, aging), not urgent, share, turn, waiting.no
 
 
 def urgent_from(intent: Intent, ordering: Ordering) -> Moment | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import asdict
@@ -49,6 +49,8 @@ class ReadyQueue(Struct, frozen=True):
     admission_class: AdmissionClass
     urgent: bool
     jobs: Iterator[QueuedJob]  # by turn, then number; pulled one by one
+    #: The gates before its jobs, if the view has them from an earlier round and nothing has changed for them.
+    gates: Gates | None = None
 
 
 class RunningJob(Struct, frozen=True, gc=False):
@@ -86,6 +88,11 @@ class Placement(Enum):
     LEAVE = "leave"  # workers claim such jobs, and none of them is free now
 
 
+#: A member of an enumeration takes longer to look up than the check it is needed for (Python 3.11), and a round
+#: checks every ready queue.
+_LEASE, _SET_ASIDE, _LEAVE = Placement.LEASE, Placement.SET_ASIDE, Placement.LEAVE
+
+
 def no_place(_: AdmissionClass) -> bool:
     return False
 
@@ -98,6 +105,8 @@ class RoundInputs(NamedTuple):
     offer: Callable[[AdmissionClass], Placement]
     #: Takes one place of a free worker outside of the round that may run such a job. False: there is none.
     take_place: Callable[[AdmissionClass], bool] = no_place
+    #: Whether every refusal is to be recorded. A play needs only those that change what starts.
+    records: bool = True
 
     def gates(
         self,
@@ -166,6 +175,8 @@ class RoundResult(Struct):
     #: Heads that were refused for units, for the first time, while a job behind them started.
     passed: list[QueuedJob] = field(default_factory=list)
     kept: Kept | None = None
+    #: How many of the picks the round had made when it kept units.
+    picks_before_kept: int = 0
     #: The class of a lease without a job, if the round granted one.
     standalone_lease: AdmissionClass | None = None
 
@@ -177,26 +188,18 @@ def run_round(
     return _Round(inputs).run(most_leases, most_picks)
 
 
-class _Lane(NamedTuple):
+class _Lane(Struct, gc=False):
     """A ready queue with what holds for all of its jobs during one round."""
 
     line: ReadyQueue
     offer: Placement
-    gates: Gates
+    #: Made when the first of its heads has its turn: many rounds end before that.
+    gates: Gates | None = None
 
 
-class _Head(NamedTuple):
-    """
-    The head of a ready queue. Heads compare as the round orders them: the first field that differs decides.
-    """
-
-    band: int  # negated
-    calm: bool  # urgent ones first within their band
-    share: float
-    turn: Moment
-    no: int
-    lane: _Lane
-    waiting: QueuedJob
+#: The head of a ready queue: its `head_key`, which orders the heads, then its lane and the job. A plain tuple,
+#: because a round makes and compares one for each ready queue.
+_Head: TypeAlias = tuple[int, bool, float, Moment, int, _Lane, QueuedJob]
 
 
 class _Round:
@@ -209,92 +212,104 @@ class _Round:
         self.shares: dict[str, float] = {}
 
     def run(self, most_leases: int | None, most_picks: int) -> RoundResult:
-        heads = [head for lane in self._lanes() if (head := self._head(lane)) is not None]
+        heads = self._heads()
         heapify(heads)
-        leases, picks = 0, self.result.picks
+        leases, picks, records = 0, self.result.picks, self.inputs.records
         while heads and len(picks) < most_picks and leases != most_leases:
-            head = heads[0]
-            lane, admission_class = head.lane, head.lane.line.admission_class
-            if admission_class.addon_id in self.closed:
+            _, _, share, _, _, lane, waiting = heads[0]
+            admission_class, offer = lane.line.admission_class, lane.offer
+            if admission_class.addon_id in self.closed or not (records or self._matters(lane, waiting)):
                 heappop(heads)
                 continue
-            if (share := self._share(admission_class)) != head.share:
+            if self.shares.get(admission_class.addon_id) != share:
                 # A job of its addon has started since the head entered the heap. Shares only grow, so the
                 # head can only sink.
-                heapreplace(heads, head._replace(share=share))
+                heapreplace(heads, self._keyed(lane, waiting))
                 continue
             most = 1
             if len(heads) == 1:
-                if lane.offer is Placement.SET_ASIDE:
+                if offer is _SET_ASIDE:
                     break  # no other job is left that the units could be kept from
-                most = most_picks - len(picks) if lane.offer is Placement.LEASE else 1
-            if most_leases is not None and lane.offer is Placement.LEASE:
+                most = most_picks - len(picks) if offer is _LEASE else 1
+            if most_leases is not None and offer is _LEASE:
                 most = min(most, most_leases - leases)
             started = len(picks)
-            reason = self._start(head, most)
-            if reason is None and lane.offer is Placement.LEASE:
+            reason = self._start(lane, waiting, most)
+            if reason is not None:
+                heappop(heads)
+                if self._shuts_everything(reason):
+                    break
+                continue
+            if offer is _LEASE:
                 leases += len(picks) - started
-            following = None if reason is not None else self._head(lane)
+            following = next(lane.line.jobs, None)
             if following is None:
                 heappop(heads)
             else:
-                heapreplace(heads, following)
-            if reason is not None and self._shuts_everything(reason):
-                break
+                heapreplace(heads, self._keyed(lane, following))
         for pick in self.result.set_aside:  # the claims of their workers will take these units
             self.ledger.take(pick.admission_class, self.now, self.ordering.sharing, n=-1)
         return self.result
 
-    def _lanes(self) -> Iterator[_Lane]:
-        inputs = self.inputs
+    def _heads(self) -> list[_Head]:
+        inputs, heads = self.inputs, []
+        offer_of, missing = inputs.offer, inputs.conditions.missing
         for line in inputs.view.lines():
-            offer = inputs.offer(line.admission_class)
+            offer = offer_of(line.admission_class)
             # Jobs for other hosts are skipped without a denial: the rounds of those hosts decide and record.
-            if offer is not Placement.LEAVE and not inputs.conditions.missing(line.admission_class):
-                yield _Lane(line, offer, inputs.gates(line.admission_class, urgent=line.urgent))
+            if offer is _LEAVE or missing(line.admission_class):
+                continue
+            waiting = next(line.jobs, None)
+            if waiting is not None:
+                heads.append(self._keyed(_Lane(line, offer), waiting))
+        return heads
 
-    def _head(self, lane: _Lane) -> _Head | None:
+    def _keyed(self, lane: _Lane, waiting: QueuedJob) -> _Head:
         line = lane.line
-        waiting = next(line.jobs, None)
-        if waiting is None:
-            return None
-        share = self._share(line.admission_class)
-        key = head_key(waiting, urgent=line.urgent, share=share, now=self.now, aging=self.ordering.aging)
-        return _Head(*key, lane, waiting)
-
-    def _share(self, admission_class: AdmissionClass) -> float:
-        share = self.shares.get(admission_class.addon_id)
+        addon_id = line.admission_class.addon_id
+        share = self.shares.get(addon_id)
         if share is None:
-            share = self.ledger.share(admission_class.addon_id, self.now, self.ordering.sharing)
-            self.shares[admission_class.addon_id] = share
-        return share
+            share = self.shares[addon_id] = self.ledger.share(addon_id, self.now, self.ordering.sharing)
+        key = head_key(waiting, urgent=line.urgent, share=share, now=self.now, aging=self.ordering.aging)
+        return (*key, lane, waiting)
 
-    def _start(self, head: _Head, most: int) -> Reason | None:
+    def _matters(self, lane: _Lane, waiting: QueuedJob) -> bool:
+        """
+        Whether the head may start, or its refusal changes more than the records: a head that does not fit must
+        count as passed over once, and units may be kept for it.
+        """
+        fits = lane.line.admission_class.cost_units <= self.capacity - self.ledger.units
+        return fits or waiting.passed_at is None or (self.result.kept is None and self._waited(waiting))
+
+    def _start(self, lane: _Lane, waiting: QueuedJob, most: int) -> Reason | None:
         """
         Start the head, and up to `most` jobs with those behind it: while the round keeps no units, each is
         decided like the one before it. Otherwise the reason why the head may not start.
         """
-        lane, kept, n = head.lane, self.result.kept, 1
-        admission_class = lane.line.admission_class
+        admission_class, gates, kept, n = lane.line.admission_class, lane.gates, self.result.kept, 1
+        if gates is None:
+            line = lane.line
+            gates = line.gates or self.inputs.gates(admission_class, urgent=line.urgent)
+            lane.gates = gates
         if kept is None:
-            n = min(lane.gates.room_for(), most)
-            reason = None if n else lane.gates.refusal()
+            n = min(gates.room_for(), most)
+            reason = None if n else gates.refusal()
         else:
-            reason = lane.gates.refusal(kept, head.waiting.ends_at(self.now))
+            reason = gates.refusal(kept, waiting.ends_at(self.now))
         if reason is not None:
-            self._deny(admission_class, head.waiting, reason)
+            self._deny(admission_class, waiting, reason)
             return reason
-        if not self._has_worker(lane, head.waiting):
+        if not self._has_worker(lane, waiting):
             return AwaitsWorker(self.now)  # no denial is recorded: the job could start
         picks = [
-            Pick(waiting, admission_class, lane.offer, waiting.ends_at(self.now))
-            for waiting in (head.waiting, *islice(lane.line.jobs, n - 1))
+            Pick(job, admission_class, lane.offer, job.ends_at(self.now))
+            for job in (waiting, *islice(lane.line.jobs, n - 1))
         ]
         if kept is not None and not kept.ends_before(picks[0].ends_at):
             kept.spare -= admission_class.cost_units
-        self.ledger.take(admission_class, self.now, self.ordering.sharing, lane.gates.keys, len(picks))
+        self.ledger.take(admission_class, self.now, self.ordering.sharing, gates.keys, len(picks))
         self.shares.pop(admission_class.addon_id, None)
-        if lane.offer is Placement.SET_ASIDE:
+        if lane.offer is _SET_ASIDE:
             self.result.set_aside += picks
             return None
         self.result.picks += picks
@@ -304,14 +319,14 @@ class _Round:
 
     def _has_worker(self, lane: _Lane, waiting: QueuedJob) -> bool:
         """Whether a worker will take this job up: units that are kept in vain are missing elsewhere."""
-        match lane.offer:
-            case Placement.SET_ASIDE:
-                return self.inputs.take_place(lane.line.admission_class)
-            case Placement.RESERVE if waiting.fence >= MOST_START_TIMEOUTS:  # each of them made a fence
-                late = self.inputs.view.start_timeouts(waiting) >= MOST_START_TIMEOUTS
-                return not late or self.inputs.take_place(lane.line.admission_class)
-            case _:
-                return True
+        if lane.offer is _LEASE:
+            return True
+        if lane.offer is _SET_ASIDE:
+            return self.inputs.take_place(lane.line.admission_class)
+        if waiting.fence < MOST_START_TIMEOUTS:  # each of them made a fence
+            return True
+        late = self.inputs.view.start_timeouts(waiting) >= MOST_START_TIMEOUTS
+        return not late or self.inputs.take_place(lane.line.admission_class)
 
     def _deny(self, admission_class: AdmissionClass, waiting: QueuedJob, reason: Reason) -> None:
         self.result.refused.append(waiting)
@@ -335,8 +350,7 @@ class _Round:
         if waiting.passed_at is None:
             self.refused_for_units.append(waiting)
             return
-        waited = self.now - waiting.passed_at >= self.ordering.patience
-        if not waited or self.result.kept is not None or cost > self.capacity:
+        if not self._waited(waiting) or self.result.kept is not None or cost > self.capacity:
             return
         picked = [RunningJob(p.admission_class.cost_units, self.now, p.ends_at) for p in self.result.picks]
         runs = sorted(
@@ -351,13 +365,20 @@ class _Round:
             free += run.cost
             starts_at = None if run.ends_at is None else max(self.now, run.ends_at)
         self.result.kept = Kept(waiting.job_id, cost, starts_at, max(0, free - cost))
+        self.result.picks_before_kept = len(picked)
+
+    def _waited(self, waiting: QueuedJob) -> bool:
+        """Whether it was passed over for so long that units are kept for it."""
+        return waiting.passed_at is not None and self.now - waiting.passed_at >= self.ordering.patience
 
     def _shuts_everything(self, reason: Reason) -> bool:
+        if self.ledger.units >= self.capacity:
+            return True
         match reason:
             case Draining() | Paused("*") | CapReached(scope="concurrent") | NotQuiet(QuietState.PANIC):
                 return True
             case _:
-                return self.ledger.units >= self.capacity
+                return False
 
 
 def decide_standalone_lease(
