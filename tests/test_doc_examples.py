@@ -192,7 +192,7 @@ order_id = 7
 
 
 def test_the_guide_to_tests_can_be_followed(tmp_path):
-    assert follow(DOCS / "how-to" / "test-jobs.md", tmp_path) == (2, 1)
+    assert follow(DOCS / "how-to" / "test-jobs.md", tmp_path) == (4, 2)
 
 
 def test_the_worker_in_javascript_does_a_job(daemon, tmp_path):

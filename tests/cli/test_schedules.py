@@ -119,7 +119,7 @@ def test_a_bad_name_and_a_name_that_is_taken_are_refused(shell, schedules):
     add(shell, "once", "--cron", "@daily", "--", "true")
 
     bad = add(shell, "a b", "--cron", "@daily", "--", "true")
-    assert (bad.returncode, bad.stderr.split()[:3]) == (USAGE, ["penstock:", "NAME", "is"])
+    assert (bad.returncode, bad.stderr.split()[:3]) == (USAGE, ["penstock:", "NAME", "must"])
     again = add(shell, "once", "--cron", "@hourly", "--", "true")
     assert again.returncode == REFUSED
     assert again.stderr == "penstock: there is a schedule 'once' already: edit it, or remove it first\n"

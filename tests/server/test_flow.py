@@ -481,7 +481,7 @@ def test_an_application_reports_its_own_readings_and_only_those(client):
 
     refused = client.post("/signals", received | {"readings": {"cpu": 0.0}})
     assert (refused.status, refused.fields) == (422, ["readings"])
-    assert "error_rate|p95_ms|in_flight" in refused.json["detail"]
+    assert "error_rate, p95_ms, in_flight" in refused.json["detail"]
 
 
 def test_an_addon_that_reports_trouble_of_its_own_stops_no_other(tmp_path):

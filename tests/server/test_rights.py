@@ -25,6 +25,7 @@ def kit(tmp_path_factory):
     job = {"addon_id": "theirs", "job_type": "t"}
     made.client.post("/schedules/add", {"name": "nightly", "cron": "0 6 * * *", "job": job})
     made.array_id = made.client.post("/arrays/submit", {"array": "1-9%1", "job": job}).json["array_id"]
+    made.client.post("/batches/submit", {"name": "nightly", "addon_id": job["addon_id"], "jobs": [job]})
     yield made
     made.close()
 
@@ -185,6 +186,7 @@ FOREIGN_QUERIES = {
     "queue/jobs": "addon_id=theirs",
     "schedules": "addon_id=theirs",
     "arrays": "addon_id=theirs",
+    "batches": "addon_id=theirs",
     "queue/count": "addon_id=theirs",
     "queue/dispatchable": "addon_id=theirs",
     "events": "addon_id=theirs",
@@ -216,7 +218,7 @@ def test_a_token_of_another_addon_meets_nothing_of_ours(kit):
     assert untouched == {
         "queue/jobs/submit", "queue/jobs/submit/bulk", "queue/find", "stats", "capacity", "addons", "health", "kick",
         "tokens", "tokens/create", "tokens/{token_id}/revoke", "login", "run/say", "pulse", "pulse/history", "programs", "programs/attach",
-        "hosts", "arrays/submit", "schedules/add", "hosts/drain", "hosts/undrain", "alerts", "types",
+        "hosts", "arrays/submit", "batches/submit", "schedules/add", "hosts/drain", "hosts/undrain", "alerts", "types",
     }  # fmt: skip
 
 
