@@ -74,6 +74,10 @@ async def test_an_outcome_tells_a_type_checker_whether_there_is_a_value_or_an_er
         else:
             assert_type(outcome.value, None)
             assert_type(outcome.error, BaseException)
+        if outcome.error is None:
+            assert_type(outcome.value, int)
+        else:
+            assert_type(outcome.value, None)
         match outcome:
             case penstock.Returned(value=value):
                 assert_type(value, int)

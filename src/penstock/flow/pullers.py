@@ -46,11 +46,12 @@ log = logging.getLogger("penstock.flow")
 
 class Settled(Generic[T_co, R_co]):
     """
-    How the call for one item ended: `Returned` with a value, or `Raised` with an error. `ok` says which, and
-    type checkers follow it:
+    How the call for one item ended: `Returned` with a value, or `Raised` with an error. `ok` says which.
+    Type checkers follow `ok is True`, `error is None` and `match`; mypy also follows a plain `if outcome.ok:`.
+    Pyright narrows no union by the truth of an attribute.
 
         async for outcome in penstock.parallel_limit(urls, 8, fetch, errors="settled"):
-            if outcome.ok:
+            if outcome.ok is True:
                 save(outcome.item, outcome.value)  # the type that `fetch` returns
             else:
                 print(outcome.item, outcome.error)  # an exception
