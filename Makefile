@@ -8,7 +8,7 @@ FUZZ ?= 100
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: container sbom docs docs-serve test-migrate first-minute bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-against bench-page walks size texts screenshots chromium pgbouncer lock format
+.PHONY: container service sbom docs docs-serve test-migrate first-minute bench-jobs help run demo test test-cluster lint types check soak fuzz mutants bench bench-pools bench-graphs bench-against bench-page walks size texts screenshots chromium pgbouncer lock format
 
 help:  ## this list
 	@grep -hE '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -92,10 +92,14 @@ container: .venv  ## build the image on a base from debootstrap and run it (need
 	$(BIN)/python -m build --wheel --outdir dist .
 	ops/try-container
 
+service: .venv  ## boot systemd in a container and drive `penstock service` with it (needs root and systemd-container)
+	$(BIN)/python -m build --wheel --outdir dist .
+	ops/try-service
+
 sbom: .venv  ## dist/penstock-VERSION.cdx.json: what a release contains, as CycloneDX
 	$(BIN)/python ops/sbom.py
 
-screenshots: .venv chromium  ## the README's pictures, of a scheduler at work
+screenshots: .venv chromium  ## the pictures of the documentation: every page, and the command in a terminal
 	$(BIN)/python -m tests.web.pictures
 
 # The page is tested in a real browser. Without one those tests are skipped, and say so.

@@ -85,3 +85,29 @@ def test_the_compose_file_names_settings_that_exist():
     assert used == {"PENSTOCK_DATABASE", "PENSTOCK_HOST_NAME"}
     assert used <= variables
     assert "password@" not in compose
+
+
+def test_the_compose_file_follows_the_rules_of_the_specification():
+    """The rules that a wrong file breaks: known keys, and every name that a service uses is declared."""
+    yaml = pytest.importorskip("yaml")
+    compose = yaml.safe_load((ROOT / "ops" / "compose.yml").read_text("utf-8"))
+    services = compose["services"]
+    known = {
+        "image", "build", "entrypoint", "environment", "secrets", "volumes", "depends_on", "restart", "read_only",
+        "tmpfs", "cap_drop", "security_opt", "stop_grace_period", "healthcheck",
+    }  # fmt: skip
+
+    assert set(compose) == {"services", "secrets", "volumes"}
+    for name, service in services.items():
+        assert set(service) <= known, name
+        assert set(service["secrets"]) <= set(compose["secrets"])
+        assert {volume.partition(":")[0] for volume in service["volumes"]} <= set(compose["volumes"])
+        assert set(service.get("depends_on", ())) <= set(services)
+        assert service.get("restart", "no") in ("no", "always", "on-failure", "unless-stopped")
+        for parent, rule in service.get("depends_on", {}).items():
+            assert rule["condition"] != "service_healthy" or "healthcheck" in services[parent]
+    for name in ("one", "two"):
+        assert services[name]["read_only"] is True
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["environment"]["PENSTOCK_HOST_NAME"] == name
+    assert services["one"]["volumes"] != services["two"]["volumes"]

@@ -2,7 +2,7 @@
 `penstock service`: what it would do, and what it does to the tree of another system.
 
 No test machine can be expected to have a systemd that runs, so the real systemctl enables the unit in an image (`--root`), and
-the steps for a machine that runs are looked at by --dry-run.
+the steps for a machine that runs are looked at by --dry-run. `make service` boots a systemd and runs the service for real.
 """
 
 from __future__ import annotations
