@@ -114,6 +114,7 @@ def test_no_moment_is_counted_twice(events):
     [
         ({}, "waits for its turn"),
         ({"denied": "no_room", "denied_data": '{"needs": 8, "free": 5, "capacity": 90}'}, "needs 8 units; 5 of 90 are free"),
+        ({"intent": replace(JOB.intent, labels=("gpu",))}, "waits for a host with the label gpu"),
         ({"denied": "no_such_reason"}, "waits for its turn"),
         ({"denied": "no_room", "denied_data": '{"needs": "many"}'}, "waits for its turn"),
         ({"ready_at": T0 + 90 * SECOND, "denied": "paused", "denied_data": '{"scope": "*"}'}, "starts in 90 s at the earliest"),

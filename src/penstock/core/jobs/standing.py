@@ -16,7 +16,7 @@ from msgspec.json import decode
 
 from penstock.core.jobs.job import Dispatch, Job, outcome_of
 from penstock.core.jobs.reason_base import cut, due_in
-from penstock.core.jobs.reasons import REASONS, NotReady, Reason, WaitsForParents, from_json
+from penstock.core.jobs.reasons import REASONS, LabelMissing, NotReady, Reason, WaitsForParents, from_json
 from penstock.core.jobs.states import DEFAULT, END_RULES, Category, DispatchPhase, JobState, Schedules
 from penstock.core.jobs.types import EndReason, Moment, spelled
 
@@ -121,6 +121,8 @@ def _queued(
         return f"{failed}; next {due_in(job.ready_at, now)}"
     if job.ready_at > now:
         return NotReady(job.ready_at).short(now)
+    if job.intent.labels:  # on a host without them no round looks at it
+        return LabelMissing(job.intent.labels).short(now)
     return "waits for its turn"
 
 
