@@ -33,7 +33,7 @@ REVIEW = ROOT / "build" / "pictures"
 SIZES = {"wide": {"width": 1440, "height": 900}, "narrow": {"width": 390, "height": 844}}
 SCHEMES = ("light", "dark")
 #: The colours of one picture; the pages have few, so a palette saves two thirds of the bytes and is not seen.
-COLORS = 128
+COLORS = 256
 
 
 def main():
@@ -43,7 +43,7 @@ def main():
     with ExitStack() as down:
         daemon = down.enter_context(
             scheduler(
-                "addons.photos.budget_day=0.18", "addons.photos.budget_month=5", "addons.mail.weight=200"
+                "addons.photos.budget_day=0.60", "addons.photos.budget_month=5", "addons.mail.weight=200"
             )
         )
         for program in (["addons", "photos"], ["addons", "mail"], ["studio"]):
@@ -98,7 +98,9 @@ def take(tab, name, path):
 
 def shrink(path):
     with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+        small = picture.convert("RGB").quantize(
+            COLORS, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE
+        )
     small.save(path, optimize=True)
 
 
@@ -141,8 +143,8 @@ def submit_scene(client):
         retry_delays_sec=(1, 2),
     )
     script("sleep 1; exit 3", "reports")
-    client.submit("photos", "album", {"pictures": 400}, cost_units=4, cost_limit=0.05, run_when="any")
-    client.submit("ml", "train", {"model": "small", "epochs": 40}, cost_units=30, run_when="quiet")
+    client.submit("photos", "album", {"pictures": 400}, cost_units=4, cost_limit=0.30, run_when="any")
+    client.submit("ml", "train", {"model": "small", "epochs": 40}, cost_units=30, labels=("gpu",))
     for name, line, what in (
         ("nightly-backup", "0 2 * * *", "pg_dump shop | gzip > /backup/shop.gz"),
         ("weekly-report", "0 7 * * mon", "python report.py --last-week"),
@@ -176,7 +178,7 @@ def work(client, over):
     for second in count():
         if over.wait(1):
             return
-        many = max(0, round(3 + 3 * math.sin(second / 6) + dice.uniform(-1, 1)))
+        many = max(0, round(1.8 + 2 * math.sin(second / 6) + dice.uniform(-1, 1)))
         jobs = [
             job_of(
                 "photos", "thumbnail", {"name": f"{dice.randrange(10_000)}.jpg"}, cost_units=4, run_when="any"

@@ -45,7 +45,7 @@ export function Chart({ at, lines, unit = (v) => v, height = 170, label, floor =
         {
           width: box.current.clientWidth || 300,
           height,
-          padding: [8, 8, 0, 0],
+          padding: [8, 30, 0, 0], // half of a time at the right edge is not cut
           cursor: { y: false, points: { size: 6 } },
           legend: { live: true },
           hooks: { ready: [newest] },

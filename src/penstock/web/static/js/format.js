@@ -29,7 +29,8 @@ export const since = (iso, now = Date.now()) => (iso ? (now - Date.parse(iso)) /
 export function ago(iso, now) {
   const s = since(iso, now);
   if (s == null) return "–";
-  return s < 0 ? `in ${span(-s)}` : s < 1 ? "now" : `${span(s)} ago`;
+  // The page's clock is the last frame's, so what just happened may be a second ahead of it.
+  return s < -1.5 ? `in ${span(-s)}` : s < 1 ? "now" : `${span(s)} ago`;
 }
 
 export const clock = (iso) => (iso ? new Date(iso).toLocaleTimeString([], { hour12: false }) : "–");
