@@ -205,8 +205,9 @@ def _queued(
         job_id=job.job_id,
         state=job.state,
         text=text,
-        short=standing(job, now, reason, last=last, schedules=findings.schedules)
-        or "starts with the next round",
+        short="starts with the next round"
+        if reason is None
+        else standing(job, now, reason, last=last, schedules=findings.schedules),
         waiting_sec=seconds(max(0, now - job.ready_at)),
         reason="" if reason is None else reason.code,
         reason_data=None if reason is None else asdict(reason),
