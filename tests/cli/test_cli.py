@@ -729,6 +729,7 @@ def test_bad_batches_are_refused_by_name_and_change_nothing(shell, tmp_path):
         (("submit", "--after", "batch:a b", "--", "true"), "the name of a batch must be"),
         (("submit", "--batch", "x", "--array", "1-2", "--", "true"), "--batch cannot be given with --array"),
         (("batch", "close", "nosuch"), "there is no batch nosuch"),
+        (("submit", "--after", "import:done", "--", "true"), "a batch is named batch:import"),
     ):
         refused = shell(*words)
         assert refused.returncode != 0, words

@@ -266,4 +266,6 @@ def _event(session: CliSession, event: wire.EventInfo) -> None:
     at = f"{event.at.astimezone():%H:%M:%S.%f}"[:-3]
     job = short(event.job_id) if event.job_id else "-"
     by = f" by {event.data['by']}" if event.kind != "DENIED" and "by" in event.data else ""
+    if "batch" in event.data:
+        by = f" batch {event.data['batch']}{by}"
     echo(f"{at}  {event.kind.lower():<16} {job:<9} {event.reason.replace('_', ' ')}{by}")

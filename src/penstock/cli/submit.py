@@ -212,6 +212,8 @@ def _parent(session: CliSession, word: str) -> str:
         raise click.UsageError(f"--after {word}: the condition must be one of {', '.join(ParentCondition)}")
     if prefix and not BATCH_NAME.fullmatch(part):
         raise click.UsageError(f"--after {word}: the name of a batch {BATCH_NAME_WORDS}")
+    if not prefix and part != "last" and not re.fullmatch("[0-9a-f_-]+", part):
+        raise click.UsageError(f"--after {word}: {part!r} is no part of an id; a batch is named batch:{part}")
     job_id = prefix + part if prefix else _job_or_array(session, part)
     if "_" in job_id and not prefix:
         raise click.UsageError(

@@ -10,7 +10,7 @@ A job that never ran takes its expected duration, else the median of its type.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Final, NamedTuple
@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from penstock.core.jobs.dependencies import ParentCondition
+from penstock.core.jobs.groups import batch_of
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import ENDS, Event, EventKind, Job
 from penstock.core.jobs.load_hours import hour_of_week
@@ -33,6 +34,7 @@ from penstock.core.jobs.types import (
     JobId,
     Moment,
     Span,
+    member_of,
 )
 from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt
 from penstock.scheduler.dispatcher import WorkerKinds
@@ -147,7 +149,11 @@ def recorded(store: Store) -> Recording:
     jobs = sorted(_jobs(store), key=lambda job: (job.created_at, job.no))
     usual = _usual(jobs, trail)
     numbers = {job.job_id: number for number, job in enumerate(jobs)}
-    load = Load(_arrival(job, trail, usual, numbers) for job in jobs)
+    members: dict[str, list[int]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        for group in _groups_of(job):
+            members[group].append(number)
+    load = Load(_arrival(job, trail, usual, numbers, members) for job in jobs)
     hosts = _hosts(store, jobs, trail)
     return Recording(load, hosts, trail.changes, list(_notes(trail, jobs, hosts)))
 
@@ -185,7 +191,21 @@ def _usual(jobs: Iterable[Job], trail: _Trail) -> dict[str, Span]:
     return {job_type: round(median(spans)) for job_type, spans in by_type.items() if spans}
 
 
-def _arrival(job: Job, trail: _Trail, usual: dict[str, Span], numbers: dict[JobId, int]) -> Arrival:
+def _groups_of(job: Job) -> Iterator[str]:
+    """The array and the batch that the job belongs to, as other jobs name them in `after`."""
+    if (batch := batch_of(job.intent)) is not None:
+        yield batch
+    if (member := member_of(job.job_id)) is not None:
+        yield member[0]
+
+
+def _arrival(
+    job: Job,
+    trail: _Trail,
+    usual: dict[str, Span],
+    numbers: dict[JobId, int],
+    members: Mapping[str, Sequence[int]],
+) -> Arrival:
     intent, saved = job.intent, job.job_id in trail.saved
     expected = intent.expected_duration_sec
     length = round(expected * SECOND) if expected else usual.get(intent.job_type, _UNKNOWN)
@@ -207,7 +227,16 @@ def _arrival(job: Job, trail: _Trail, usual: dict[str, Span], numbers: dict[JobI
         attempts.append(PlayedAttempt(done + length))
     if len(attempts) == 1 and attempts[0].end is EndReason.COMPLETED:
         length, attempts = attempts[0].runs_for, []
-    parents = [(numbers[d.job_id], d.condition) for d in intent.after if d.job_id in numbers]
+    # A batch or an array stands for its jobs: it ends with the last of them.
+    parents = [
+        (number, dependency.condition)
+        for dependency in intent.after
+        for number in (
+            [numbers[dependency.job_id]]
+            if dependency.job_id in numbers
+            else members.get(dependency.job_id, ())
+        )
+    ]
     return Arrival(
         job.created_at,
         _plain(intent),
