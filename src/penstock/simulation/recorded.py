@@ -155,7 +155,8 @@ def recorded(store: Store) -> Recording:
             members[group].append(number)
     load = Load(_arrival(job, trail, usual, numbers, members) for job in jobs)
     hosts = _hosts(store, jobs, trail)
-    return Recording(load, hosts, trail.changes, list(_notes(trail, jobs, hosts)))
+    notes = [*_notes(trail, jobs, hosts), *_schedule_notes(len(store.schedules()))]
+    return Recording(load, hosts, trail.changes, notes)
 
 
 def recorded_load(store: Store, began: Moment, ended: Moment, hosts: Iterable[PlayedHost]) -> list[Change]:
@@ -370,3 +371,12 @@ def _notes(trail: _Trail, jobs: Iterable[Job], hosts: list[PlayedHost]) -> Itera
     missing = sorted(each for each in types if not any(each in kind.job_types for kind in kinds))
     if missing:
         yield f"no worker was seen for {', '.join(missing)}: such jobs wait"
+
+
+def _schedule_notes(schedules: int) -> Iterator[str]:
+    if schedules:
+        which = "1 schedule" if schedules == 1 else f"{schedules} schedules"
+        yield (
+            f"{which}: the jobs that the database has of them are played when they were submitted; later moments, "
+            "overlap and catch-up are not"
+        )
