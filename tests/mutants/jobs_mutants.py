@@ -343,4 +343,12 @@ MUTANTS = [
         "True",
         ("tests/testing/test_virtual.py",),
     ),
+    Mutant(
+        "round: a full worker with a live lease counts as gone",
+        "penstock/scheduler/job_service.py",
+        "JobService.heartbeat",
+        "self._dispatcher.renewed(dispatch_id)",
+        "pass",
+        ("tests/scheduler/test_one_round.py",),
+    ),
 ]

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from penstock.core.jobs.load import Capacity
+from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND, AddonId
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import EndReport
@@ -177,3 +178,24 @@ def test_workers_that_have_gone_are_forgotten_also_while_no_job_waits(host):
 
     in_the_past = 0  # at that moment each of them would be present, if it were still known
     assert host.kit.fetchers.at(in_the_past).free == {}
+
+
+def test_a_full_worker_that_renews_its_lease_is_present_and_gets_no_reservations(host):
+    """It claims nothing while its only place is taken. Its next job waits in the queue and holds no units."""
+    worker = host.worker("only", A, room=1, length=200, waits=False)
+    host.kit.submit(n=2, cost_units=10)
+    for _ in range(12):
+        host.run(10)
+        for dispatch_id in worker.ends:
+            host.kit.job_service.heartbeat(dispatch_id)
+
+    assert len(worker.started) == 1
+    assert [run.phase for run in host.kit.store.live()] == [DispatchPhase.LEASED]
+
+
+def test_a_full_worker_that_falls_silent_is_gone_after_a_while(host):
+    host.worker("only", A, room=1, length=200, waits=False)
+    host.kit.submit(n=2, cost_units=10)
+    host.run(40)
+
+    assert DispatchPhase.RESERVED in [run.phase for run in host.kit.store.live()]

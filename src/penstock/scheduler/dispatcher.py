@@ -13,6 +13,9 @@ first. If a head belongs to another worker than the claiming one, and that worke
 round sets its units aside and goes on with what is left: the worker gets them with its own claim, which waits
 or comes soon. So asking often wins nothing. A claim counts as present while it waits, and for one tick after
 it was answered. The runner of this process counts for as long as it has room.
+
+A worker whose places are all taken claims nothing. While it renews its leases it is present all the same, and
+full: its jobs wait in the queue, and no units are reserved for them.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from penstock.core.errors import Unavailable
 from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.round import MOST_PICKS, AdmissionView, Placement, RoundInputs, RoundResult, run_round
 from penstock.core.jobs.states import DispatchPhase
-from penstock.core.jobs.types import OWN_TYPES, AddonId, JobId, Moment, Span
+from penstock.core.jobs.types import OWN_TYPES, AddonId, DispatchId, JobId, Moment, Span
 from penstock.core.text import error_text
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.rules import SchedulerRules
@@ -166,6 +169,17 @@ class Dispatcher:
         """
         if self._fetchers.polled(kinds, now, until=now + self._rules.fetch_for):
             self._round(now)
+
+    def renewed(self, dispatch_id: DispatchId) -> None:
+        """
+        A worker has renewed this lease. The dispatch is read only if a worker has not claimed for a while:
+        workers with short jobs claim often, and their heartbeats cost nothing here.
+        """
+        now, fetch_for = self._store.now(), self._rules.fetch_for
+        if self._fetchers.fades(now + fetch_for // 2):
+            dispatch = self._store.dispatch(dispatch_id)
+            if dispatch is not None and dispatch.worker:
+                self._fetchers.stays(dispatch.worker, now + fetch_for)
 
     def _round(self, now: Moment) -> list[Grant]:
         return committed(self._store, self.admit(self._decider(now)))
@@ -364,6 +378,18 @@ class PullingWorkers:
         """A worker claims such jobs in one step."""
         with self._lock:
             self._claiming[kinds] = max(until, self._claiming.get(kinds, until))
+
+    def fades(self, by: Moment) -> bool:
+        """Whether a worker that claimed counts as gone by then, if it does not ask again."""
+        with self._lock:
+            return any(until < by for until in self._claiming.values())
+
+    def stays(self, name: str, until: Moment) -> None:
+        """A worker with this name is there, though it claims nothing now."""
+        with self._lock:
+            kinds = self._named.get(name)
+            if kinds is not None:
+                self._claiming[kinds] = max(until, self._claiming.get(kinds, until))
 
     def has_room(self, name: str, kinds: WorkerKinds, room: int, until: Moment) -> None:
         """

@@ -484,6 +484,7 @@ class JobService:
             raise StaleDispatch(
                 "this lease has expired, ended or been replaced: stop the run", dispatch_id=dispatch_id
             )
+        self._dispatcher.renewed(dispatch_id)
         if not self._budgets.allows(renewed) and renewed.phase is DispatchPhase.LEASED:
             stopped = self.stop(dispatch_id, EndReason.COST_LIMIT_REACHED)
             return Answer(stopped.expires_at, stopped.reason)

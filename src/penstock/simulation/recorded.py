@@ -334,8 +334,7 @@ def _workers(seen: dict[str, _Seen]) -> Iterator[PlayedWorker]:
             names[id(worker)] = name
     for kinds, alike in restarted.items():
         for worker in alike:
-            name = names[id(worker)]
-            yield PlayedWorker(name, kinds, worker.places(), claims_when_full=name.startswith(_LIBRARY))
+            yield PlayedWorker(names[id(worker)], kinds, worker.places())
 
 
 def with_runner(host: PlayedHost, slots: int, functions: int) -> PlayedHost:
