@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import IllegalMove
@@ -117,6 +117,7 @@ STEPS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 30), min_size=1), st.sampled_from([None, 1, 2, 8]), STEPS)
 def test_an_array_does_what_a_plain_model_does(indices, at_once, steps):
     """The model: a list of jobs to run, the jobs that run, and how each index ended."""
