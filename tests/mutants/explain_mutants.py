@@ -135,4 +135,20 @@ MUTANTS = [
         "job.denied not in REASONS",
         ("tests/core/test_waits.py",),
     ),
+    Mutant(
+        "explain: a job that needs more than may be used goes first",
+        "penstock/core/jobs/forecast.py",
+        "_needs_units_alone",
+        "return reason.needs <= reason.capacity",
+        "return True",
+        ("tests/scheduler/test_explain.py",),
+    ),
+    Mutant(
+        "explain: a time to come is rounded down",
+        "penstock/core/jobs/reason_base.py",
+        "due_in",
+        ", nearest=True",
+        "",
+        ("tests/scheduler/test_situations.py",),
+    ),
 ]

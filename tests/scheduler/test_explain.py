@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.scheduler.situations import measured
 
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Host
@@ -79,6 +80,16 @@ def test_a_job_that_cannot_start_is_not_ahead(kit, arrange):
     kit.step()
     arrange(kit)
     [mine] = kit.submit(addon_id="greedy", cost_units=60, priority=45)
+
+    assert kit.job_service.explain(mine).ahead == ()
+
+
+def test_a_job_that_needs_more_than_the_load_allows_is_not_ahead(kit):
+    kit = measured(kit, cpu=0.5)
+    kit.submit(addon_id="b", priority=90, cost_units=80)
+    kit.submit(addon_id="greedy", cost_units=40)
+    kit.step()
+    [mine] = kit.submit(addon_id="greedy", cost_units=40)
 
     assert kit.job_service.explain(mine).ahead == ()
 

@@ -84,12 +84,12 @@ TABLE = [
     ),
     Row(
         s.panic,
-        "Waiting for 0 s. The machine is overloaded (busy score 9.6 of 10, from memory). This job starts when the load drops to BUSY. Besides: It needs 10 units; 0 of 0 are free, because the machine is busy. `penstock up --set capacity.units=50` changes that.",
+        "Waiting for 0 s. The machine is overloaded (busy score 9.6 of 10, from memory). This job starts when the load drops to BUSY. Besides: It needs 10 units; 0 may be used now, because the machine is busy. `penstock up --set capacity.units=50` changes that.",
         {"reason": "not_quiet", "gates": ["not_quiet", "no_room"], "short": "the machine is overloaded; waits for BUSY", "next_step": "the load of the machine drops to BUSY", "way_out": "penstock up --set capacity.units=50"},
     ),
     Row(
         s.no_signal,
-        "Waiting for 0 s. The load of the machine is unknown (no fresh cpu reading), which counts as overloaded. This job starts when the load is known to be BUSY at most. Besides: It needs 10 units; 0 of 0 are free, because the machine is busy. `penstock up --set capacity.units=50` changes that.",
+        "Waiting for 0 s. The load of the machine is unknown (no fresh cpu reading), which counts as overloaded. This job starts when the load is known to be BUSY at most. Besides: It needs 10 units; 0 may be used now, because the machine is busy. `penstock up --set capacity.units=50` changes that.",
         {"reason": "not_quiet", "gates": ["not_quiet", "no_room"], "short": "the load of the machine is unknown (no fresh cpu reading)", "next_step": "the load of the machine drops to BUSY", "way_out": "penstock up --set capacity.units=50"},
     ),
     Row(
@@ -99,13 +99,13 @@ TABLE = [
     ),
     Row(
         s.quiet_too_short,
-        "Waiting for 0 s. The machine has been quiet for 10 s; this job waits for 600 s of quiet. Likely start in about 9 min. `penstock up --set capacity.units=50` changes that.",
+        "Waiting for 0 s. The machine has been quiet for 10 s; this job waits for 600 s of quiet. Likely start in about 10 min. `penstock up --set capacity.units=50` changes that.",
         {"reason": "not_quiet_long_enough", "gates": ["not_quiet_long_enough"], "short": "waits for 600 s of quiet, 10 s so far", "next_step": "the machine has been quiet for 600 s", "way_out": "penstock up --set capacity.units=50"},
     ),
     Row(
         s.above_the_present_capacity,
-        "Waiting for 0 s. It needs 80 units; 45 of 45 are free, because the machine is busy. `penstock up --set capacity.units=80` changes that.",
-        {"reason": "no_room", "gates": ["no_room"], "short": "needs 80 units; 45 of 45 are free", "next_step": "the load of the machine falls, so that jobs get more units", "way_out": "penstock up --set capacity.units=80"},
+        "Waiting for 0 s. It needs 80 units; 45 may be used now, because the machine is busy. `penstock up --set capacity.units=80` changes that.",
+        {"reason": "no_room", "gates": ["no_room"], "short": "needs 80 units; 45 may be used now", "next_step": "the load of the machine falls, so that jobs get more units", "way_out": "penstock up --set capacity.units=80"},
     ),
     Row(
         s.everything_paused,

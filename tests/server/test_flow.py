@@ -216,6 +216,7 @@ def test_a_list_says_in_one_clause_why_each_job_is_where_it_is(client, kit):
     kit.service.dispatcher.step(kit.store.now())
     client.post("/lease/request", {"job_id": large, "worker": "w"})
     waits, later = client.submit(cost_units=20), client.submit(earliest_start_at="2100-01-01T00:00:00Z")
+    behind, elsewhere = client.submit(cost_units=20), client.submit(labels=["gpu"])
     kit.service.dispatcher.step(kit.store.now())
     looks = kit.store.look
     kit.store.look = None
@@ -225,7 +226,8 @@ def test_a_list_says_in_one_clause_why_each_job_is_where_it_is(client, kit):
         kit.store.look = looks
 
     assert (jobs[failed], jobs[blocked]) == ("KeyError: 7", "")
-    assert jobs[waits] == "needs 20 units; 0 of 90 are free"
+    assert jobs[waits] == "needs 20 units; too few are free"
+    assert (jobs[behind], jobs[elsewhere]) == ("waits for its turn", "waits for a host with the label gpu")
     assert jobs[later].startswith("starts in about")
     assert client.get(f"/queue/jobs/{failed}").json["why"] == "KeyError: 7"
     assert all(len(why) <= 60 for why in jobs.values())

@@ -53,7 +53,7 @@ _OPTIONS = (
     click.option("--tag", "tags", multiple=True, help="A word to find the job by; may be repeated."),
     click.option("--label", "labels", multiple=True,
                  help="Only a host with this label runs the job; may be repeated."),
-    click.option("--no-preempt", "preemptible", is_flag=True, flag_value=False, default=True,
+    click.option("--no-preempt", "preemptible", is_flag=True, flag_value=False, default=True, show_default=False,
                  help="Never stop the running job in favor of one of higher priority."),
     click.option("--after", multiple=True, metavar="JOB[:ok|:done|:failed]",
                  help="Start after this job: when it is DONE (or :ok), has ended in whatever way (:done), or is "

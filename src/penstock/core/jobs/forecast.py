@@ -190,7 +190,11 @@ def _needs_units_alone(inputs: RoundInputs, line: ReadyQueue, head: QueuedJob) -
         if late and not inputs.take_place(line.admission_class):
             return False  # no worker takes it up, so rounds reserve it no more
     reason = inputs.gates(line.admission_class, urgent=line.urgent).refusal()
-    return reason is None or isinstance(reason, NotEnoughUnits)
+    if isinstance(
+        reason, NotEnoughUnits
+    ):  # of more units than the load of the machine allows, no end is enough
+        return reason.needs <= reason.capacity
+    return reason is None
 
 
 def _why(theirs: Sequence[float], mine: Sequence[float]) -> str:

@@ -70,7 +70,7 @@ def named(job_id: JobId | None) -> str:
 def due_in(moment: Moment, now: Moment) -> str:
     """A duration and not a clock time: the reader's time zone is unknown."""
     about = "about " if moment - now >= 2 * MINUTE else ""
-    return f"in {about}{spelled(moment - now)}"
+    return f"in {about}{spelled(moment - now, nearest=True)}"
 
 
 def cut(text: str, end: str = "") -> str:

@@ -292,11 +292,16 @@ class NotEnoughUnits(BaseReason, frozen=True):
     of_host: ClassVar = True
 
     def words(self, now: Moment) -> str:
+        if self.needs > self.capacity:
+            return (
+                f"It needs {self.needs} units; {self.capacity} may be used now, because the machine is busy."
+            )
         when = "" if self.until is None else f", and enough are expected {due_in(self.until, now)}"
-        above = "" if self.needs <= self.capacity else ", because the machine is busy"
-        return f"It needs {self.needs} units; {self.free} of {self.capacity} are free{above}{when}."
+        return f"It needs {self.needs} units; {self.free} of {self.capacity} are free{when}."
 
     def short(self, now: Moment) -> str:
+        if self.needs > self.capacity:
+            return f"needs {self.needs} units; {self.capacity} may be used now"
         return f"needs {self.needs} units; {self.free} of {self.capacity} are free"
 
     def next_step(self) -> str:

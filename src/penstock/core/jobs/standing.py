@@ -16,7 +16,15 @@ from msgspec.json import decode
 
 from penstock.core.jobs.job import Dispatch, Job, outcome_of
 from penstock.core.jobs.reason_base import cut, due_in
-from penstock.core.jobs.reasons import REASONS, LabelMissing, NotReady, Reason, WaitsForParents, from_json
+from penstock.core.jobs.reasons import (
+    REASONS,
+    LabelMissing,
+    NotEnoughUnits,
+    NotReady,
+    Reason,
+    WaitsForParents,
+    from_json,
+)
 from penstock.core.jobs.states import DEFAULT, END_RULES, Category, DispatchPhase, JobState, Schedules
 from penstock.core.jobs.types import EndReason, Moment, spelled
 
@@ -145,6 +153,18 @@ def _running(job: Job, now: Moment, last: Dispatch | None) -> str:
     if job.progress is not None:
         return f"{job.progress:.0%}"
     return "" if last is None or last.started_at is None else f"running for {spelled(now - last.started_at)}"
+
+
+def recorded_standing(job: Job, now: Moment, last: Dispatch | None, schedules: Schedules) -> str:
+    """
+    The clause of a list, from what rounds recorded: no list decides anew about each of its jobs. Rounds record
+    the head of a ready queue alone, and a count only when the reason changes, so it may no longer hold.
+    """
+    reason = recorded_reason(job, now)
+    if isinstance(reason, NotEnoughUnits) and reason.needs <= reason.capacity:
+        return f"needs {reason.needs} units; too few are free"
+    text = standing(job, now, reason, last=last, schedules=schedules)
+    return "waits for its turn" if not text and job.state is JobState.QUEUED else text
 
 
 def recorded_reason(job: Job, now: Moment) -> Reason | None:

@@ -143,12 +143,15 @@ class RunWhen(StrEnum):
     QUIET = "quiet"  # QUIET only, optionally for some time already
 
 
-def spelled(span: Span) -> str:
-    """For people: whole units, as large as leave a number that says something."""
+def spelled(span: Span, *, nearest: bool = False) -> str:
+    """
+    For people: whole units, as large as leave a number that says something. `nearest`: of a time to come, which
+    would look too short if what is begun did not count: 10 min of delay are not 9 min after a second.
+    """
     count = max(0, span) // SECOND
     for size, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
         if count >= 2 * size:
-            return f"{count // size} {unit}"
+            return f"{(count + size // 2) // size if nearest else count // size} {unit}"
     return f"{count} s"
 
 

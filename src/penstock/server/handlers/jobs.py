@@ -23,7 +23,7 @@ from penstock.core.jobs.dependencies import StoredDependency, parse, stored_pare
 from penstock.core.jobs.groups import batch_of, group_of_array, unknown_batch
 from penstock.core.jobs.intent import Intent, check, title_of
 from penstock.core.jobs.job import Dispatch, Job, outcome_of
-from penstock.core.jobs.standing import recorded_reason, standing
+from penstock.core.jobs.standing import recorded_standing
 from penstock.core.jobs.states import SETTLED, JobState, Move, allowed
 from penstock.core.jobs.types import (
     BATCH_TAG,
@@ -232,7 +232,7 @@ def _why(call: Request[Any, Any], job: Job, last: Dispatch | None) -> str:
     """From what was read already: a list must not try out a round for each of its rows."""
     rules = call.app_state.service.rules
     now = call.store.now()
-    return standing(job, now, recorded_reason(job, now), last=last, schedules=rules.schedules)
+    return recorded_standing(job, now, last, rules.schedules)
 
 
 def _derived(call: Request[Any, Any], job: Job, why: str) -> dict[str, object]:
