@@ -2,8 +2,9 @@
 How good the start estimates are: four loads on a virtual clock, nothing told by the user.
 
     .venv/bin/python -m bench.estimates            the table of docs/estimates.md
-    .venv/bin/python -m bench.estimates --jobs 400 --seeds 1 --every 4
+    .venv/bin/python -m bench.estimates --tuning --first 6 --load wide
 
+The loads and the seeds are those of `bench/estimate_loads.py`.
 The scheduler is real: store, service, rounds, learner, forecaster. Simulated are the workers, which end a job
 when the load says so, and time. Each job that cannot start when it is submitted gets a prediction, and is
 scored when it starts. The first 200 jobs are for learning and are not scored.
@@ -17,23 +18,33 @@ from __future__ import annotations
 import argparse
 import heapq
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import count
 from random import Random
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from bench.estimate_loads import (
+    LOADS,
+    PUBLISHED_SEEDS,
+    T0,
+    TUNING_SEEDS,
+    Arrival,
+    Load,
+    Source,
+    arrivals,
+    rates,
+)
 from penstock.core.jobs.admission import admission_class_of
-from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.learning import Arrivals, Knowledge, Shape, Sketch, TypeRecord, record_name
 from penstock.core.jobs.load import Capacity, Host, QuietState
 from penstock.core.jobs.round import MOST_PICKS
 from penstock.core.jobs.start_ranges import StartRange
-from penstock.core.jobs.types import SECOND, AddonId, DispatchId, HostId, JobId, Moment, Priority, Span
+from penstock.core.jobs.types import SECOND, AddonId, DispatchId, HostId, JobId, Moment, Span
 from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import EndReport, JobService
@@ -42,120 +53,9 @@ from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import RegisterHost, SetAddon, committed
 from penstock.stores.memory.store import MemoryStore
 
-T0: Moment = 1_900_000_000 * SECOND
 LEARNING_JOBS = 200
 _ANY = WorkerKinds(own=True)
 _FOR_EVER: Span = 1 << 60
-
-
-@dataclass(frozen=True)
-class Source:
-    """Jobs of one type: how long they run, what they ask for, and how they come."""
-
-    intent: Intent
-    duration_sec: Callable[[Random], float]
-    share: float = 1.0  # of the load
-    burst: float = 1.0  # how many come together, on average
-
-
-@dataclass(frozen=True)
-class Load:
-    name: str
-    about: str
-    sources: Sequence[Source]
-    use: float  # of the units of all hosts
-    hosts: int = 1
-    capacity: int = 40
-    weights: dict[str, int] = field(default_factory=dict)
-
-
-def _intent(addon: str, job_type: str, cost: int = 10, priority: int = Priority.NORMAL) -> Intent:
-    return Intent(addon_id=AddonId(addon), job_type=job_type, cost_units=cost, priority=priority)
-
-
-def _exponential(mean: float) -> Callable[[Random], float]:
-    return lambda dice: dice.expovariate(1 / mean)
-
-
-def _lognormal(middle: float, width: float) -> Callable[[Random], float]:
-    return lambda dice: middle * dice.lognormvariate(0, width)
-
-
-LOADS = (
-    Load(
-        "steady",
-        "one type, 10 units each, exponential durations (mean 20 s), 92 % of one host with 40 units",
-        [Source(_intent("app", "steady"), _exponential(20))],
-        use=0.92,
-    ),
-    Load(
-        "bursty",
-        "the same host; jobs come in bursts of 12 on average, log-normal durations (middle 15 s, width 0.5)",
-        [Source(_intent("app", "burst"), _lognormal(15, 0.5), burst=12)],
-        use=0.75,
-    ),
-    Load(
-        "wide",
-        "two types of 5 and 10 units with log-normal durations of width 1.4 (middles 4 and 8 s): one in ten takes six times the middle",
-        [
-            Source(_intent("app", "quick", 5), _lognormal(4, 1.4), 1),
-            Source(_intent("app", "slow", 10), _lognormal(8, 1.4), 2),
-        ],
-        use=0.9,
-    ),
-    Load(
-        "several",
-        "three hosts of 40 units; four addons with weights, priorities and durations of their own, one in bursts",
-        [
-            Source(_intent("mail", "send", 5), _exponential(6), 1),
-            Source(_intent("video", "encode", 20), _lognormal(20, 0.7), 3),
-            Source(_intent("shop", "report", 10, Priority.HIGH), _lognormal(12, 1.0), 1),
-            Source(_intent("scan", "page", 10, Priority.LOW), _lognormal(10, 0.5), 2, burst=20),
-        ],
-        use=1.0,
-        hosts=3,
-        weights={"video": 200},
-    ),
-)
-
-
-class Arrival(NamedTuple):
-    at: Moment
-    source: Source
-    runs_for: Span
-
-
-def mean_sec(source: Source) -> float:
-    dice = Random(7)
-    return fmean(source.duration_sec(dice) for _ in range(20_000))
-
-
-def rates(load: Load) -> dict[int, float]:
-    """Jobs per second of each source, by its number."""
-    shares = sum(source.share for source in load.sources)
-    units = load.use * load.capacity * load.hosts
-    return {
-        number: units * source.share / shares / (source.intent.cost_units * mean_sec(source))
-        for number, source in enumerate(load.sources)
-    }
-
-
-def arrivals(load: Load, jobs: int, seed: int) -> list[Arrival]:
-    dice = Random(f"{load.name} {seed}")
-    made: list[Arrival] = []
-    for number, rate in rates(load).items():
-        source = load.sources[number]
-        wanted = round(jobs * rate / sum(rates(load).values()))
-        at = float(T0)
-        while wanted > 0:
-            at += dice.expovariate(rate / source.burst) * SECOND
-            together = 1
-            while dice.random() * source.burst >= 1:
-                together += 1
-            for _ in range(min(together, wanted)):
-                made.append(Arrival(round(at), source, max(1, round(source.duration_sec(dice) * SECOND))))
-            wanted -= together
-    return sorted(made, key=lambda arrival: arrival.at)[:jobs]
 
 
 class TrueArrivals(Arrivals):
@@ -230,6 +130,7 @@ class Stage:
             committed(self.store, RegisterHost(self._host(number)))
         self.service = JobService(self.store, rules, self.dispatchers[0], learner=self.learner)
         self.service.forecaster.budget_sec = None
+        self.learner.sample = self.service.forecaster.sample
         for addon, weight in load.weights.items():
             committed(self.store, SetAddon(AddonId(addon), weight=weight))
         self.free = [load.capacity] * load.hosts
@@ -255,18 +156,24 @@ class Stage:
             until=_FOR_EVER,
         )
 
-    def run(self, load: Sequence[Arrival]) -> list[Outcome]:
-        """The scored jobs, in the order of their starts."""
+    def run(self, load: Iterable[Arrival], jobs: int) -> list[Outcome]:
+        """
+        The scored jobs, in the order of their starts. After `jobs` arrivals no more predictions are made; jobs
+        arrive until the last predicted one has started.
+        """
         with ExitStack() as present:
             for workers in self.workers:
                 present.enter_context(workers.waiting("simulated", _ANY, 1_000))
             learns_at = T0
             for number, arrival in enumerate(load):
+                if number >= jobs and not self.predictions:
+                    break
                 self._pass_until(arrival.at)
                 if self.now >= learns_at:
                     learns_at = self.learner.step(self.now)
-                self._arrive(arrival, number)
-            self._pass_until(_FOR_EVER)
+                job_id = self._arrive(arrival)
+                if job_id in self.lengths and LEARNING_JOBS <= number < jobs and number % self.every == 0:
+                    self._predict(job_id, arrival.source)
         return self.outcomes
 
     def _pass_until(self, moment: Moment) -> None:
@@ -279,16 +186,14 @@ class Stage:
                 self.free[host] += units
             self.service.end_many(reports)
             self._start()
-        if moment < _FOR_EVER:
-            self.now = moment
+        self.now = moment
 
-    def _arrive(self, arrival: Arrival, number: int) -> None:
+    def _arrive(self, arrival: Arrival) -> JobId:
         [receipt] = self.service.submit([arrival.source.intent])
         self.lengths[receipt.job_id] = (arrival.runs_for, arrival.source.intent.cost_units)
         self.queued += 1
         self._start()
-        if receipt.job_id in self.lengths and number >= LEARNING_JOBS and number % self.every == 0:
-            self._predict(receipt.job_id, arrival.source)
+        return receipt.job_id
 
     def _predict(self, job_id: JobId, source: Source) -> None:
         forecaster, name = self.service.forecaster, source.intent.job_type
@@ -363,36 +268,54 @@ def figures(outcomes: Sequence[Outcome]) -> Figures:
 
 
 def outcomes_of(load: Load, *, jobs: int, seed: int, every: int) -> list[Outcome]:
-    return Stage(load, every=every).run(arrivals(load, jobs, seed))
+    return Stage(load, every=every).run(arrivals(load, seed), jobs)
 
 
 def measured(load: Load, *, jobs: int, seeds: Sequence[int], every: int) -> Figures:
     return figures([one for seed in seeds for one in outcomes_of(load, jobs=jobs, seed=seed, every=every)])
 
 
-def rows(jobs: int, seeds: Sequence[int], every: int, only: str | None = None) -> Iterator[str]:
-    yield "| load | scored starts | median wait | covered (of 80 %) | median error | oracle: covered | oracle: error | moving average: error |"
+def rows(loads: Sequence[Load], jobs: int, seeds: Sequence[int], every: int) -> Iterator[str]:
+    yield (
+        "| load | scored starts | median wait | within the range (80 % promised) | median error | oracle: within "
+        "| oracle: error | moving average: error |"
+    )
     yield "|---|---|---|---|---|---|---|---|"
-    for load in LOADS:
-        if only not in (None, load.name):
-            continue
-        result = measured(load, jobs=jobs, seeds=seeds, every=every)
-        yield (
-            f"| {load.name} | {result.scored:,} | {result.wait_sec:.0f} s | {result.covered:.0%} | {result.error:.0%} | "
-            f"{result.oracle_covered or 0:.0%} | {result.oracle_error or 0:.0%} | {result.average_error:.0%} |"
-        )
+    with ProcessPoolExecutor() as processes:
+        results = {
+            load.name: [processes.submit(_one_play, load.name, jobs, seed, every) for seed in seeds]
+            for load in loads
+        }
+        for load in loads:
+            by_seed = [result.result() for result in results[load.name]]
+            result = figures([one for outcomes in by_seed for one in outcomes])
+            noise = stdev(figures(outcomes).covered for outcomes in by_seed if outcomes) / len(by_seed) ** 0.5
+            yield (
+                f"| {load.name} | {result.scored:,} | {result.wait_sec:.0f} s | {result.covered:.0%} ± {noise:.0%} "
+                f"| {result.error:.0%} | {result.oracle_covered or 0:.0%} | {result.oracle_error or 0:.0%} "
+                f"| {result.average_error:.0%} |"
+            )
+
+
+def _one_play(name: str, jobs: int, seed: int, every: int) -> list[Outcome]:
+    [load] = [load for load in LOADS if load.name == name]
+    return outcomes_of(load, jobs=jobs, seed=seed, every=every)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--jobs", type=int, default=1_200, help="jobs of each load and seed")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--every", type=int, default=8, help="predict every so many jobs")
+    parser.add_argument("--jobs", type=int, default=1_200, help="jobs of each load and seed (1,200)")
+    parser.add_argument("--tuning", action="store_true", help="the seeds for trying things out")
+    parser.add_argument("--first", type=int, help="only so many of the seeds")
+    parser.add_argument("--every", type=int, default=20, help="predict every so many jobs (20)")
     parser.add_argument("--load", choices=[load.name for load in LOADS], help="only this load")
     given = parser.parse_args()
-    for row in rows(given.jobs, range(1, given.seeds + 1), given.every, given.load):
+    seeds = (TUNING_SEEDS if given.tuning else PUBLISHED_SEEDS)[: given.first]
+    for row in rows(
+        [load for load in LOADS if given.load in (None, load.name)], given.jobs, seeds, given.every
+    ):
         print(row, flush=True)
 
 

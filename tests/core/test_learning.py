@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from math import exp
 from random import Random
+from statistics import median
 
 import pytest
 
@@ -13,6 +15,7 @@ from penstock.core.jobs.learning import (
     Distribution,
     Knowledge,
     ObservedJob,
+    Prediction,
     Score,
     Shape,
     Sketch,
@@ -48,6 +51,12 @@ def taught(*durations_sec, **fields):
     for duration_sec in durations_sec:
         knowledge.saw_end(observed(duration_sec, **fields))
     return knowledge
+
+
+def predicted(low_sec=1, middle_sec=2, high_sec=3):
+    """As it was played."""
+    low_at, middle_at, high_at = (T0 + round(sec * SECOND) for sec in (low_sec, middle_sec, high_sec))
+    return Prediction("j", 0, "a t", T0, low_at, middle_at, high_at, low_at, high_at)
 
 
 def middle_sec(distribution):
@@ -107,7 +116,7 @@ def test_a_record_survives_its_journey_through_the_store():
     knowledge = taught(3, 4, 5, expected_sec=2.0, spent=500_000)
     knowledge.saw_arrival(observed())
     record = knowledge.records["a t"]
-    record.score.observe(1_000, 4_000, covered=True)
+    record.score.observe(predicted(), T0 + 3 * SECOND)
 
     again = decode(encode(record))
     assert again.durations.count == 3
@@ -124,13 +133,6 @@ def test_a_run_that_had_lasted_long_lasts_longer():
 
     assert all(30 * SECOND <= rest for rest in rests)
     assert rests == sorted(rests)
-
-
-def test_a_run_beyond_all_that_was_seen_may_last_as_long_again():
-    distribution = Distribution.of(_sketch(5, 10).weights)
-
-    assert distribution.beyond(500 * SECOND, 0.0) == 500 * SECOND
-    assert distribution.beyond(500 * SECOND, 1.0) == 1_000 * SECOND
 
 
 def _sketch(*durations_sec):
@@ -242,10 +244,86 @@ def test_arrivals_that_were_not_read_are_counted_by_those_that_were():
 def test_a_score_counts_ranges_that_held_and_the_error():
     score = Score()
     for number in range(10):
-        score.observe(2 * SECOND, 8 * SECOND, covered=number < 8)
+        score.observe(predicted(5, 10, 15 if number < 8 else 11), T0 + 12 * SECOND)
     stats = type_stats("a t", TypeRecord(score=score), T0)
 
     assert stats.coverage == pytest.approx(0.8, abs=0.02)
     assert stats.error_sec == pytest.approx(2, rel=0.1)
-    assert stats.error_share == pytest.approx(0.25, rel=0.1)
+    assert stats.error_share == pytest.approx(1 / 6, rel=0.1)
     assert (stats.predictions, stats.runs, stats.duration_sec) == (10, 0, None)
+
+
+def test_ranges_that_were_too_narrow_are_stretched_until_eight_of_ten_starts_lie_within():
+    """The plays of this type are wrong: twice as many starts lie outside on each side as should, and far out."""
+    dice, score = Random(5), Score()
+    for _ in range(400):
+        score.observe(predicted(90, 100, 110), T0 + round(dice.gauss(100, 20) * SECOND))
+    low, high = 100 - 10 * score.stretch.early, 100 + 10 * score.stretch.late
+    starts = [dice.gauss(100, 20) for _ in range(1_000)]
+
+    assert score.coverage < 0.5
+    assert 0.73 < sum(low <= start <= high for start in starts) / 1_000 < 0.85
+
+
+def test_ranges_that_were_too_wide_shrink():
+    score = Score()
+    for number in range(400):
+        score.observe(predicted(50, 100, 150), T0 + (95 + number % 11) * SECOND)
+
+    assert max(score.stretch) < 0.6
+
+
+def test_a_few_starts_of_one_busy_stretch_do_not_decide():
+    score = Score()
+    for _ in range(3):
+        score.observe(predicted(90, 100, 110), T0 + 200 * SECOND)
+
+    assert score.stretch.late < 1.6
+    assert Score().stretch == (1.0, 1.0)
+
+
+def test_a_prediction_of_an_earlier_version_is_scored_and_stretches_nothing():
+    score = Score()
+    score.observe(
+        Prediction("j", 0, "a t", T0, T0 + SECOND, T0 + 2 * SECOND, T0 + 3 * SECOND), T0 + 9 * SECOND
+    )
+
+    assert (score.count, score.stretch) == (1, (1.0, 1.0))
+
+
+@pytest.mark.parametrize("seen", [20, 60, 300])
+def test_few_wide_observations_do_not_make_the_mean_too_long(seen):
+    """Their tail is played, but the mean of many draws stays near the mean of the distribution they came from."""
+    dice, means = Random(3), []
+    for _ in range(60):
+        sketch = Sketch()
+        for _ in range(seen):
+            sketch.observe(round(dice.lognormvariate(0, 1.0) * SECOND))
+        drawn = Distribution.of(sketch.weights)
+        means.append(sum(drawn.at((part + 0.5) / 2_000) for part in range(2_000)) / 2_000)
+
+    assert median(means) / (exp(0.5) * SECOND) == pytest.approx(1.0, abs=0.12)
+
+
+def test_the_first_burst_is_no_rate():
+    """The time that is counted began with it, so it counts half: else a type that came twice is played too often."""
+    arrivals = Arrivals()
+    for at in (0, 600):
+        arrivals.observe(T0 + at * SECOND, Shape(50, 10))
+
+    assert arrivals.per_second(T0 + 600 * SECOND) * 600 == pytest.approx(1.7, abs=0.1)
+
+
+def test_one_type_of_short_jobs_does_not_promise_that_a_new_type_is_short():
+    other = taught(0.01, 0.01, 0.01).durations("b new")
+
+    assert middle_sec(other) < 0.1
+    assert other.at(0.9) > 30 * SECOND
+    assert Knowledge().durations("b new") is None
+
+
+def test_a_run_that_outlasted_all_others_may_go_on_for_long():
+    known = taught(*[1.0] * 50).durations("a t")
+
+    assert known.beyond(60 * SECOND, 0.5) == pytest.approx(120 * SECOND, rel=0.01)
+    assert known.beyond(60 * SECOND, 0.9) == pytest.approx(600 * SECOND, rel=0.01)

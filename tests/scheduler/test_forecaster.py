@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.core.jobs.learning import Prediction
 from penstock.core.jobs.load import Capacity, Host, QuietState
+from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, EndReason
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.stores.api import RegisterHost, committed
@@ -122,3 +124,27 @@ def test_a_sample_of_those_that_wait_is_forecast_at_once(kit):
     assert len(ranges) == 10
     middles = [ranges[job_id].middle_at for job_id in waiting if job_id in ranges]
     assert middles == sorted(middles)
+
+
+def test_ranges_grow_where_past_starts_lay_outside_of_them(every_kit):
+    """Something that plays leave out holds these jobs up: they start long after the ranges that were told."""
+    kit = taught(every_kit, 8, 10, 12)
+    learner = kit.job_service.learner
+    with busy(kit):
+        *late, last = kit.submit(41)
+        before = range_sec(kit, last)
+        middle, high = kit.now + 10 * SECOND, kit.now + 12 * SECOND
+        for job_id in late:
+            learner.predicted(Prediction(job_id, 0, "a t", kit.now, kit.now, middle, high, kit.now, high))
+        kit.later(30)
+        while kit.job_service.claim(ANY, 3, "w"):
+            for run in kit.store.live():
+                kit.job_service.end(run.dispatch_id, EndReason.COMPLETED)
+            if kit.store.job(last).state is not JobState.QUEUED:
+                break
+        learner.changed.set()
+        learner.step(kit.now)
+        *_, last = kit.submit(41)
+        after = range_sec(kit, last)
+
+    assert after[2] - after[1] > 2 * (before[2] - before[1])

@@ -94,7 +94,7 @@ class Forecaster:
         """`budget_sec`: another than usual; 0: no more plays than a range needs."""
         knowledge = knowledge or self._learner.knowledge()
         if not knowledge.records:
-            return _Forecast({}, None)
+            return _Forecast({}, {}, None)
         hosts, runs = self._hosts(), self._store.live(limit=MOST_RUNS)
         seen = self._store.look(self._rules.host, partial(self._read, job_ids, ahead))
         waiting = [job.job_id for _, _, jobs in seen.queues for job in jobs]
@@ -102,17 +102,17 @@ class Forecaster:
         targets.update(waiting[:: max(1, len(waiting) // most)][:most] if most else ())
         world = _world(seen, hosts, runs, knowledge, self._sizes(knowledge, seen, runs)) if targets else None
         if world is None:
-            return _Forecast({}, seen)
-        ranges = start_ranges(
+            return _Forecast({}, {}, seen)
+        played = start_ranges(
             world,
             sorted(targets),
             Random(seen.now),  # noqa: S311  # no secret: the same state gives the same answer
             may_go_on=self._within(self.budget_sec if budget_sec is None else budget_sec),
         )
-        return _Forecast(ranges, seen)
+        return _Forecast(_stretched(played, seen, knowledge), played, seen)
 
     def _recorded(self, forecast: _Forecast) -> dict[JobId, StartRange]:
-        ranges, seen = forecast
+        ranges, played, seen = forecast
         for admission_class, _, jobs in () if seen is None else seen.queues:
             for job in jobs:
                 one = ranges.get(job.job_id)
@@ -126,6 +126,8 @@ class Forecaster:
                             one.low_at,
                             one.middle_at,
                             one.high_at,
+                            played[job.job_id].low_at,
+                            played[job.job_id].high_at,
                         )
                     )
         return ranges
@@ -180,9 +182,10 @@ class Forecaster:
 
 
 class _Forecast(NamedTuple):
-    """`seen`: what it was made from; None: nothing was learned yet."""
+    """`played`: the ranges before they were stretched. `seen`: their origin; None: nothing was learned yet."""
 
     ranges: dict[JobId, StartRange]
+    played: dict[JobId, StartRange]
     seen: _Seen | None
 
 
@@ -197,6 +200,21 @@ class _Seen(NamedTuple):
     queues: list[tuple[AdmissionClass, bool, list[QueuedJob]]]
     #: The classes that wait for a worker of this host, none of which is free.
     left: set[AdmissionClass]
+
+
+def _stretched(played: dict[JobId, StartRange], seen: _Seen, knowledge: Knowledge) -> dict[JobId, StartRange]:
+    """
+    Ranges that would have held eight of ten of the starts that were scored, type by type: what a play leaves out
+    shows in the errors of past predictions.
+    """
+    ranges = {}
+    for admission_class, _, jobs in seen.queues:
+        stretch = None
+        for job in jobs:
+            if job.job_id in played:
+                stretch = stretch or knowledge.stretch(record_name(admission_class))
+                ranges[job.job_id] = played[job.job_id].stretched(stretch, seen.now)
+    return ranges
 
 
 def _world(

@@ -21,7 +21,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import exp, floor, log
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct, field
@@ -49,6 +49,10 @@ PRIOR_WEIGHT: Final = 3.0
 ENOUGH: Final = 5
 #: Arrivals count half after this time.
 ARRIVALS_HALF_LIFE: Final[Span] = 10 * MINUTE
+#: A range is stretched by the scored starts of its type as if this many more had been played right.
+STRETCH_PRIOR: Final = 50.0
+#: The most by which a range grows or shrinks.
+MOST_STRETCH: Final = 8.0
 SIZE_TAG: Final = "size:"
 
 _STEP: Final = log(2) / 8
@@ -61,6 +65,8 @@ _MOST_SHAPES: Final = 8
 _TOGETHER: Final[Span] = SECOND // 20
 #: The prior: how an expectation may differ from the truth, as factors.
 _PRIOR_FACTORS: Final = (0.5, 0.7, 0.85, 1.0, 1.0, 1.2, 1.4, 2.0)
+#: What a job of a type that never ran may take, beside what other types take.
+_ANY_DURATIONS: Final = (SECOND // 10, SECOND, 10 * SECOND, 100 * SECOND, 1_000 * SECOND)
 
 
 class Sketch(Struct):
@@ -111,11 +117,14 @@ class Dice(Protocol):
 
 class Distribution(Struct, frozen=True):
     """
-    A sketch made ready to draw from. With a tail: the next observation may exceed all before it, the less
-    likely the more there were, and the further the more they differ.
+    A sketch made ready to draw from. With a tail: the next observation falls between any two neighbors of the
+    earlier ones, or beyond the largest, with the same probability. So one observation's weight is spread over
+    each gap below a bucket, and one lies beyond the last bucket, the further the more the large ones differ. To
+    leave all weight in the buckets and add the tail on top makes the mean of few, wide observations too large: by 40 %
+    for 300 of a log-normal distribution of width 1.4.
     """
 
-    edges: tuple[float, ...]  # logarithms: one more than there are buckets
+    edges: tuple[float, ...]  # logarithms
     cumulative: tuple[float, ...]  # from 0 to 1, at each edge
     weight: float  # of all observations
 
@@ -127,15 +136,17 @@ class Distribution(Struct, frozen=True):
         sums: list[float] = []
         total = 0.0
         for bucket in sorted(weights):
-            if not edges or edges[-1] < bucket * _STEP + shift - 1e-9:  # a gap, or the beginning
-                edges.append(bucket * _STEP + shift)
+            weight, low = weights[bucket], bucket * _STEP + shift
+            if not edges or edges[-1] < low - 1e-9:  # the beginning, or a gap
+                spread = min(1.0, weight) if tail and edges else 0.0
+                total, weight = total + spread, weight - spread
+                edges.append(low)
                 sums.append(total)
-            total += weights[bucket]
-            edges.append((bucket + 1) * _STEP + shift)
+            total += weight
+            edges.append(low + _STEP)
             sums.append(total)
         if tail:
-            low, high = (edges[bisect_left(sums, part * total)] for part in (0.25, 0.75))
-            edges.append(edges[-1] + max(_STEP, high - low))
+            edges.append(edges[-1] + max(_STEP, _mean_excess(edges, sums)))
             sums.append(total + total / (total + 1.0))
         return cls(tuple(edges), tuple(one / sums[-1] for one in sums), sums[-1])
 
@@ -162,10 +173,13 @@ class Distribution(Struct, frozen=True):
         return round(exp(self.edges[after - 1] + inside * (self.edges[after] - self.edges[after - 1])))
 
     def beyond(self, least: int, part: float) -> int:
-        """As `at`, of the observations above `least`. Above all of them: up to twice as much."""
+        """
+        As `at`, of the observations above `least`. Above all of them nothing is known but how long it lasted:
+        half of such things last twice as long, one of ten lasts ten times as long.
+        """
         below = self._below(least)
         if below >= 1.0 - 1e-9:
-            return round(max(1, least) * exp(log(2) * part))
+            return round(max(1, least) / max(1.0 - part, 0.01))
         return max(least, self.at(below + part * (1.0 - below)))
 
     def _below(self, value: int) -> float:
@@ -180,6 +194,21 @@ class Distribution(Struct, frozen=True):
         low, high = self.edges[after - 1], self.edges[after]
         inside = (place - low) / (high - low)
         return self.cumulative[after - 1] + inside * (self.cumulative[after] - self.cumulative[after - 1])
+
+
+def _mean_excess(edges: Sequence[float], sums: Sequence[float]) -> float:
+    """By how much, as a logarithm, the large observations exceed the mark that a tenth of them (or five) exceed."""
+    total = sums[-1]
+    cut = total * min(0.9, max(0.5, 1.0 - 5.0 / total))
+    excess = 0.0
+    for after in range(bisect_left(sums, cut), len(sums)):
+        low, high, mass = edges[after - 1], edges[after], sums[after] - sums[after - 1]
+        if not excess:  # the mark lies in this step
+            inside = (cut - sums[after - 1]) / mass
+            mark = low + inside * (high - low)
+            low, mass = mark, (1.0 - inside) * mass
+        excess += ((low + high) / 2 - mark) * mass
+    return excess / (total - cut)
 
 
 class Shape(Struct, frozen=True, array_like=True):
@@ -232,14 +261,18 @@ class Arrivals(Struct):
         self.shapes = [*self.shapes, shape][-_MOST_SHAPES:]
 
     def per_second(self, now: Moment) -> float:
-        """The rate of the recent past; a type that was seen for a short time only counts for that time."""
+        """
+        The rate of the recent past; a type that was seen for a short time only counts for that time. The first
+        burst counts half: the time that is counted began with it.
+        """
         if not self.jobs:
             return 0.0
         half_life = ARRIVALS_HALF_LIFE / SECOND
         seen = max(1.0, (now - self.since) / SECOND)
         kept: float = 0.5 ** (max(0, now - self.at) / ARRIVALS_HALF_LIFE)
         window = half_life / log(2) * (1.0 - 0.5 ** (seen / half_life))
-        return float(self.jobs * kept / max(window, 60.0))
+        first = 0.5 * self.burst * 0.5 ** (seen / half_life)
+        return float(max(0.0, self.jobs * kept - first) / max(window, 60.0))
 
     @property
     def burst(self) -> float:
@@ -257,21 +290,69 @@ class Score(Struct):
     errors: Sketch = field(default_factory=Sketch)
     #: The same as a part of the wait from the prediction on; `ONE` is the whole wait.
     relative: Sketch = field(default_factory=Sketch)
+    #: How far before and after the middle a job started, as a part of the played range on that side.
+    early: Sketch = field(default_factory=Sketch)
+    late: Sketch = field(default_factory=Sketch)
 
-    def observe(self, error: Span, wait: Span, *, covered: bool) -> None:
+    def observe(self, prediction: Prediction, started_at: Moment) -> None:
+        error = started_at - prediction.middle_at
         self.count += 1
         self.weight = self.weight * _KEPT + 1.0
-        self.covered = self.covered * _KEPT + covered
-        self.errors.observe(error)
-        self.relative.observe(round(ONE * error / max(wait, 1)))
+        self.covered = self.covered * _KEPT + (prediction.low_at <= started_at <= prediction.high_at)
+        self.errors.observe(abs(error))
+        self.relative.observe(round(ONE * abs(error) / max(started_at - prediction.made_at, 1)))
+        if prediction.played_high_at:
+            before = prediction.middle_at - prediction.played_low_at
+            after = prediction.played_high_at - prediction.middle_at
+            self.early.observe(round(ONE * max(0, -error) / max(before, 1)))
+            self.late.observe(round(ONE * max(0, error) / max(after, 1)))
 
     @property
     def coverage(self) -> float | None:
         return self.covered / self.weight if self.weight else None
 
+    @property
+    def stretch(self) -> Stretch:
+        """The factors with which nine of ten of the scored starts would lie within the range on each side."""
+        return Stretch(_stretch(self.early), _stretch(self.late))
+
+
+class Stretch(NamedTuple):
+    """By how much the played ranges of a type are to be wider, before the middle and after it."""
+
+    early: float = 1.0
+    late: float = 1.0
+
+
+def _stretch(sketch: Sketch) -> float:
+    if not sketch.count:
+        return 1.0
+    weights = dict(sketch.weights)
+    for bucket, weight in _AS_PLAYED.items():
+        weights[bucket] = weights.get(bucket, 0.0) + weight
+    factor = _nine_of_ten(weights) / _nine_of_ten(_AS_PLAYED)
+    return min(max(factor, 1 / MOST_STRETCH), MOST_STRETCH)
+
+
+def _nine_of_ten(weights: dict[int, float]) -> int:
+    return Distribution.of(weights, tail=False).at(0.9)
+
+
+#: Scored starts before the first: half of them before the middle, and one of ten beyond the played range, as in a
+#: play that is right. They keep a few starts of one busy stretch, which depend on each other, from deciding.
+_AS_PLAYED: Final = {
+    _bucket(round(ONE * part)): STRETCH_PRIOR * share
+    for part, share in (
+        (0.0, 0.5), (0.2, 0.1), (0.4, 0.1), (0.6, 0.08), (0.75, 0.06), (0.95, 0.06), (1.2, 0.05), (1.6, 0.03), (2.2, 0.02)
+    )
+}  # fmt: skip
+
 
 class Prediction(Struct, frozen=True, array_like=True):
-    """A predicted start, to be scored when the attempt behind `fence` starts. `name`: of the type's record."""
+    """
+    A predicted start, to be scored when the attempt behind `fence` starts. `name`: of the type's record. The
+    range is the one that was shown; `played_low_at` and `played_high_at` are its ends before it was stretched.
+    """
 
     job_id: str
     fence: int
@@ -280,6 +361,8 @@ class Prediction(Struct, frozen=True, array_like=True):
     low_at: Moment
     middle_at: Moment
     high_at: Moment
+    played_low_at: Moment = 0
+    played_high_at: Moment = 0
 
 
 class TypeRecord(Struct):
@@ -401,11 +484,12 @@ class Knowledge:
 
     def saw_start(self, prediction: Prediction, started_at: Moment) -> None:
         """Score a prediction."""
-        self.record(prediction.name, started_at).score.observe(
-            abs(started_at - prediction.middle_at),
-            started_at - prediction.made_at,
-            covered=prediction.low_at <= started_at <= prediction.high_at,
-        )
+        self.record(prediction.name, started_at).score.observe(prediction, started_at)
+
+    def stretch(self, name: str) -> Stretch:
+        """By how much the played ranges of this type were too narrow, or too wide, of late."""
+        record = self.records.get(name)
+        return Stretch() if record is None else record.score.stretch
 
     def drop_oldest(self) -> list[str]:
         """The names that went, so that no more than `MOST_TYPES` are left."""
@@ -428,7 +512,7 @@ class Knowledge:
         if record is not None and record.durations.weights:
             return Distribution.of(record.durations.weights)
         everything = self._all_durations()
-        return Distribution.of(everything.weights) if everything.weights else None
+        return Distribution.of(everything.weights) if everything.count else None
 
     def _expected(self, record: TypeRecord | None, expected_sec: float) -> Distribution:
         """By the ratios of the type, or by its durations where the expectations were the worse guide."""
@@ -443,9 +527,13 @@ class Knowledge:
         return Distribution.of(weights, scale=expected_sec * SECOND / ONE)
 
     def _all_durations(self) -> Sketch:
-        """Of all types, each with the same weight: for a job of a type that never ran."""
+        """
+        Of all types, each with the same weight: for a job of a type that never ran. A few invented observations
+        keep one type of short jobs from promising that the jobs of a new type are short.
+        """
         if self._everything is None or self._everything[0] != self._version:
             everything = Sketch()
+            everything.weights = {_bucket(each): 0.5 for each in _ANY_DURATIONS}
             for name, record in list(self.records.items()):
                 if not parts_of(name)[2] and (weight := record.durations.weight):
                     everything.add(record.durations, ENOUGH / weight)

@@ -29,7 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Conditions, Ledger, keys_of
-from penstock.core.jobs.learning import Dice, Distribution
+from penstock.core.jobs.learning import Dice, Distribution, Stretch
 from penstock.core.jobs.ordering import Ordering, QueuedJob, order_key
 from penstock.core.jobs.round import Placement, ReadyQueue, RoundInputs, RunningJob, run_round
 from penstock.core.jobs.types import SECOND, JobId, Moment, Span
@@ -52,6 +52,12 @@ class StartRange(Struct, frozen=True):
 
     def covers(self, moment: Moment) -> bool:
         return self.low_at <= moment <= self.high_at
+
+    def stretched(self, by: Stretch, now: Moment) -> StartRange:
+        """The same middle, with ends that are further from it or nearer to it."""
+        low_at = self.middle_at - round(by.early * (self.middle_at - self.low_at))
+        high_at = self.middle_at + round(by.late * (self.high_at - self.middle_at))
+        return StartRange(max(now, low_at), self.middle_at, high_at)
 
 
 class HostNow(Struct, frozen=True):
