@@ -111,9 +111,9 @@ MUTANTS = [
     Mutant(
         "learning: each range counts as held",
         "penstock/core/jobs/learning.py",
-        "Knowledge.saw_start",
-        "covered=prediction.low_at <= started_at <= prediction.high_at",
-        "covered=True",
+        "Score.observe",
+        "(prediction.low_at <= started_at <= prediction.high_at)",
+        "True",
         (_LEARNER,),
     ),
     Mutant(
