@@ -331,7 +331,7 @@ def test_a_table_in_a_pipe_has_its_numbers_below_each_other_and_no_blanks_at_the
 
     assert [row[:end].split()[-1] for row in rows] == ["40", "5"]
     assert all(row[:end] == row[:end].rstrip() for row in rows)
-    assert "starts in about 2 h at the earliest" in rows[0]
+    assert "starts in about 3 h at the earliest" in rows[0]
     assert listed == "".join(f"{line.rstrip()}\n" for line in listed.splitlines())
 
 
