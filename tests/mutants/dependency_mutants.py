@@ -98,7 +98,7 @@ MUTANTS = [
         "_derived",
         "str(one) if _may_know(call, one.job_id) else",
         "str(one) if True else",
-        ("tests/server/test_dependencies.py",),
+        ("tests/server/test_batches.py",),
     ),
     Mutant(
         "dependencies: a child starts when its first parent is done",

