@@ -233,7 +233,7 @@ def test_a_round_that_starts_nothing_and_refuses_nothing_new_writes_no_row(opene
     def before_and_after(session):
         before = written(session)
         keys = {("host", "here"), *keys_of(AdmissionClass("a", "t", 50))}
-        nothing_ended = Completions(store.database, store.classes, [])
+        nothing_ended = Completions(store.database, store.classes, [], expect_children=False)
         RoundAttempt(store.rounds, keys, careful=False).run(
             session, nothing_ended, [Admit("here", lambda _: RoundResult())]
         )
