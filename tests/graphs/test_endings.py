@@ -414,6 +414,21 @@ def test_submitting_while_closing_ends_one_way_or_the_other():
         assert all(run.result(timeout=0).status in (RunStatus.OK, RunStatus.CANCELED) for run in runs)
 
 
+def test_a_run_that_comes_when_close_has_listed_the_others_ends_all_the_same():
+    """In one order and no other: `submit` has found the executor open, and reads the env while `close` runs from start to end."""
+    graph, executor = Graph(env=["number"]), GraphExecutor(compute=1)
+    graph.add(lambda number: number, name="node")
+
+    class ClosingEnv(dict[str, int]):
+        def __getitem__(self, name):
+            executor.close()
+            return super().__getitem__(name)
+
+    result = executor.submit(graph.compile(), ClosingEnv(number=1)).result(timeout=0)
+
+    assert (result.status, result.reason) == (RunStatus.CANCELED, "was canceled: the executor was closed")
+
+
 def test_an_executor_can_be_closed_from_asyncio():
     async def main():
         async with GraphExecutor(compute=1) as executor:

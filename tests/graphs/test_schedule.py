@@ -3,11 +3,13 @@
 import asyncio
 import threading
 from concurrent.futures import wait
+from typing import Any
 
 import pytest
 
 from penstock.core.errors import CallCanceled, PoolClosedError
 from penstock.graphs.executor import GraphExecutor
+from penstock.graphs.scheduled import Scheduled
 
 
 def thread_name():
@@ -147,6 +149,23 @@ def test_closing_ends_what_is_scheduled(executor):
     assert all(call.cancelled() for call in running)
     with pytest.raises(PoolClosedError):
         executor.schedule(print)
+
+
+@pytest.mark.parametrize("lane", ["compute", "io", "process", None])
+def test_a_call_that_comes_when_close_has_listed_the_others_ends_all_the_same(lane):
+    """In one order and no other: `schedule` has found the executor open, and `close` runs from start to end before the call is listed."""
+    executor = GraphExecutor(compute=1, io=1)
+
+    class ClosesFirst(set[Scheduled[Any]]):
+        def add(self, call):
+            executor.close()
+            super().add(call)
+
+    executor.live_calls = ClosesFirst()
+    call = executor.schedule(async_thread_name if lane is None else thread_name, lane=lane)
+
+    assert isinstance(call.exception(timeout=0), PoolClosedError)
+    assert not executor.live_calls
 
 
 @pytest.mark.parametrize("lane", ["gpu", ""])

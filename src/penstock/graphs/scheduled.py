@@ -80,10 +80,13 @@ class Scheduled(AwaitableFuture[T], Generic[T]):
             worker.lane.replace_worker(worker)
 
     def start(self) -> None:
+        if self.done():
+            return
+        self._executor.live_calls.add(self)
         if self._executor.closed:
+            # It may be closed only now, and may have listed its live calls before this one was added.
             self._end(None, PoolClosedError("the executor is closed"))
-        elif not self.done():
-            self._executor.live_calls.add(self)
+        else:
             self._lane.push(self)
 
     def _follow(self, earlier: Future[Any]) -> None:
