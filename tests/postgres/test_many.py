@@ -120,7 +120,17 @@ def test_a_round_does_not_wait_for_a_job_that_somebody_is_at(opened, postgres_se
         assert [second.job_id] == [dispatch.job_id for dispatch in tick(store)]
 
 
-def test_a_job_that_was_cancelled_while_the_round_was_weighing_is_not_started(opened):
+def cancel(job, now):
+    return changes.cancel(job, None, now, grace=SECOND, **RULES)
+
+
+def postpone(job, now):
+    return changes.edit(job, replace(JOB, earliest_start_at=now + 3_600 * SECOND), now, Ordering())
+
+
+@pytest.mark.parametrize("change", [cancel, postpone])
+def test_a_job_that_changed_while_the_round_was_weighing_is_not_started(opened, change):
+    """A canceled job is gone from the queue; a postponed one is still there, and only its row tells that it changed."""
     store, other = opened(), opened()
     [first, second] = committed(store, Submit([JOB] * 2, Depth()))
     weighed = []
@@ -133,7 +143,7 @@ def test_a_job_that_was_cancelled_while_the_round_was_weighing_is_not_started(op
         )
         if not weighed:
             job = other.job(first.job_id)
-            committed(other, Apply([changes.cancel(job, None, other.now(), grace=SECOND, **RULES)]))
+            assert [True] == committed(other, Apply([change(job, other.now())]))
         weighed.append([pick.waiting.job_id for pick in verdict.picks])
         return verdict
 

@@ -72,6 +72,20 @@ def test_a_notice_that_fails_takes_nothing_back(opened):
     assert [receipt.job_id for receipt in receipts] == [job.job_id for job in store.find(Query())]
 
 
+def test_no_later_commit_fails_because_a_notice_did(opened):
+    """The statement is prepared by then, so the answer to the notice comes together with those of the next commit."""
+    store = opened()
+    store.wakeups._by_notice = False  # its thread would use the connection next
+    store.database.sql["divide"] = statement("SELECT 1 / %(by)s::integer")
+    for by in (1, 0, 0):
+        store.database.notice = lambda by=by: ("divide", {"by": by})
+        committed(store, Submit([JOB], Depth()))
+    store.database.notice = lambda: None
+    committed(store, Submit([JOB], Depth()))
+
+    assert 4 == len(store.find(Query()))
+
+
 def test_a_notice_goes_out_with_the_commit_and_those_close_behind_it_are_one(opened, monkeypatch):
     store, sent = opened(), []
     monkeypatch.setattr(wakeups, "GAP_SEC", 600)
