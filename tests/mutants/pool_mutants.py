@@ -153,7 +153,9 @@ MUTANTS = [
         "ProcessWorkers.push",
         "            else:\n                self.reader.wait_for_space(worker)\n",
         "",
-        ("tests/pools/test_executor.py::test_what_is_too_much_for_a_pipe_reaches_the_worker_in_parts",),
+        (
+            "tests/pools/test_executor.py::test_what_was_too_much_for_a_pipe_before_its_worker_was_there_reaches_it",
+        ),
     ),
     Mutant(
         "pool: a map that nobody reads is forgotten",

@@ -18,6 +18,7 @@ import pytest
 
 import penstock
 from penstock.pools.future import Call, LazyFuture
+from penstock.pools.workers.worker_process import WorkerProcess
 from tests.pools.test_pool_calls import full_pool, gate, kind  # noqa: F401  # fixtures
 from tests.waiting import until
 
@@ -194,6 +195,24 @@ def test_what_is_too_much_for_a_pipe_reaches_the_worker_in_parts():
 
     with penstock.WorkerPool(1, initializer=calls.initialize, initargs=(much,)) as pool:
         assert much == pool.submit(calls.read_initialized).result(30)
+
+
+def test_what_was_too_much_for_a_pipe_before_its_worker_was_there_reaches_it(monkeypatch):
+    """In one order and no other: the pipe is full before the process is started, and what did not fit is sent all the same."""
+    much, submitted, spawn = "x" * 3_000_000, threading.Event(), WorkerProcess.spawn
+
+    def spawn_late(worker):
+        assert submitted.wait(30)
+        spawn(worker)
+
+    monkeypatch.setattr(WorkerProcess, "spawn", spawn_late)
+    with penstock.WorkerPool(1, initializer=calls.initialize, initargs=(much,)) as pool:
+        future = pool.submit(calls.read_initialized)
+        submitted.set()
+        try:
+            assert much == future.result(30)
+        finally:
+            pool.dispose()
 
 
 def test_shutdown_runs_what_was_accepted_and_refuses_the_rest(kind, gate):
