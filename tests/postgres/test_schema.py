@@ -152,6 +152,9 @@ def test_what_is_asked_twice_in_one_trip_is_prepared_once(opened):
 def test_a_plan_that_was_made_for_empty_tables_is_not_kept(postgres, con):
     store = opened(postgres)
     con.execute(f"VACUUM ANALYZE {postgres.schema}.dispatch")
+    con.execute(
+        f"ALTER TABLE {postgres.schema}.dispatch SET (autovacuum_enabled = false)"
+    )  # it would make new plans
     committed(store, Complete([CompletedDispatch("nobody.1")]))
     for _ in range(60):  # on whichever connection is free: each prepares again after 16 uses
         committed(store, Submit([Intent(addon_id="a", job_type="t", cost_units=1)] * 90, Depth()))
