@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 
-import psycopg
 import pytest
 from msgspec.structs import replace
 from tests.postgres.conftest import JOB, decider, exchange, tick
@@ -197,8 +196,6 @@ def test_the_cost_of_a_release_follows_what_is_released_and_not_what_waits(
         place = postgres_emptied()
         store = PostgresStore(place.dsn, schema=place.schema)
         dispatch, child = family(store, waiting)
-        with psycopg.connect(place.dsn, autocommit=True) as con:
-            con.execute("ANALYZE")  # else the plans depend on when the server did so by itself
         asked.clear()
         with monkeypatch.context() as patch:
             patch.setattr(Database, "lock", counted_lock)
