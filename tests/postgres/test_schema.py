@@ -171,6 +171,61 @@ def test_a_plan_that_was_made_for_empty_tables_is_not_kept(postgres, con):
     store.close()
 
 
+#: They grow with the jobs.
+LARGE = {"job", "queue", "dispatch", "dependency", "trail", "ended_jobs"}
+#: It joins batches that have no number yet to the same table, and there are few of them.
+FEW_BATCHES = {"number_events"}
+
+
+def read_whole(plan):
+    """The large tables that this part of a plan reads from end to end, once for each time that it runs."""
+    parts = [part for part in plan.get("Plans", ()) if part["Parent Relationship"] != "InitPlan"]
+    whole = set().union(*map(read_whole, parts))
+    by_key = plan["Node Type"] in ("Tid Scan", "Bitmap Heap Scan") or "Index Cond" in plan
+    return whole if by_key else whole | ({plan.get("Relation Name")} & LARGE)
+
+
+def read_again_and_again(plan):
+    """The large tables that a plan reads from end to end for each row of another one."""
+    again = set().union(*map(read_again_and_again, plan.get("Plans", ())))
+    if plan["Node Type"] == "Nested Loop":
+        outer, inner = (read_whole(part) for part in plan["Plans"][-2:])
+        again |= inner if outer else set()
+    return again
+
+
+def test_no_statement_multiplies_two_tables_that_were_empty_when_statistics_were_gathered(postgres, con):
+    store = opened(postgres)
+    committed(store, Submit([JOB] * 500, Depth()))
+    tables = con.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = %s", [postgres.schema]
+    ).fetchall()
+    for (table,) in tables:
+        con.execute(f"ALTER TABLE {postgres.schema}.{table} SET (autovacuum_enabled = false)")
+        con.execute(f"DELETE FROM {postgres.schema}.{table} WHERE '{table}' <> 'mark'")
+        con.execute(f"ANALYZE {postgres.schema}.{table}")
+    found = {}
+    with store.database.connection() as planner:
+        for name, statement in store.database.sql.items():
+            try:
+                planner.execute(b"PREPARE asked AS " + statement.text)
+            except psycopg.Error:  # a part of other statements, or one that has no plan
+                planner.rollback()
+                continue
+            [[n]] = planner.execute(
+                "SELECT cardinality(parameter_types) FROM pg_prepared_statements WHERE name = 'asked'"
+            )
+            values = f"({', '.join(['NULL'] * n)})" if n else ""
+            [[[made]]] = planner.execute(f"EXPLAIN (FORMAT JSON) EXECUTE asked{values}".encode())
+            planner.execute("DEALLOCATE asked")
+            found[name] = read_again_and_again(made["Plan"])
+
+    used = {name: tables for name, tables in found.items() if tables and not name.startswith("audit_")}
+    assert len(found) > 120
+    assert FEW_BATCHES | {"dispatch_columns"} == used.keys(), used
+    store.close()
+
+
 def test_behind_a_pooler_the_bounds_come_with_each_transaction_and_nothing_is_prepared(postgres):
     store = opened(postgres, options=ConnectionOptions(statement_timeout_ms=7_000, pooler=True))
     for _ in range(8):

@@ -136,7 +136,7 @@ def _where(query: Query) -> tuple[str, dict[str, Any]]:
 def _by_index(states: frozenset[JobState]) -> list[str]:
     """The same condition again, in the form of the index that has such jobs and few others."""
     if states <= {JobState.QUEUED}:
-        return ["j.queued IS NOT NULL"]
+        return ["j.no IN (SELECT no FROM penstock.queue)"]
     if states <= IN_FLIGHT:
         return ["j.no = ANY(ARRAY(SELECT job_no FROM penstock.dispatch_in_flight))"]
     if states <= SETTLED - {JobState.DONE}:

@@ -278,12 +278,12 @@ RETURNING d.dispatch_id, d.job_no, d.events, d.host, d.class_no, d.started_in, t
 SELECT no FROM penstock.job WHERE job_id = ANY(%(ids)s::text[]) ORDER BY no FOR UPDATE;
 
 -- name: lock_queued
-SELECT no FROM penstock.queue WHERE no IN (SELECT no FROM penstock.job WHERE job_id = ANY(%(ids)s::text[])) ORDER BY no FOR UPDATE;
+SELECT no FROM penstock.queue WHERE no = ANY(ARRAY(SELECT no FROM penstock.job WHERE job_id = ANY(%(ids)s::text[]))) ORDER BY no FOR UPDATE;
 
 -- name: lock_dispatches
 -- Those that are named, and the present ones of the jobs.
-SELECT dispatch_id FROM penstock.dispatch WHERE dispatch_id IN (
-    SELECT unnest(%(ids)s::text[]) UNION SELECT job_id || '.' || (tried + 1) FROM penstock.job WHERE job_id = ANY(%(jobs)s::text[]))
+SELECT dispatch_id FROM penstock.dispatch WHERE dispatch_id = ANY(%(ids)s::text[] || ARRAY(
+    SELECT job_id || '.' || (tried + 1) FROM penstock.job WHERE job_id = ANY(%(jobs)s::text[])))
 ORDER BY dispatch_id FOR UPDATE;
 
 -- name: move_jobs
@@ -332,7 +332,7 @@ UPDATE penstock.flight SET expires_at = least(flight.expires_at, new.expires_at)
 FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS new (batch, expires_at, stop_at) WHERE flight.batch = new.batch;
 
 -- name: lock_jobs_of
-SELECT no FROM penstock.job WHERE no IN (SELECT job_no FROM penstock.dispatch WHERE dispatch_id = ANY(%(ids)s::text[]))
+SELECT no FROM penstock.job WHERE no = ANY(ARRAY(SELECT job_no FROM penstock.dispatch WHERE dispatch_id = ANY(%(ids)s::text[])))
 ORDER BY no FOR UPDATE;
 
 -- name: dispatches_for_beats
@@ -450,8 +450,8 @@ ORDER BY until LIMIT %(most)s;
 SELECT coalesce(max(until), 0) FROM penstock.trail;
 
 -- name: events_of_job
-SELECT t.until - t.size, t.events FROM penstock.trail t WHERE t.until IS NOT NULL AND t.batch IN (
-    SELECT batch FROM penstock.event_batch WHERE job_no = (SELECT no FROM penstock.job WHERE job_id = %(job_id)s)) ORDER BY t.batch;
+SELECT t.until - t.size, t.events FROM penstock.trail t WHERE t.until IS NOT NULL AND t.batch = ANY(ARRAY(
+    SELECT batch FROM penstock.event_batch WHERE job_no = (SELECT no FROM penstock.job WHERE job_id = %(job_id)s))) ORDER BY t.batch;
 
 -- name: job_columns
 -- This and `dispatch_columns` are put before a condition.
@@ -627,10 +627,10 @@ AND (EXISTS (SELECT 1 FROM penstock.dependency d WHERE d.parent = job.no AND (d.
 -- name: insert_dependencies
 -- Ids of parents and children, which may be groups.
 INSERT INTO penstock.dependency (parent, child, condition, if_unmet)
-SELECT coalesce(parent.no, of_parent.no), coalesce(child.no, of_child.no), asked.condition, asked.if_unmet
-FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[]) AS asked (parent, child, condition, if_unmet)
-LEFT JOIN penstock.job parent ON parent.job_id = asked.parent LEFT JOIN penstock.job child ON child.job_id = asked.child
-LEFT JOIN penstock.job_group of_parent ON of_parent.group_id = asked.parent LEFT JOIN penstock.job_group of_child ON of_child.group_id = asked.child;
+SELECT coalesce((SELECT no FROM penstock.job WHERE job_id = asked.parent), (SELECT no FROM penstock.job_group WHERE group_id = asked.parent)),
+       coalesce((SELECT no FROM penstock.job WHERE job_id = asked.child), (SELECT no FROM penstock.job_group WHERE group_id = asked.child)),
+       asked.condition, asked.if_unmet
+FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[]) AS asked (parent, child, condition, if_unmet);
 
 -- name: known_jobs
 SELECT no, job_id FROM penstock.job WHERE job_id = ANY(%(ids)s::text[]);
@@ -640,7 +640,8 @@ SELECT no, job_id FROM penstock.job WHERE job_id = ANY(%(ids)s::text[]);
 SELECT d.parent, '', '', d.child, d.job_id, d.condition, d.if_unmet, d.unmet, d.events
 FROM unnest(%s::bigint[], %s::bigint[]) AS ended (no, after) CROSS JOIN LATERAL (
     SELECT d.parent, d.child, coalesce(q.job_id, g.group_id) AS job_id, d.condition, d.if_unmet, coalesce(q.unmet, 0) AS unmet, coalesce(q.events, 0) AS events
-    FROM penstock.dependency d LEFT JOIN penstock.queue q ON q.no = d.child LEFT JOIN penstock.job_group g ON g.no = d.child
+    FROM penstock.dependency d LEFT JOIN LATERAL (SELECT * FROM penstock.queue WHERE no = d.child OFFSET 0) AS q ON true
+    LEFT JOIN LATERAL (SELECT * FROM penstock.job_group WHERE no = d.child OFFSET 0) AS g ON true
     WHERE d.parent = ended.no AND d.status = 'open' AND d.child > ended.after AND coalesce(q.no, g.no) IS NOT NULL ORDER BY d.child LIMIT %s) AS d
 ORDER BY d.parent, d.child;
 
@@ -651,9 +652,10 @@ WHERE d.parent = ANY(%(members)s::bigint[]) AND d.status = 'met' ORDER BY d.pare
 
 -- name: parents
 -- Of children that begin to wait: none has waited yet.
-SELECT d.parent, coalesce(p.job_id, g.group_id), coalesce(p.state, @group_state), d.child, c.job_id, d.condition, d.if_unmet, 0, 0
-FROM penstock.dependency d JOIN penstock.job c ON c.no = d.child
-LEFT JOIN penstock.job_full p ON p.no = d.parent LEFT JOIN penstock.job_group g ON g.no = d.parent
+SELECT d.parent, coalesce(p.job_id, g.group_id), coalesce(p.state, @group_state), d.child, (SELECT job_id FROM penstock.job WHERE no = d.child),
+       d.condition, d.if_unmet, 0, 0
+FROM penstock.dependency d LEFT JOIN LATERAL (SELECT * FROM penstock.job_full WHERE no = d.parent OFFSET 0) AS p ON true
+LEFT JOIN LATERAL (SELECT * FROM penstock.job_group WHERE no = d.parent OFFSET 0) AS g ON true
 WHERE d.child = ANY(%(children)s::bigint[]) AND d.status = 'open' ORDER BY d.child, d.parent;
 
 -- name: group_state
