@@ -102,6 +102,14 @@ MUTANTS = [
         ("tests/scheduler/test_playing.py",),
     ),
     Mutant(
+        "simulation: units that one worker's round kept hold up the heads of the others",
+        "penstock/scheduler/played_rounds.py",
+        "PlayedRounds._some_head_fits",
+        "host.alone and ",
+        "",
+        ("tests/scheduler/test_playing.py",),
+    ),
+    Mutant(
         "simulation: units of a run that ended stay in use",
         "penstock/scheduler/played_attempts.py",
         "PlayedAttempts.finish",

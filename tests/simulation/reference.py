@@ -95,10 +95,10 @@ class Worker:
                 scene.began(self, job, dispatch)
             self.shows_room()
             started |= bool(granted)
+            if not self.free and not self.worker.claims_when_full:
+                scene.moment(scene.now + self.host.rules.fetch_for)  # until then it counts as present
             if len(granted) < limit:
                 break
-        if not self.free and not self.worker.claims_when_full:
-            scene.moment(scene.now + self.host.rules.fetch_for)
         return started
 
 
@@ -199,13 +199,11 @@ class Scene:
             _, dispatch_id = heapq.heappop(self.ends)
             if dispatch_id in self.runs:
                 self.finish(dispatch_id, self.runs[dispatch_id][2])
-        for host in self.hosts:
-            for worker in host.workers:
-                worker.shows_room()
 
     def finish(self, dispatch_id, reason):
         worker, number, _, began, span = self.runs.pop(dispatch_id)
         worker.running -= 1
+        worker.shows_room()
         worker.host.job_service.end_many([EndReport(dispatch_id, reason)])
         if reason in (EndReason.COOPERATIVE_PREEMPTION, EndReason.PREEMPTION_TIMEOUT):
             if self.load[number].resumes:

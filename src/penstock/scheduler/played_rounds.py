@@ -63,7 +63,8 @@ class PlayedRounds:
     def _some_head_fits(self, host: HostInPlay) -> bool:
         """Whether a new head may start: not if units are kept for a job that is first, and it would take them."""
         free, now = host.units - host.ledger.units, self._play.now
-        kept = host.kept if host.kept_holds else None
+        # Several workers: each one's round may keep units for another job, and which job is first is not known.
+        kept = host.kept if host.alone and host.kept_holds else None
         for queue in map(self._queues.all.__getitem__, self._play.heads):
             if (head := queue.head) is not None and queue.cost <= free:
                 ends_at = head.ends_at(now)
