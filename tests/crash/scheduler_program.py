@@ -1,9 +1,8 @@
 """
 A scheduler with submitters and workers, made to be killed: `python scheduler_program.py DATABASE JOURNAL`.
 
-The process itself has no threads and no database. It forks a child for each order ("service SEED", "worker SEED",
-"draining SEED"), because a fork costs less than an interpreter, and reaps it ("reap PID"). One `write` per line goes to
-the journal, so a line that was written before a SIGKILL is there after it.
+Its orders are "service SEED", "worker SEED" and "draining SEED" (see `fork_server.py`). One `write` per line goes to the
+journal, so a line that was written before a SIGKILL is there after it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import random
 import sys
 import time
 from threading import Thread
+
+from fork_server import serve_orders
 
 from penstock.core.errors import PenstockError
 from penstock.core.jobs.intent import Intent
@@ -38,27 +39,10 @@ RULES = SchedulerRules(
 )
 
 
-def main(database: str, journal: str) -> None:
-    for line in sys.stdin:
-        order, number = line.split()
-        if order == "reap":
-            os.waitpid(int(number), 0)
-            say("gone")
-            continue
-        pid = os.fork()
-        if pid == 0:
-            try:
-                ChildProcess(database, journal, int(number)).run_threads(
-                    service=order == "service", draining=order == "draining"
-                )
-            finally:
-                os._exit(1)
-        say(pid)
-
-
-def say(word: object) -> None:
-    sys.stdout.write(f"{word}\n")
-    sys.stdout.flush()
+def main(database: str, journal: str, order: str, seed: int) -> None:
+    ChildProcess(database, journal, seed).run_threads(
+        service=order == "service", draining=order == "draining"
+    )
 
 
 class ChildProcess:
@@ -124,4 +108,4 @@ class ChildProcess:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve_orders(main, *sys.argv[1:])

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.crash.fork_server import ForkServer
 from tests.waiting import until
 
 apsw = pytest.importorskip("apsw")
@@ -31,51 +29,11 @@ PROGRAM = Path(__file__).with_name("scheduler_program.py")
 CAPACITY = 100
 
 
-class ForkServer:
-    """Runs `scheduler_program.py`, which forks the processes to kill, and reads their journal."""
-
-    def __init__(self, folder):
-        self.database, self.journal = folder / "jobs.db", folder / "journal"
-        self.journal.touch()
-        with (folder / "errors").open("wb") as errors:
-            self._program = subprocess.Popen(
-                [sys.executable, PROGRAM, self.database, self.journal],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-
-    def _tell(self, *words):
-        self._program.stdin.write(" ".join(map(str, words)) + "\n")
-        self._program.stdin.flush()
-        return self._program.stdout.readline().strip()
-
-    def begin(self, role, seed):
-        return int(self._tell(role, seed))
-
-    def kill(self, pid):
-        os.kill(pid, signal.SIGKILL)
-        assert self._tell("reap", pid) == "gone"
-
-    def written(self):
-        return self.journal.stat().st_size
-
-    def lines(self):
-        return [line.split() for line in self.journal.read_text().splitlines()]
-
-    def close(self):
-        self._program.stdin.close()
-        self._program.wait(30)
-        self._program.stdout.close()
-
-
 @pytest.fixture
 def server(tmp_path):
-    server = ForkServer(tmp_path)
+    server = ForkServer(PROGRAM, tmp_path)
     yield server
     server.close()
-    assert (tmp_path / "errors").read_text() == ""
 
 
 @pytest.mark.long

@@ -77,6 +77,14 @@ MUTANTS = [
         BATCHES,
     ),
     Mutant(
+        "batches: a callback becomes ready in the transaction after the end of the last job",
+        "penstock/stores/sqlite/dependencies.py",
+        "SqliteDependencyRows.release",
+        "tx = self._tx\n",
+        "tx = self._tx\n        tx.con.execute('COMMIT'); __import__('time').sleep(0.01); tx.con.execute('BEGIN IMMEDIATE')\n",
+        ("tests/crash/test_kill_batches.py",),
+    ),
+    Mutant(
         "batches: the end of an array releases no job",
         GROUPS,
         "array_moves",
