@@ -39,7 +39,7 @@ _OPEN: Final = ("QUEUED", "DISPATCHING", "RUNNING")
 #: first attempt would still be at work then, if nothing had ended it.
 _SHORT_SEC: Final = (0.05, 0.8)
 _LONG_SEC: Final = (2.5, 5.0)
-#: A freeze lasts longer than a lease and the start of the next attempt.
+#: A freeze lasts longer than a lease. If another process can take over the jobs, it lasts until one has.
 _FROZEN_SEC: Final = (1.5 * LEASE_SEC, 2.5 * LEASE_SEC)
 
 T = TypeVar("T")
@@ -88,9 +88,7 @@ class KillLoop:
                 for number in range(1, plan.kills + 1):
                     verb, target = next(self._deeds)
                     while len(acknowledged) < plan.jobs * number // plan.kills:
-                        # So that the worker runs something that would still be at work afterwards.
-                        kind = (True, _LONG_SEC) if target == "a worker" else next(self._kinds)
-                        acknowledged.append(self._submit(len(acknowledged), *kind))
+                        acknowledged.append(self._submit(len(acknowledged), *self._kind_for(verb, target)))
                     if self._dice.random() < 0.7:  # else at once, after the answer of the last submit
                         time.sleep(self._dice.uniform(0.05, 0.8))
                     deed = self._disturb(verb, target)
@@ -118,6 +116,14 @@ class KillLoop:
             stack.callback(self._freezer.wait)  # a frozen process does not see that it should stop
             yield
 
+    def _kind_for(self, verb: str, target: str) -> tuple[bool, tuple[float, float]]:
+        """A job that would still be at work after the freeze of its worker or scheduler. Else the next in turn."""
+        if target == "a worker":
+            return True, _LONG_SEC
+        if (verb, target) == ("froze", "the scheduler") and len(self._daemons) > 1:
+            return False, _LONG_SEC
+        return next(self._kinds)
+
     def _submit(self, number: int, function: bool, bounds: tuple[float, float]) -> str:
         """With a key: a submit whose answer was lost is repeated, and makes no second job."""
         seconds, folder = round(self._dice.uniform(*bounds), 2), str(self._place.folder)
@@ -134,25 +140,47 @@ class KillLoop:
         """
         victims: Sequence[TrialProcess] = self._daemons
         if target == "a worker":
-            sessions = {_session(pid) for pid in self._await_work("function")}
-            victims = [worker for worker in self._workers if worker.pid in sessions] or self._workers
+            victims = self._with_attempts(self._workers, "function")
         elif target == "a job":
-            victims = [Command(pid) for pid in self._await_work("command")]
+            victims = [Command(pid) for pid in self._await_work("command").values()]
+        elif verb == "froze" and len(self._daemons) > 1:
+            victims = self._with_attempts(self._daemons, "command")
         if not victims:
             victims, target = self._daemons, "the scheduler"
         going = self._freezer.going(victims)
         # In turn: a small trial should freeze a worker with threads and one with processes.
         victim = going[self._done_to[verb, target] % len(going)]
         if verb == "froze":
-            self._freezer.freeze(victim.pid, self._dice.uniform(*_FROZEN_SEC))
+            others = target != "a job" and len(self._workers if target == "a worker" else self._daemons) > 1
+            overtaken = self._overtaken(self._attempts_under(victim) if others else frozenset())
+            self._freezer.freeze(victim.pid, self._dice.uniform(*_FROZEN_SEC), overtaken)
         else:
             victim.kill()
         return verb, target
 
-    def _await_work(self, kind: str) -> list[int]:
+    def _with_attempts(self, processes: Sequence[TrialProcess], kind: str) -> Sequence[TrialProcess]:
+        """Those that run an attempt of this kind now. All of them if none does."""
+        self._await_work(kind)
+        return [process for process in processes if self._attempts_under(process)] or processes
+
+    def _attempts_under(self, process: TrialProcess) -> frozenset[str]:
+        """The attempts that work in this process and in those that it started."""
+        at_work = [item for attempts in self._journal.at_work.values() for item in attempts.items()]
+        return frozenset(attempt for attempt, pid in at_work if process.pid in _ancestry(pid))
+
+    def _overtaken(self, attempts: frozenset[str]) -> Callable[[], bool]:
+        """Whether a later attempt of one of these jobs has begun, or none will: all of these ended in time."""
+        journal = Journal(self._place.folder)
+
+        def holds() -> bool:
+            return attempts <= journal.read().ended or not attempts.isdisjoint(journal.superseded())
+
+        return holds
+
+    def _await_work(self, kind: str) -> dict[str, int]:
         """
-        Processes of attempts of this kind that work now. A number may be reused by now, so its command line
-        is checked.
+        The attempts of this kind that work now, with their processes. A number may be reused by now, so its
+        command line is checked.
         """
         until = time.monotonic() + 3.0
         while True:
@@ -161,7 +189,7 @@ class KillLoop:
                 for dispatch_id in [one for one, pid in attempts.items() if not self._is_marker(pid)]:
                     del attempts[dispatch_id]
             if attempts or time.monotonic() > until:
-                return sorted(attempts.values())
+                return attempts
             time.sleep(0.02)
 
     def _is_marker(self, pid: int) -> bool:
@@ -216,9 +244,12 @@ class KillLoop:
         return False
 
 
-def _session(pid: int) -> int:
-    """The process that a worker's process belongs to: each worker has a session of its own."""
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return 0
+def _ancestry(pid: int) -> list[int]:
+    """The process, its parent, the parent of that, and so on."""
+    pids = []
+    with suppress(OSError):
+        while pid > 1:
+            pids.append(pid)
+            # The name of the program comes before the state, in brackets that may have brackets in them.
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pids

@@ -14,10 +14,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Timer
+from threading import Thread
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from penstock.chaos.checks import UNITS
@@ -26,6 +26,7 @@ from penstock.core.errors import Unavailable
 
 #: Short, so that a freeze can outlast it: a worker that is silent for this long has lost its jobs.
 LEASE_SEC: Final = 2
+_LONGEST_FREEZE_SEC: Final = 15 * LEASE_SEC
 #: A job that is killed often is retried as often: the check is that no job is lost, not that some are given
 #: up.
 _RETRIES: Final = json.dumps(["0.2s"] * 1_000)
@@ -175,15 +176,15 @@ class Freezer:
     """Freezes processes for a time. A pidfd names the process even if its number is used again."""
 
     def __init__(self) -> None:
-        self._frozen: dict[int, Timer] = {}
+        self._frozen: dict[int, Thread] = {}
 
-    def freeze(self, pid: int, seconds: float) -> None:
+    def freeze(self, pid: int, seconds: float, until: Callable[[], bool]) -> None:
+        """For these seconds, then until the condition holds or the freeze has lasted `_LONGEST_FREEZE_SEC`."""
         with suppress(ProcessLookupError):
             process = os.pidfd_open(pid)
             signal.pidfd_send_signal(process, signal.SIGSTOP)
-            timer = self._frozen[pid] = Timer(seconds, _go_on, (process,))
-            timer.daemon = True
-            timer.start()
+            thread = self._frozen[pid] = Thread(target=_let_go, args=(process, seconds, until), daemon=True)
+            thread.start()
 
     def going(self, processes: Sequence[P]) -> list[P]:
         """Those that are not frozen. If all are, it waits until one goes on."""
@@ -196,11 +197,15 @@ class Freezer:
 
     def wait(self) -> None:
         """Until every process goes on."""
-        for timer in self._frozen.values():
-            timer.join()
+        for thread in self._frozen.values():
+            thread.join()
 
 
-def _go_on(process: int) -> None:
+def _let_go(process: int, seconds: float, until: Callable[[], bool]) -> None:
+    latest = time.monotonic() + _LONGEST_FREEZE_SEC
+    time.sleep(seconds)
+    while not until() and time.monotonic() < latest:
+        time.sleep(0.1)
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(process, signal.SIGCONT)
     os.close(process)
