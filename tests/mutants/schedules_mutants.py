@@ -113,6 +113,14 @@ MUTANTS = [
         )
     ),
     Mutant(
+        "schedules: two daemons fire one moment",
+        "penstock/stores/postgres/store.py",
+        "PostgresStore._write_schedule",
+        "if change.version != (known[0][0] if known else 0):",
+        "if False:",
+        ("tests/postgres/test_schedules.py", "-k", "daemons"),
+    ),
+    Mutant(
         "schedules: the running job is not canceled",
         "penstock/core/jobs/schedules.py",
         "to_cancel",
