@@ -172,21 +172,26 @@ def test_each_moment_becomes_one_job_however_many_daemons_are_killed(postgres_se
                 clock.set(alarm if alarm > clock() else clock() + step)
                 if fleet.kills == 0 or dice.random() < 0.3:
                     newest = store.newest()
-                    if dice.random() < 0.7:  # just when a moment becomes a job, or a job begins or ends
-                        until(lambda newest=newest: store.newest() > newest)
+                    if dice.random() < 0.7:  # just when a moment becomes a job, if one is due
+                        until(lambda newest=newest: store.newest() > newest or fired(store, clock))
                     sleep(
                         dice.random() * 0.02
                     )  # a random instant for the kill, and nothing that is waited for
                     fleet.kill_one(dice)
                 if dice.random() < 0.9:
-                    until(lambda: store.schedule_alarm() > clock())
-            until(lambda: store.schedule_alarm() > clock() and not unsettled(store))
+                    until(lambda: fired(store, clock))
+            until(lambda: fired(store, clock) and not unsettled(store))
         check(store, began)
         begun = set(journal.read_text().split())
         for done in store.find(Query(states=["DONE"], limit=1_000_000)):
             assert f"{done.job_id}.{done.fence}" in begun
         assert fleet.kills >= DAEMON_DAYS / 10
         assert store.audit() == []
+
+
+def fired(store, clock):
+    """Whether every moment up to now is dealt with."""
+    return store.schedule_alarm() > clock()
 
 
 def unsettled(store):
@@ -197,8 +202,7 @@ def settle(store, clock, *, everything=False):
     """Until every moment up to now is dealt with. The lease of a killed scheduler ends by the clock."""
     looks = 0
     while True:
-        alarm = store.schedule_alarm()
-        if alarm > clock() and not (everything and unsettled(store)):
+        if fired(store, clock) and not (everything and unsettled(store)):
             return
         looks += 1
         sleep(0.003)  # what is waited for is the store; this leaves the machine to the schedulers
