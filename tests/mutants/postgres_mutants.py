@@ -22,6 +22,14 @@ MUTANTS = [
         ("tests/contract", "-kpostgres"),
     ),
     Mutant(
+        "postgres: an older database keeps the fired moments of pruned jobs",
+        "penstock/stores/sql/postgres/0017_events_of_pruned_jobs.sql",
+        "",
+        "CASE kind WHEN 'SCHEDULE_FIRED' THEN data ->> 'job_id' ELSE job_id END AS job_id",
+        "job_id",
+        ("tests/postgres/test_pruning.py",),
+    ),
+    Mutant(
         "postgres: a prune leaves out the batches that another prune has just rewritten",
         "penstock/stores/sql/postgres.sql",
         "",

@@ -7,9 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 from tests.postgres.conftest import JOB, exchange, tick, until_there_is
 
+from penstock.core.jobs import schedules
 from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.schedules import Schedule
 from penstock.core.jobs.types import SECOND
-from penstock.stores.api import Prune, Query, Submit, committed
+from penstock.stores.api import ChangeSchedule, Prune, Query, Submit, committed
+from penstock.stores.postgres.store import PostgresStore
 
 T0 = 1_773_500_000 * SECOND
 
@@ -43,3 +46,36 @@ def test_two_that_prune_jobs_of_the_same_batches_leave_no_event_of_either(
     assert [] == second.find(Query())
     assert [EventKind.PRUNED] * 2 == [event.kind for event in second.events(0, 100)]
     assert [] == second.audit()
+
+
+def test_a_database_that_kept_events_of_pruned_jobs_loses_them_when_it_is_opened(postgres):
+    """The events that an older Penstock left: those of a job without a row, also its part of a shared batch."""
+    store = PostgresStore(postgres.dsn, lambda: T0, schema=postgres.schema)
+    committed(store, ChangeSchedule(schedules.add(Schedule("s", JOB, every_sec=60), T0, "test")))
+    fired = committed(
+        store, ChangeSchedule(schedules.run_now(store.schedule("s"), T0, "test", set()))
+    ).receipt
+    kept, gone = committed(store, Submit([JOB, JOB]))
+    exchange(store, tick(store))
+    everything = store.events(0, 100)
+    store.close()
+    with psycopg.connect(postgres.dsn, autocommit=True, options=f"-c search_path={postgres.schema}") as con:
+        con.execute(
+            """
+            WITH gone AS (DELETE FROM job WHERE job_id = ANY(%s) RETURNING no, job_id)
+            DELETE FROM dispatch WHERE job_no IN (SELECT no FROM gone)
+            """,
+            [[gone.job_id, fired.job_id]],
+        )
+        con.execute(
+            "UPDATE tally SET jobs = 1 WHERE state = 'DONE'; UPDATE mark SET value = 16 WHERE name = 'schema'"
+        )
+
+    store = PostgresStore(postgres.dsn, lambda: T0, schema=postgres.schema)
+    events = store.events(0, 100)
+
+    assert [
+        event for event in everything if event.job_id == kept.job_id or event.kind == "SCHEDULE_SET"
+    ] == events
+    assert [] == store.audit()
+    store.close()
