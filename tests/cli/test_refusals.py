@@ -16,7 +16,20 @@ FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, IN_THE_WAY = 1, 2, 3, 4, 5, 75
     [
         (("lss",), "Did you mean ls?"),
         (("submit",), "give a command, or --type"),
-        (("submit", "--cost", "200", "--", "true"), "cost"),
+        (
+            ("submit", "--cost", "200", "--", "true"),
+            "'--cost': '200' is not a whole number from 1 to 100, for example 10",
+        ),
+        (
+            ("batch", "open", "b", "--cost", "abc"),
+            "'--cost': 'abc' is not a whole number from 1 to 100, for example 10",
+        ),
+        (
+            ("logs", "last", "--attempt", "x"),
+            "'--attempt': 'x' is not a whole number of 1 or more, for example 10",
+        ),
+        (("submit", "--cost-limit", "0", "--", "true"), "'0' is not a number above 0, for example 10"),
+        (("simulate", "--seed", "x"), "'--seed': 'x' is not a whole number, for example 10"),
         (("submit", "--not-before", "soon", "--", "true"), "is not a time"),
         (("submit", "--max-runtime", "5 parsecs", "--", "true"), "is not a duration"),
         (("submit", "--type", "t", "--payload", "{"), "is not JSON"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from penstock.cli.parsers import DURATION
+from penstock.cli.parsers import DURATION, Whole
 from penstock.cli.printing import Column, echo, table
 from penstock.cli.session import EXITS, CliSession, asked, passes
 from penstock.client.signals import interruptible
@@ -35,9 +35,7 @@ def batch() -> None:
 
 _CALLBACKS: Final = (
     click.option("-a", "--addon", default="cli", help="The addon that the jobs count for."),
-    click.option(
-        "-c", "--cost", "cost_units", type=click.IntRange(1, 100), default=10, help="Units of each job."
-    ),
+    click.option("-c", "--cost", "cost_units", type=Whole(1, 100), default=10, help="Units of each job."),
     click.option("--on-end", metavar="LINE", help="A shell line that runs when all jobs have ended."),
     click.option(
         "--on-failure", metavar="LINE", help="A shell line that runs when the first job has failed."
@@ -212,6 +210,8 @@ def _follow(session: CliSession, name: str, timeout: float | None) -> tuple[wire
     """The batch when it has ended, or all that is left waits for a person (True), or the time is over."""
     from rich.progress import Progress
 
+    from penstock.core.jobs.states import JobState
+
     until = None if timeout is None else time.monotonic() + timeout
     with ExitStack() as stack:
         bar = stack.enter_context(
@@ -226,5 +226,5 @@ def _follow(session: CliSession, name: str, timeout: float | None) -> tuple[wire
                 return info, False
             if info.live and not info.open:
                 counts = session.client.count(tag=f"batch:{name}")
-                if counts.get("BLOCKED", 0) == info.live:  # type: ignore[call-overload]
+                if counts.get(JobState.BLOCKED, 0) == info.live:
                     return info, True

@@ -62,6 +62,35 @@ class Whole(click.IntRange):
 
     name = "N"
 
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        try:
+            return super().convert(value, parameter, context)
+        except click.BadParameter:
+            raise _outside(value, "a whole number", self) from None
+
+
+class Amount(click.FloatRange):
+    """A number between two others; help calls it N, not FLOAT RANGE."""
+
+    name = "N"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        try:
+            return super().convert(value, parameter, context)
+        except click.BadParameter:
+            raise _outside(value, "a number", self) from None
+
+
+def _outside(value: Any, kind: str, bounds: Whole | Amount) -> click.BadParameter:
+    """Says the range and an example; click itself names the option."""
+    least, most = bounds.min, bounds.max
+    if most is not None:
+        kind += f" from {least:,} to {most:,}"
+    elif least is not None:
+        kind += f" above {least:,}" if bounds.min_open else f" of {least:,} or more"
+    example = min(max(10, least or 0), 10 if most is None else most)
+    return click.BadParameter(f"{value!r} is not {kind}, for example {example:,}")
+
 
 def _priority(value: str) -> int | str:
     text = value.strip().lower()

@@ -17,7 +17,7 @@ import click
 
 from penstock.cli.daemon import SET, load_settings
 from penstock.cli.db import opened
-from penstock.cli.parsers import Whole, span
+from penstock.cli.parsers import Amount, Whole, span
 from penstock.cli.printing import Column, table
 from penstock.cli.session import CliSession, fail, passes
 from penstock.stores.opening import shown
@@ -80,11 +80,11 @@ def _sweep(_: object, __: object, values: Sequence[str]) -> list[dict[str, str]]
 @click.option("--addons", type=Whole(1, 1_000), default=3, help="How many addons submit them.")
 @click.option(
     "--load",
-    type=click.FloatRange(0.01, 100),
+    type=Amount(0.01, 100),
     default=0.9,
     help="The load, where 1 is what the hosts can do; above 1 the queue grows.",
 )
-@click.option("--seed", type=int, default=1, help="The same seed makes up the same jobs.")
+@click.option("--seed", type=Whole(), default=1, help="The same seed makes up the same jobs.")
 @click.option("--hosts", type=Whole(1, 10_000), default=1, help="How many equal hosts a made-up load has.")
 @click.option(
     "--host-load", metavar="recorded|FILE",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from penstock.cli.parsers import ADDON, DURATION, PRIORITY, WHEN, WHOLE_SECONDS, Whole, short
+from penstock.cli.parsers import ADDON, DURATION, PRIORITY, WHEN, WHOLE_SECONDS, Amount, Whole, short
 from penstock.cli.printing import echo
 from penstock.cli.session import CliSession, asked, passes
 from penstock.core.jobs.arrays import parse_array
@@ -43,7 +43,7 @@ _OPTIONS = (
                  help="How long one attempt may take."),
     click.option("--max-active", "max_active_sec", type=WHOLE_SECONDS,
                  help="How long all attempts together may take; then FAILED."),
-    click.option("--cost-limit", type=click.FloatRange(min=0, min_open=True), metavar="AMOUNT",
+    click.option("--cost-limit", type=Amount(min=0, min_open=True), metavar="AMOUNT",
                  help="How much the job may spend, in its unit; then BLOCKED, until `penstock retry` grants "
                       "as much again."),
     click.option("--expect", "expected_duration_sec", type=DURATION,

@@ -159,7 +159,7 @@ def _drain(scheduler: Scheduler, jobs: int) -> Measured:
     default=120,
     help="Seconds without the end of a single job after which the others count as stuck.",
 )
-@click.option("--seed", type=int, default=1, help="The same seed kills in the same order.")
+@click.option("--seed", type=Whole(), default=1, help="The same seed kills in the same order.")
 @click.option("--keep", is_flag=True, help="Keep the directory also when every promise holds.")
 @passes
 def chaos(

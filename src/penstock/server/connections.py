@@ -298,7 +298,7 @@ class HttpConnection(HttpToolsProtocol):
         self._in_head, self._in_body = True, False
         self._refusal: tuple[int, str, str] | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         self._made = True
         self._arm(self._limits.head_sec)
@@ -367,7 +367,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._head_size, self._headers, self._parsed = True, 0, 0, 0
-        self.scope["penstock.connection"] = self  # type: ignore[typeddict-unknown-key]
+        self.scope["penstock.connection"] = self  # type: ignore[typeddict-unknown-key]  # a key of ours
         self.server_state.default_headers = _dated(int(time.time()))
 
     def on_url(self, url: bytes) -> None:

@@ -179,7 +179,7 @@ class VirtualScheduler(Scheduler):
         super().__init__(MEMORY, addon=addon, rules=rules, **settings)
         self.clock = clock or VirtualClock()
         # A clock that never jumps by itself needs no more than this.
-        self.steady_clock = self.clock  # type: ignore[assignment]
+        self.steady_clock = self.clock  # type: ignore[assignment]  # see above
         self._inline = inline
         self._service: SchedulerService | None = None
         self._running_now: list[JobAttempt] = []

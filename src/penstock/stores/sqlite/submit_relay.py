@@ -76,7 +76,7 @@ def _encoded(submit: NamedSubmit) -> bytes:
 
 def _decoded(text: bytes) -> NamedSubmit:
     job_ids, rows, depth = _requests.decode(text)
-    intents = [Intent(*row[:4], Constraint(row[4]), RunWhen(row[5]), *row[6:]) for row in rows]  # type: ignore[arg-type]
+    intents = [Intent(*row[:4], Constraint(row[4]), RunWhen(row[5]), *row[6:]) for row in rows]  # type: ignore[arg-type]  # a row of JSON
     return NamedSubmit(intents, Depth(*depth), [JobId(job_id) for job_id in job_ids])
 
 
