@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from signal import SIGKILL
 
 import pytest
 from tests.waiting import LONG, alive, until
 
-from penstock.alerts.delivery import Message, MessageRefused, Messenger, ReceiverAway, Spool
+from penstock.alerts.delivery import Message, MessageRefused, Messenger, ReceiverAway, Spool, Stopped
 from penstock.alerts.receivers import CommandReceiver
 from penstock.core.jobs.alerts import Repeats, pause
 from penstock.core.jobs.changes import Change, Note
@@ -306,6 +309,23 @@ def test_a_command_that_hangs_is_ended_with_its_children_by_a_stop(alerting, tmp
 
     until(lambda: not any(map(alive, mine)))
     assert 1 == len(alerting.messages("command"))
+
+
+def test_a_stop_does_not_wait_for_the_time_limit_of_a_command(tmp_path):
+    file = tmp_path / "pids"
+    command = CommandReceiver((sys.executable, "-c", HANGS, str(file), "1000"), within=10 * LONG)
+    message = Message(number=1, content={"id": "1"}, due=0, until=0)
+    with ThreadPoolExecutor(1) as pool:
+        delivery = pool.submit(command.deliver, message, T0)
+        mine = until(lambda: pids(file))
+        try:
+            command.cut()
+            until(lambda: not any(map(alive, mine)))
+        finally:
+            for pid in filter(alive, mine):
+                os.kill(pid, SIGKILL)
+
+    assert isinstance(delivery.exception(), Stopped)
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ MUTANTS = [
         "CommandReceiver.cut",
         "                _kill(self._running)\n",
         "                pass\n",
-        ("tests/alerts/test_alerting.py::test_a_command_that_hangs_is_ended_with_its_children_by_a_stop",),
+        ("tests/alerts/test_alerting.py::test_a_stop_does_not_wait_for_the_time_limit_of_a_command",),
     ),
     Mutant(
         "alerts: a command sees our own variables",

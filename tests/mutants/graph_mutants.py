@@ -537,7 +537,7 @@ MUTANTS = [
         "graph: a trace forgets the retries",
         "penstock/graphs/trace.py",
         "events_of",
-        "attempt=note.number,",
+        "attempt=attempt.number,",
         "attempt=1,",
         ("tests/graphs/test_trace.py",),
     ),

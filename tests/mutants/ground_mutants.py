@@ -54,14 +54,6 @@ MUTANTS = [
         ("tests/core/test_errors.py",),
     ),
     Mutant(
-        "errors: one is not exported",
-        "penstock/core/errors.py",
-        "",
-        '    "WorkerCrashedError",\n',
-        "",
-        ("tests/core/test_errors.py",),
-    ),
-    Mutant(
         "errors: two have one code",
         "penstock/core/errors.py",
         "PoolClosedError",

@@ -3,8 +3,8 @@ How a bug is planted: found by function and syntax, not by text.
 
 A planted bug names a file, a function in it, and a piece of code (`old`). The code matches where its tokens stand in that
 function, whatever the white space and the comments. If names or strings were changed since, the code still matches as long as
-one consistent renaming explains all differences and only one place in the function fits; the same renaming is then
-applied to `new`. A part of a string is matched as text. So a planted bug survives a rename, a new layout and a reworded message, and a changed algorithm is an error.
+one consistent renaming explains all differences, most tokens are the same, and only one place in the function fits; the same
+renaming is then applied to `new`. A part of a string is matched as text. So a planted bug survives a rename, a new layout and a reworded message, and a changed algorithm is an error.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ def _renaming(pattern: list[Token], code: list[Token]) -> dict[str, str] | None:
         elif expected.text != actual.text:
             return None
     changed = {old: new for old, new in renaming.items() if old != new}
-    return changed if len(set(renaming.values())) == len(renaming) else None
+    same = sum(expected.text == actual.text for expected, actual in zip(pattern, code, strict=True))
+    is_renamed = len(set(renaming.values())) == len(renaming) and same * 2 > len(code)
+    return changed if is_renamed else None
 
 
 def _is_string(token: str) -> bool:
