@@ -52,8 +52,8 @@ MUTANTS = [
         "arrays: a completion on SQLite does not make the next job",
         "penstock/stores/sqlite/changes.py",
         "complete",
-        "if tx.has_dependencies or SEPARATOR in reports[at].dispatch_id",
-        "if tx.has_dependencies",
+        "if with_children or SEPARATOR in job_id:",
+        "if with_children:",
         ("tests/contract/test_arrays.py", "-k", "sqlite"),
     ),
     Mutant(

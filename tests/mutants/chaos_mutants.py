@@ -71,8 +71,8 @@ MUTANTS = [
         "chaos: a completion leaves a gap in the trail",
         "penstock/stores/sqlite/changes.py",
         "complete",
-        "tx.add_events((tx.now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))",
-        "tx.add_events((tx.now, _DONE, job_id, n + 2, _IS_DONE, _COMPLETED, attempt, None))",
+        "tx.events.append((now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))",
+        "tx.events.append((now, _DONE, job_id, n + 2, _IS_DONE, _COMPLETED, attempt, None))",
         (f"{KILLS}[audit]",),
     ),
 ]

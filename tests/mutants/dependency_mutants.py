@@ -184,8 +184,8 @@ MUTANTS = [
         "dependencies: completions on SQLite do not release children",
         "penstock/stores/sqlite/changes.py",
         "complete",
-        "if tx.has_dependencies or SEPARATOR in reports[at].dispatch_id",
-        "if SEPARATOR in reports[at].dispatch_id",
+        "if with_children or SEPARATOR in job_id:",
+        "if SEPARATOR in job_id:",
         CONTRACT,
     ),
     Mutant(

@@ -193,8 +193,8 @@ MUTANTS = [
         "post: nobody knows where an end was told",
         "penstock/stores/sqlite/changes.py",
         "complete",
-        'tx.write("complete", (tx.batch, tx.now, listed(results)), len(results))',
-        'tx.write("complete", (None, tx.now, listed(results)), len(results))',
+        'tx.write("complete", (tx.batch, now, listed(results)), len(results))',
+        'tx.write("complete", (None, now, listed(results)), len(results))',
         ("tests/contract/test_apply.py", "tests/contract/test_differential.py"),
     ),
     Mutant(

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 class JobAttempt(FunctionLease):
     """The lease and the channel of a function that this process runs. The store is near: nothing waits for a heartbeat."""
 
+    function: JobFunction[..., Any, Any]
+
     def __init__(
         self,
         claimed: GrantedJob,
@@ -47,7 +49,6 @@ class JobAttempt(FunctionLease):
         dispatch = claimed.dispatch
         ttl = seconds(dispatch.expires_at - dispatch.admitted_at)
         super().__init__(facts_of(*claimed), function, keeper, sent_at, ttl)
-        self.function: JobFunction[..., Any, Any] = function
         self.claimed_at: Moment = dispatch.admitted_at
 
     def spend(self, total: Money, amount: Money) -> None:

@@ -192,16 +192,15 @@ class Dispatcher:
         def decide(view: AdmissionView) -> RoundResult:
             workers = RoundWorkers(self._fetchers, now, here, worker)  # anew: a store may decide twice
             round_result = run_round(self.inputs(view, workers), most_leases=limit if here else None)
-            reserved = {p.admission_class for p in round_result.picks if p.offer is Placement.RESERVE}
-            if reserved:
+            if len(round_result.picks) > round_result.leases:
+                reserved = {p.admission_class for p in round_result.picks if p.offer is Placement.RESERVE}
                 # Before they are written: if that fails, claims read in vain for a while, and none misses one.
                 until = view.now + self._rules.reserve_for
                 self._remember_reserved([(each, until) for each in reserved], view.now)
             if here is None:
                 self._ready = workers.seen
                 return self._counted(round_result)
-            leases = sum(pick.offer is Placement.LEASE for pick in round_result.picks)
-            self._fetchers.has_room(worker, here, limit - leases, now + self._rules.tick)
+            self._fetchers.has_room(worker, here, limit - round_result.leases, now + self._rules.tick)
             return round_result
 
         return decide

@@ -24,6 +24,7 @@ from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers, 
 from penstock.scheduler.driver import Driver, Part, SteadyClock, TimedPart
 from penstock.scheduler.hosts import HostLoad, HostRegistration, Introduction
 from penstock.scheduler.job_service import JobService, YieldRequests
+from penstock.scheduler.learning import EVERY as LEARN_EVERY
 from penstock.scheduler.learning import Learner
 from penstock.scheduler.load_sampler import LoadProbe, LoadSampler, Pids
 from penstock.scheduler.maintenance import BudgetEnforcer, Maintenance, Survivors, put_in_order, recover
@@ -112,8 +113,10 @@ class SchedulerService:
         if preempts:
             upkeep.append(TimedPart(self.preempter))
         self.driver = Driver(store.now, parts, upkeep)
-        # Beside the driver: a job that may start does not wait until the trail is read.
-        self._learning = Driver(store.now, [], [TimedPart(self.learner)], name="penstock-learning")
+        # Beside the driver: a job that may start does not wait until the trail is read. Not at the start, when jobs wait
+        # that the last process left.
+        learning = TimedPart(self.learner, due=store.now() + LEARN_EVERY)
+        self._learning = Driver(store.now, [], [learning], name="penstock-learning")
         self.wake = self.driver.wake
         self._on_commit = on_commit or self.wake
         self._waitlist_driver: Driver | None = None

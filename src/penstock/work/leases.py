@@ -300,6 +300,8 @@ class FunctionLease(ActiveLease):
     ) -> None:
         self.dispatch_id, self.sent_at, self.ttl = facts.dispatch_id, sent_at, ttl
         self.facts, self.function, self._keeper = facts, function, keeper
+        # Set later by every attempt: an attribute that is not made here costs each of them a dictionary.
+        self.began_at, self.finished = 0.0, False
 
     @property
     def pid(self) -> int | None:

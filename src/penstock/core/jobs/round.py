@@ -137,12 +137,14 @@ def stop_moment(
     """
     When and why an attempt that starts now must stop: the runtime limit or the hard cap, whichever is first.
     """
+    if max_runtime_sec is None and max_active_sec is None:
+        return None, None
     limits: list[tuple[Moment, EndReason]] = []
     if max_active_sec is not None:
         limits.append((now + max(0, max_active_sec * SECOND - active), EndReason.HARD_CAP_EXCEEDED))
     if max_runtime_sec is not None:
         limits.append((now + max_runtime_sec * SECOND, EndReason.MAX_RUNTIME_EXCEEDED))
-    return min(limits, default=(None, None))
+    return min(limits)
 
 
 def running_data(worker: str, waited: Span) -> dict[str, Any]:
@@ -166,6 +168,8 @@ class Denial(Struct, frozen=True):
 
 class RoundResult(Struct):
     picks: list[Pick] = field(default_factory=list)
+    #: How many of the picks are leased; the others are reserved.
+    leases: int = 0
     #: Jobs that free workers outside of the round will claim. Nothing is written for them.
     set_aside: list[Pick] = field(default_factory=list)
     #: Only those whose reason is not the one already recorded.
@@ -214,8 +218,8 @@ class _Round:
     def run(self, most_leases: int | None, most_picks: int) -> RoundResult:
         heads = self._heads()
         heapify(heads)
-        leases, picks, records = 0, self.result.picks, self.inputs.records
-        while heads and len(picks) < most_picks and leases != most_leases:
+        result, picks, records = self.result, self.result.picks, self.inputs.records
+        while heads and len(picks) < most_picks and result.leases != most_leases:
             _, _, share, _, _, lane, waiting = heads[0]
             admission_class, offer = lane.line.admission_class, lane.offer
             if admission_class.addon_id in self.closed or not (records or self._matters(lane, waiting)):
@@ -232,7 +236,7 @@ class _Round:
                     break  # no other job is left that the units could be kept from
                 most = most_picks - len(picks) if offer is _LEASE else 1
             if most_leases is not None and offer is _LEASE:
-                most = min(most, most_leases - leases)
+                most = min(most, most_leases - result.leases)
             started = len(picks)
             reason = self._start(lane, waiting, most)
             if reason is not None:
@@ -241,15 +245,15 @@ class _Round:
                     break
                 continue
             if offer is _LEASE:
-                leases += len(picks) - started
+                result.leases += len(picks) - started
             following = next(lane.line.jobs, None)
             if following is None:
                 heappop(heads)
             else:
                 heapreplace(heads, self._keyed(lane, following))
-        for pick in self.result.set_aside:  # the claims of their workers will take these units
+        for pick in result.set_aside:  # the claims of their workers will take these units
             self.ledger.take(pick.admission_class, self.now, self.ordering.sharing, n=-1)
-        return self.result
+        return result
 
     def _heads(self) -> list[_Head]:
         inputs, heads = self.inputs, []

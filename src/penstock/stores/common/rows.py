@@ -205,7 +205,7 @@ def intent_from(admission_class: AdmissionClass, edited: Sequence[Any], fixed: S
     """`edited`: the fields that an edit may change, as the job's own row has them. `fixed`: the others."""
     (priority, earliest, deadline, expected, max_runtime, max_active, key) = edited
     (payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, dependencies) = fixed
-    if_unmet, *parents = json.loads(dependencies) if dependencies else (IfUnmet.CANCEL,)
+    after, if_unmet = _dependencies_from(dependencies) if dependencies else _NO_DEPENDENCIES
     return Intent(
         admission_class.addon_id,
         admission_class.job_type,
@@ -228,9 +228,19 @@ def intent_from(admission_class: AdmissionClass, edited: Sequence[Any], fixed: S
         tuple(json.loads(retry_delays)) if retry_delays else (),
         admission_class.labels,
         bool(preemptible),
-        tuple(Dependency(job_id, ParentCondition(condition)) for job_id, condition in parents),
-        IfUnmet(if_unmet),
+        after,
+        if_unmet,
     )
+
+
+_NO_DEPENDENCIES: Final[tuple[tuple[Dependency, ...], IfUnmet]] = ((), IfUnmet.CANCEL)
+
+
+def _dependencies_from(text: str) -> tuple[tuple[Dependency, ...], IfUnmet]:
+    """The inverse of `dependencies_text`."""
+    if_unmet, *parents = json.loads(text)
+    after = tuple(Dependency(job_id, ParentCondition(condition)) for job_id, condition in parents)
+    return after, IfUnmet(if_unmet)
 
 
 def dispatch_from(row: Sequence[Any], admission_class: AdmissionClass) -> Dispatch:

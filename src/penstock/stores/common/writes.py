@@ -85,7 +85,8 @@ Limit: TypeAlias = tuple[Moment | None, EndReason | None]
 
 
 def limit_of(pick: Pick, now: Moment) -> Limit:
-    queued = cast("Queued", pick.waiting)
+    queued = pick.waiting
+    assert isinstance(queued, Queued)
     return stop_moment(queued.max_runtime_sec, queued.max_active_sec, queued.active, now)
 
 
@@ -93,7 +94,8 @@ def start(
     pick: Pick, limit: Limit, admit: Admit, now: Moment, aging: Aging
 ) -> tuple[Dispatch, Sequence[EventRow]]:
     """The dispatch of a job that a round has picked, and its events. A leased job runs from now on."""
-    queued = cast("Queued", pick.waiting)
+    queued = pick.waiting
+    assert isinstance(queued, Queued)
     job_id, n, attempt = queued.job_id, queued.events + 1, str(queued.fence + 1)
     dispatch = new_dispatch(
         DispatchId(f"{job_id}.{attempt}"),

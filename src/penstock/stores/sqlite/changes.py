@@ -21,7 +21,7 @@ from penstock.core.jobs.job import DispatchStep, EventKind, Job, JobStep
 from penstock.core.jobs.ordering import place
 from penstock.core.jobs.spending import RenewedDispatch
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
-from penstock.core.jobs.types import SEPARATOR, EndReason, HostId, JobId, Span, dispatch_parts
+from penstock.core.jobs.types import SEPARATOR, EndReason, HostId, JobId, Span
 from penstock.stores.api import CompletedDispatch, Depth, Receipt, Renew
 from penstock.stores.common.dependencies import EndedJob, moved
 from penstock.stores.common.reads import JOB_WIDTH
@@ -230,25 +230,24 @@ def complete(tx: Transaction, reports: Sequence[CompletedDispatch]) -> list[bool
     """As `changes.completed` says, for each job that still runs under its lease."""
     leases = _running_leases(tx, reports)
     answers = [False] * len(reports)
+    if not leases:
+        return answers
+    now, with_children = tx.now, tx.has_dependencies
     results: list[tuple[int, str | None]] = []
     for at, no, n, _ in leases:
         dispatch_id, result = reports[at]
         answers[at] = True
         results.append((no, result))
         job_id, _, attempt = dispatch_id.rpartition(".")
-        tx.add_events((tx.now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))
-    if results:
-        nos = [no for no, _ in results]
-        tx.write("complete", (tx.batch, tx.now, listed(results)), len(results))
-        tx.write("delete_dispatch", (DispatchPhase.LEASED, listed(nos)), len(nos))
-        tx.done += nos
+        tx.events.append((now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))
         # What follows from an end concerns the job's children and its array, and nearly no job has either.
-        tx.moves += [
-            EndedJob(no, JobId(dispatch_parts(reports[at].dispatch_id)[0]), JobState.DONE)
-            for at, no, *_ in leases
-            if tx.has_dependencies or SEPARATOR in reports[at].dispatch_id
-        ]
-    for (class_no, host), n in Counter(kind for *_, kind in leases).items():
+        if with_children or SEPARATOR in job_id:
+            tx.moves.append(EndedJob(no, JobId(job_id), JobState.DONE))
+    nos = [no for no, _ in results]
+    tx.write("complete", (tx.batch, now, listed(results)), len(results))
+    tx.write("delete_dispatch", (DispatchPhase.LEASED, listed(nos)), len(nos))
+    tx.done += nos
+    for (class_no, host), n in Counter([kind for *_, kind in leases]).items():
         admission_class = tx.give_back(HostId(host), class_no, n)
         tx.totals.move(admission_class.addon_id, JobState.RUNNING, JobState.DONE, n)
     return answers
