@@ -90,6 +90,25 @@ def test_a_claim_wakes_when_there_is_room_again(live):
     assert [job["job_id"] for job in waiting.result(60)] == [second]
 
 
+def test_a_worker_that_waits_for_a_job_is_listed_with_what_it_can_take(live):
+    first = later(
+        lambda: live.client.claim(wait_sec=30, worker="w1", limit=3, addon_id="visuals", job_types=["t"])
+    )
+    second = later(lambda: live.client.claim(wait_sec=30, worker="w2"))
+    until(lambda: waiters(live) == 2)
+    host = live.service.rules.host
+    one = {"worker": "w1", "host": host, "addon_id": "visuals", "job_types": ["t"], "free": 3}
+    two = {"worker": "w2", "host": host, "addon_id": None, "job_types": [], "free": 1}
+
+    assert sorted(live.client.get("/leases").json["free_workers"], key=str) == sorted([one, two], key=str)
+    assert live.client.get("/leases?addon_id=visuals").json["free_workers"] == [one]
+    assert live.client.mint(addon_id="visuals").get("/leases").json["free_workers"] == [one]
+    assert live.client.mint(addon_id="other").get("/leases").json["free_workers"] == []
+    live.client.submit(job_type="t")
+    live.client.submit(job_type="u")
+    assert len(first.result(60)) + len(second.result(60)) == 2
+
+
 def test_dispatchable_wakes_at_once(live):
     waiting = later(lambda: live.client.get("/queue/dispatchable?addon_id=visuals&wait_sec=30").json["jobs"])
     until(lambda: waiters(live) == 1)

@@ -53,6 +53,23 @@ def test_an_empty_scheduler_says_so_on_every_page(fresh, tabs):
         assert tab.shows(words)
 
 
+def test_a_worker_that_waits_for_a_job_is_on_the_page_of_workers(home):
+    client = home.daemon.client
+    claim = threading.Thread(
+        target=lambda: client.claim(worker="patient", addon_id=home.addon, limit=3, wait_sec=60)
+    )
+    claim.start()
+
+    def shown():
+        home.open("workers")
+        return home.page.get_by_text("patient").count()
+
+    until(shown)
+    assert home.shows(f"3 more: of {home.addon}")
+    queued(home)  # ends the wait
+    claim.join()
+
+
 def test_what_happens_elsewhere_shows_without_a_reload(home):
     home.page.evaluate("window.same = true")
     home.open(f"jobs?addon={home.addon}")

@@ -103,8 +103,23 @@ class Lease(WireAnswer):
     spent: float
 
 
+class FreeWorker(WireAnswer):
+    """A worker with a name that asked this scheduler for jobs lately and can take `free` more."""
+
+    worker: str
+    host: str
+    #: The only addon whose jobs it takes; null: any.
+    addon_id: str | None
+    #: The only types that it takes; empty: any.
+    job_types: list[str]
+    free: int
+
+
 class LeaseList(WireAnswer):
+    """`free_workers`: those of other hosts ask their own scheduler."""
+
     leases: list[Lease]
+    free_workers: list[FreeWorker]
 
 
 class BudgetUse(WireAnswer):

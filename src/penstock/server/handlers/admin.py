@@ -71,11 +71,14 @@ def _shown(call: Request[Any, Any]) -> list[Addon]:
 
 
 def leases(call: Request[wire.LeasesQuery, None]) -> wire.LeaseList:
-    leases_now = call.store.live(addon_id=call.addon(or_none(call.query.addon_id)), limit=call.query.limit)
+    """To a token that is bound to an addon: its leases, and the workers that take no other addon's jobs."""
+    addon_id, service = call.addon(or_none(call.query.addon_id)), call.app_state.service
+    leases_now = call.store.live(addon_id=addon_id, limit=call.query.limit)
     jobs = call.store.jobs([dispatch.job_id for dispatch in leases_now if dispatch.job_id is not None])
     titles = {job.job_id: title_of(job.intent) for job in jobs}
+    free = service.fetchers.at(call.store.now()).free
     return wire.LeaseList(
-        [
+        leases=[
             as_answer(
                 wire.Lease,
                 dispatch,
@@ -85,7 +88,12 @@ def leases(call: Request[wire.LeasesQuery, None]) -> wire.LeaseList:
                 spent=amount(dispatch.spent),
             )
             for dispatch in leases_now
-        ]
+        ],
+        free_workers=[
+            wire.FreeWorker(name, service.rules.host, kinds.addon_id, sorted(kinds.job_types), room)
+            for name, (kinds, room) in free.items()
+            if isinstance(name, str) and addon_id in (None, kinds.addon_id)
+        ],
     )
 
 
