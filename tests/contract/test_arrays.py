@@ -104,7 +104,7 @@ def test_an_array_ends_with_its_last_index_and_says_so_in_the_trail(scene):
     [event] = scene.store.events_of({EventKind.ARRAY_ENDED}, 0, 10)
     assert (event.reason, event.data) == (
         "DONE",
-        {"array_id": array_id, "done": 2, "failed": 0, "canceled": 0},
+        {"array_id": array_id, "addon_id": "a", "done": 2, "failed": 0, "canceled": 0},
     )
     assert scene.store.arrays(10, only_open=True) == []
     assert [record.array.array_id for record in scene.store.arrays(10)] == [array_id]

@@ -52,6 +52,18 @@ def test_a_bad_array_is_refused_by_name_and_changes_nothing(client, array):
     assert client.get("/queue/jobs").json["jobs"] == []
 
 
+def test_a_bound_token_sees_every_event_of_its_own_arrays_and_none_of_others(kit):
+    array_id = kit.client.post("/arrays/submit", BODY).json["array_id"]
+    kit.client.post(f"/arrays/{array_id}/cancel")
+
+    def kinds(addon_id):
+        events = kit.client.mint(addon_id=addon_id).get("/events").json["events"]
+        return [event["kind"] for event in events if event["kind"].startswith("ARRAY_")]
+
+    assert kinds("a") == ["ARRAY_SUBMITTED", "ARRAY_CANCELED", "ARRAY_ENDED"]
+    assert kinds("b") == []
+
+
 def test_a_bound_token_has_its_own_arrays_and_no_others(kit):
     other = kit.client.mint(addon_id="ours")
     array_id = kit.client.post("/arrays/submit", BODY).json["array_id"]

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -190,6 +190,11 @@ class JobArray(Struct, frozen=True):
     def member_intent(self) -> Intent:
         return replace(self.intent, idempotency_key=None)
 
+    @property
+    def event_data(self) -> dict[str, Any]:
+        """What each event of the array has."""
+        return {"array_id": self.array_id, "addon_id": self.intent.addon_id}
+
 
 class ArrayProgress(Struct, frozen=True):
     """
@@ -310,7 +315,7 @@ class ArrayChange(NamedTuple):
 
 
 def submit_array(array: JobArray, by: str = "") -> ArrayChange:
-    data = {"array_id": array.array_id, "indices": array.indices, **principal_data(by)}
+    data = {**array.event_data, "indices": array.indices, **principal_data(by)}
     return _go_on(array, ArrayProgress(), array.created_at, [Note(EventKind.ARRAY_SUBMITTED, data=data)])
 
 
@@ -332,7 +337,7 @@ def cancel_array(record: ArrayRecord, now: Moment, by: str = "") -> ArrayChange 
     """Make no more jobs. The caller cancels those that live. None: it was canceled, or has ended."""
     if record.progress.stopped or record.progress.ended_at is not None:
         return None
-    note = Note(EventKind.ARRAY_CANCELED, data={"array_id": record.array.array_id, **principal_data(by)})
+    note = Note(EventKind.ARRAY_CANCELED, data={**record.array.event_data, **principal_data(by)})
     return _go_on(record.array, record.progress.stop(record.array.spec), now, [note])
 
 
@@ -343,7 +348,8 @@ def retry_array(record: ArrayRecord, now: Moment, by: str = "") -> ArrayChange:
         raise IllegalMove("a CANCELED array cannot be retried: submit it again", array_id=array_id)
     if not progress.failed:
         raise IllegalMove("no index of this array has failed", array_id=array_id)
-    data = {"array_id": array_id, "indices": ",".join(map(str, progress.failed)), **principal_data(by)}
+    indices = ",".join(map(str, progress.failed))
+    data = {**record.array.event_data, "indices": indices, **principal_data(by)}
     return _go_on(record.array, progress.retried(), now, [Note(EventKind.ARRAY_RETRIED, data=data)])
 
 
@@ -354,6 +360,6 @@ def _go_on(array: JobArray, progress: ArrayProgress, now: Moment, notes: list[No
     if outcome is not None and progress.ended_at is None:
         progress = replace(progress, ended_at=now)
         counts = {"done": progress.done, "failed": count_of(progress.failed), "canceled": progress.canceled}
-        notes.append(Note(EventKind.ARRAY_ENDED, str(outcome), {"array_id": array.array_id, **counts}))
+        notes.append(Note(EventKind.ARRAY_ENDED, str(outcome), {**array.event_data, **counts}))
     jobs = [member_id(array.array_id, *each) for each in made]
     return ArrayChange(ArrayRecord(array, progress), jobs, notes)
