@@ -13,7 +13,7 @@ from penstock.core.jobs.admission import AdmissionLimits, Caps
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.preemption import Preemption
-from penstock.core.jobs.types import MINUTE, SECOND, AddonId, Constraint, EndReason, HostId
+from penstock.core.jobs.types import MILLISECOND, MINUTE, SECOND, AddonId, Constraint, EndReason, HostId
 from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.playing import PlayedHost, PlayedState, PlayedWorker, Player
@@ -25,6 +25,10 @@ RULES = SchedulerRules(capacity=Capacity(fixed=40))
 ONE_HOST = PlayedHost()
 RUNNER = PlayedWorker("runner", WorkerKinds(job_types=frozenset({"penstock.command"})), 4)
 ADDON = PlayedWorker("addon", WorkerKinds(AddonId("b")), 3, claims_when_full=False)
+#: With functions of its own: it claims both kinds at once, as many as fit of either.
+WHOLE_RUNNER = PlayedWorker(
+    "runner", WorkerKinds(job_types=frozenset({"penstock.command", "penstock.function"})), 4, functions=2
+)
 EMBEDDED = PlayedWorker("library", WorkerKinds(job_types=frozenset({"t", "u"})), 5)
 
 
@@ -42,13 +46,13 @@ def starts(played):
     return [None if at < 0 else (at - T0) / SECOND for at in played.started_at]
 
 
-def random_load(seed, jobs):
+def random_load(seed, jobs, types=("penstock.command", "t", "u")):
     """Everything that a job can have, in a queue that grows and shrinks."""
     random, after = Random(seed), 0.0
     for _ in range(jobs):
         after += random.expovariate(1 / 2.2)
         addon = random.choice("ab")
-        job_type = random.choice(["penstock.command", "t", "u"]) if addon == "a" else "t"
+        job_type = random.choice(types) if addon == "a" else "t"
         length = random.choice([1, 4, 15, 40])
         fields = {"addon_id": addon, "job_type": job_type, "cost_units": random.choice([1, 5, 12, 30])}
         fields["priority"] = random.choice([10, 50, 52, 75, 95])
@@ -95,6 +99,47 @@ def test_one_worker_starts_every_job_when_the_real_scheduler_does(seed):
 def test_three_kinds_of_workers_start_every_job_when_the_real_scheduler_does(seed):
     rules = replace(RULES, preemption=Preemption(threshold=None if seed % 2 else 20, patience=6 * SECOND))
     agree(list(random_load(seed, 150)), rules, [PlayedHost(workers=(RUNNER, ADDON, EMBEDDED))])
+
+
+@pytest.mark.parametrize("seed", range(40) if SOAK else range(4))
+def test_a_runner_with_functions_starts_every_job_when_the_real_scheduler_does(seed):
+    rules = replace(RULES, preemption=Preemption(threshold=None if seed % 2 else 20, patience=6 * SECOND))
+    load = list(random_load(seed, 150, ("penstock.command", "penstock.function", "t")))
+    agree(load, rules, [PlayedHost(workers=(WHOLE_RUNNER, ADDON, EMBEDDED))])
+
+
+def test_a_worker_that_learns_of_a_change_later_gets_what_the_quicker_one_leaves():
+    load = [
+        arrival(job_type="t", cost_units=20, runs_for=10),
+        arrival(1, job_type="t", cost_units=20),
+        arrival(1, job_type="u", cost_units=20),
+        arrival(1, job_type="t", cost_units=20),
+    ]
+    quick, slow = (
+        PlayedWorker(name, WorkerKinds(job_types=frozenset({kind})), 1, delay=delay)
+        for name, kind, delay in (("quick", "t", 20 * MILLISECOND), ("slow", "u", 50 * MILLISECOND))
+    )
+    played = player(load, hosts=[PlayedHost(workers=(quick, slow))])
+    played.run()
+
+    # With its report a worker claims at once.
+    assert starts(played) == [0.02, 10.02, 1.05, 20.02]
+
+
+def test_the_rest_of_a_worker_s_places_is_not_seen_before_its_next_claim():
+    runner = PlayedWorker("runner", WHOLE_RUNNER.kinds, 4, delay=50 * MILLISECOND, functions=1)
+    other = PlayedWorker("other", WorkerKinds(job_types=frozenset({"t"})), 4, delay=20 * MILLISECOND)
+    jobs = [
+        ("penstock.command", 40, 10),
+        ("penstock.command", 10, 10),
+        ("penstock.command", 10, 10),
+        ("t", 30, 10),
+    ]
+    load = [arrival(job_type=job_type, cost_units=cost, runs_for=length) for job_type, cost, length in jobs]
+    played = player(load, hosts=[PlayedHost(workers=(runner, other))])
+    played.run()
+
+    assert starts(played) == [0.05, 10.05, 20.05, 10.07]
 
 
 def test_a_job_that_runs_past_its_deadline_and_waits_again_is_too_late():

@@ -6,7 +6,6 @@ the workers are simulated. It is slow, and what the player must agree with.
 from __future__ import annotations
 
 import heapq
-from contextlib import ExitStack
 
 from msgspec.structs import replace
 
@@ -16,7 +15,7 @@ from penstock.core.jobs.round import MOST_PICKS
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason, HostId
 from penstock.scheduler.arrivals import PlayedAttempt
-from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers
+from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import EndReport, JobService, YieldRequests
 from penstock.scheduler.maintenance import Maintenance
@@ -48,8 +47,6 @@ class RealHost:
         self.yields.on_ask(self._asked)
         self.reserves, self.preempts = host.reserves, host.preempts
         if not host.reserves:
-            from penstock.scheduler.dispatcher import WorkerKinds
-
             self.present.came(WorkerKinds(own=True), FOR_EVER)
         self.workers = [Worker(self, worker) for worker in host.workers]
 
@@ -72,26 +69,44 @@ class RealHost:
 
 class Worker:
     def __init__(self, host, worker):
-        self.host, self.worker, self.running = host, worker, 0
-        self.stack = ExitStack()
+        self.host, self.worker = host, worker
+        self.running = {"functions": 0, "others": 0}
         if worker.claims_when_full:
             host.present.came(worker.kinds, FOR_EVER)
-        host.present.has_room(worker.name, worker.kinds, worker.places, FOR_EVER)
+        self.shows_room()
+
+    @property
+    def claims(self):
+        """The kinds and the limit of its next claim, as `Runner._free` has them for the runner."""
+        places = self.worker.places - self.running["others"]
+        if self.worker.functions is None:
+            return self.worker.kinds, places
+        functions = self.worker.functions - self.running["functions"]
+        if functions and places:
+            return self.worker.kinds, min(functions, places)
+        if functions:
+            return WorkerKinds(job_types=frozenset({"penstock.function"})), functions
+        return WorkerKinds(job_types=frozenset({"penstock.command", "penstock.shell"})), places
 
     @property
     def free(self):
-        return self.worker.places - self.running
+        return self.claims[1]
 
     def shows_room(self):
-        self.host.present.has_room(self.worker.name, self.worker.kinds, self.free, FOR_EVER)
+        self.host.present.has_room(self.worker.name, *self.claims, FOR_EVER)
+
+    def count(self, job_type, more):
+        is_function = self.worker.functions is not None and job_type == "penstock.function"
+        self.running["functions" if is_function else "others"] += more
 
     def claim(self):
         scene, started = self.host.scene, False
         while self.free:
-            limit = min(self.free, MOST_PICKS)
-            granted = self.host.job_service.claim(self.worker.kinds, limit, self.worker.name)
-            self.running += len(granted)
+            kinds, free = self.claims
+            limit = min(free, MOST_PICKS)
+            granted = self.host.job_service.claim(kinds, limit, self.worker.name)
             for job, dispatch, *_ in granted:
+                self.count(job.intent.job_type, 1)
                 scene.began(self, job, dispatch)
             self.shows_room()
             started |= bool(granted)
@@ -202,7 +217,7 @@ class Scene:
 
     def finish(self, dispatch_id, reason):
         worker, number, _, began, span = self.runs.pop(dispatch_id)
-        worker.running -= 1
+        worker.count(self.load[number].intent.job_type, -1)
         worker.shows_room()
         worker.host.job_service.end_many([EndReport(dispatch_id, reason)])
         if reason in (EndReason.COOPERATIVE_PREEMPTION, EndReason.PREEMPTION_TIMEOUT):

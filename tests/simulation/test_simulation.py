@@ -13,7 +13,7 @@ from penstock.core.jobs.dependencies import IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.schedules import Schedule
-from penstock.core.jobs.types import HOUR, MINUTE, SECOND, AddonId, EndReason, HostId, Priority
+from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, AddonId, EndReason, HostId, Priority
 from penstock.scheduler.arrivals import PlayedAttempt
 from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
 from penstock.scheduler.hosts import HostLoad
@@ -23,6 +23,7 @@ from penstock.scheduler.rules import SchedulerRules
 from penstock.settings.settings import AddonSettings, Settings
 from penstock.simulation import Arrival, curves, figures, made_up, play, recorded, unplayed
 from penstock.simulation.plots import as_svg, in_terminal
+from penstock.simulation.recorded import with_runner, without_runner
 from penstock.simulation.unplayed import BY_LOAD, PLAYED, UNPLAYED
 from penstock.stores.api import ChangeSchedule, Depth, committed
 from penstock.stores.memory.store import MemoryStore
@@ -261,6 +262,46 @@ def test_the_workers_of_a_trail_are_those_that_ran_its_jobs():
         "photos:1": (WorkerKinds(AddonId("photos"), frozenset({"thumb"})), 3),
         "library:77": (WorkerKinds(None, frozenset({"text"})), 3),
     }
+
+
+def test_a_host_that_has_left_has_the_labels_of_the_jobs_that_it_ran():
+    kit = make("memory", None).under(labels=("gpu", "ssd"))
+    kit.submit(labels=("gpu",))
+    kit.job_service.claim(WorkerKinds(AddonId("a")), 1, "a:1")
+    [host] = recorded(kit.store).hosts
+
+    assert host.labels == ("gpu",)
+
+
+def test_the_workers_of_a_trail_claim_as_long_after_a_change_as_they_did():
+    kit = make("memory", None)
+    photos = WorkerKinds(AddonId("photos"), frozenset({"thumb"}))
+    for delay in (0.02, 0.03, 0.5):
+        kit.submit(n=2, addon_id="photos", job_type="thumb")
+        kit.later(delay)
+        [first] = kit.job_service.claim(photos, 1, "photos:1")
+        kit.later(5)
+        kit.job_service.end(first.dispatch.dispatch_id)
+        [second] = kit.job_service.claim(photos, 1, "photos:1")  # with the report: no delay
+        kit.later(5)
+        kit.job_service.end(second.dispatch.dispatch_id)
+    [host] = recorded(kit.store).hosts
+
+    assert [worker.delay for worker in host.workers] == [30 * MILLISECOND]
+
+
+def test_the_runner_of_a_trail_is_as_quick_as_it_was_and_as_large_as_the_settings_say():
+    kit = make("memory", None)
+    kit.submit(job_type="penstock.command")
+    kit.later(0.02)
+    [job] = kit.job_service.claim(WorkerKinds(own=True), 1, "runner")
+    kit.later(5)
+    kit.job_service.end(job.dispatch.dispatch_id)
+    [host] = recorded(kit.store).hosts
+
+    [runner] = with_runner(host, 8, 3).workers
+    assert (runner.delay, runner.places, runner.functions) == (20 * MILLISECOND, 8, 3)
+    assert without_runner(host).workers == ()
 
 
 def test_a_trail_says_what_a_play_of_it_leaves_out():

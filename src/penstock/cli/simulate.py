@@ -208,7 +208,7 @@ def _play(session: CliSession, flags: Mapping[str, str], settings: Settings, sce
 
 def _with_workers(host: PlayedHost, settings: Settings, scene: _Scene) -> PlayedHost:
     """The host as these settings make it: with its runner, and with labels where it is the only host."""
-    from penstock.simulation.recorded import with_runner
+    from penstock.simulation.recorded import with_runner, without_runner
 
     runner = settings.runner
     if not scene.by_trail:
@@ -220,7 +220,7 @@ def _with_workers(host: PlayedHost, settings: Settings, scene: _Scene) -> Played
     if len(scene.hosts) == 1:
         host = host._replace(labels=settings.host.labels)
     if not runner.enabled or not host.reserves:
-        return host
+        return without_runner(host)
     return with_runner(host, runner.slots, runner.workers or 2 * (os.cpu_count() or 1))
 
 

@@ -63,9 +63,9 @@ class PlayedAttempts:
         play = self._play
         job, load = run.job, play.load
         run.phase, run.worker, run.started_at = DispatchPhase.LEASED, worker, started_at
-        play.changes += 1
+        play.count_change(run.host)
         if worker is not None:
-            worker.free -= 1
+            worker.take(run.queue)
         if play.started_at[job] == NOT_STARTED:
             play.started_at[job] = started_at
         play.state[job], play.host[job] = PlayedState.RUNNING, run.host.number
@@ -102,7 +102,7 @@ class PlayedAttempts:
         play = self._play
         if host.alone:
             return
-        host.present.has_room(worker.name, worker.kinds, worker.free, FOR_EVER)
+        host.present.has_room(worker.name, *worker.claims, FOR_EVER)
         if claimed:
             until = FOR_EVER if worker.claims_when_full else play.now + play.rules.fetch_for
             host.present.came(worker.kinds, until)
@@ -139,7 +139,7 @@ class PlayedAttempts:
                 freed_cap = True
         ledger.accounts[queue.admission_class.addon_id].hold(-queue.cost, now, play.sharing)
         host.kept = None
-        play.changes += 1
+        play.count_change(host)
         play.free.changed(host)
         play.ask[host.number] = None
         if freed_cap and len(play.hosts) > 1:
@@ -150,7 +150,7 @@ class PlayedAttempts:
             self.priorities[run.priority] -= 1
             self.used[queue.admission_class.addon_id] += queue.cost * (now - run.started_at)
             if run.worker is not None:
-                run.worker.free += 1
+                run.worker.report(run.queue, now)
                 self.show_room(host, run.worker)
         if reason is EndReason.COMPLETED and job not in play.load.extras:
             self._queues.settle(job, PlayedState.DONE)

@@ -16,26 +16,34 @@ from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.preemption import Cycle
 from penstock.core.jobs.round import Placement, RunningJob
 from penstock.core.jobs.states import DispatchPhase
-from penstock.core.jobs.types import EndReason, HostId, Moment
+from penstock.core.jobs.types import OWN_TYPES, EndReason, HostId, Moment, Span
 from penstock.scheduler.dispatcher import FOR_EVER, PullingWorkers, WorkerKinds
 from penstock.scheduler.played_queues import PlayedQueue, PlayedView, WaitingJobs
 
 #: More places than any host has units for.
 NO_LIMIT: Final = 1 << 30
+NEVER: Final[Moment] = -1
 ANY_JOB: Final = WorkerKinds(own=True)
+COMMANDS: Final = WorkerKinds(job_types=frozenset({f"{OWN_TYPES}command", f"{OWN_TYPES}shell"}))
+FUNCTIONS: Final = WorkerKinds(job_types=frozenset({f"{OWN_TYPES}function"}))
 
 
 class PlayedWorker(NamedTuple):
     """
     A worker that is always there. `places`: how many jobs it runs at once. `claims_when_full`: it counts as
     present also while all of its places are taken, as the runner does; a worker that does not counts as gone
-    when it has been full for `fetch_for`.
+    when it has been full for `fetch_for`. `delay`: how long after a change it claims. Only with a report of its own it
+    claims at once, as many jobs as it reports to have ended; the runner claims for all of its places then. Without a
+    delay every claim is at once. `functions`: how many functions the runner runs at once, beside as many commands as it
+    has places; None for every other worker.
     """
 
     name: str = "any"
     kinds: WorkerKinds = ANY_JOB
     places: int = NO_LIMIT
     claims_when_full: bool = True
+    delay: Span = 0
+    functions: int | None = None
 
 
 class PlayedHost(NamedTuple):
@@ -84,14 +92,66 @@ class RunInPlay:
 
 
 class WorkerInPlay:
-    """`free`: how many of its places are free now."""
+    """
+    `claims_at`: the moment of its next claim, or of its last one. `seen`: how many changes on its host, and how many
+    jobs that became ready, it knew of at its last claim. `reported`: how many ends it reports, and at which moment.
+    """
 
-    __slots__ = ("claims_when_full", "fits", "free", "kinds", "name")
+    __slots__ = (
+        "_functions",
+        "_places",
+        "claims_at",
+        "claims_when_full",
+        "delay",
+        "fits",
+        "kinds",
+        "name",
+        "reported",
+        "seen",
+    )  # fmt: skip
 
     def __init__(self, worker: PlayedWorker) -> None:
-        self.name, self.kinds, self.free, self.claims_when_full = worker
+        self.name, self.kinds, self._places, self.claims_when_full, self.delay, self._functions = worker
+        self.claims_at, self.seen, self.reported = NEVER, (0, 0), (NEVER, 0)
         #: By the number of a queue, whether the worker runs its jobs.
         self.fits: dict[int, bool] = {}
+
+    @property
+    def free(self) -> int:
+        return self.claims[1]
+
+    @property
+    def claims(self) -> tuple[WorkerKinds, int]:
+        """
+        Which jobs it claims, and how many. While the runner has room for commands and for functions, it claims both,
+        and only as many as it has room for of either.
+        """
+        functions, places = self._functions, self._places
+        if functions is None:
+            return self.kinds, places
+        if functions and places:
+            return self.kinds, min(functions, places)
+        return (FUNCTIONS, functions) if functions else (COMMANDS, places)
+
+    def take(self, queue: PlayedQueue, n: int = 1) -> None:
+        """Fill places; negative: they become free."""
+        if self._functions is not None and FUNCTIONS.fits(queue.admission_class):
+            self._functions -= n
+        else:
+            self._places -= n
+
+    def report(self, queue: PlayedQueue, now: Moment) -> None:
+        """One of its jobs has ended. It claims with the report."""
+        self.take(queue, -1)
+        if self.delay and self._functions is None:
+            at, reported = self.reported
+            self.reported = (now, reported + 1 if at == now else 1)
+        self.claims_at = now
+
+    def next_limit(self, now: Moment) -> int:
+        """How many jobs it claims now. For places that were free before it reports, another claim waits already."""
+        (at, reported), self.reported = self.reported, (NEVER, 0)
+        return reported if at == now else self.free
 
     def runs(self, queue: PlayedQueue) -> bool:
         fits = self.fits.get(queue.number)
@@ -131,6 +191,8 @@ class HostInPlay:
         self.reserved: dict[int, RunInPlay] = {}
         self.quiet: Quiet | None = None
         self.draining = False
+        #: How often a run has begun or ended here.
+        self.changes = 0
         #: What the last round kept, until something on this host changes.
         self.kept: Kept | None = None
         #: One of the rounds of its workers kept units when they were last asked.

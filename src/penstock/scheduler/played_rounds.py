@@ -159,24 +159,52 @@ class PlayedRounds:
         """Let the workers of a host claim until none of them gets a job. The last result."""
         if host.alone:
             worker, result = host.workers[0], None
-            while worker.free > 0 and (latest := self._round(host, worker)) is not None:
+            while worker.free > 0 and (latest := self._round(host, worker, worker.free)) is not None:
                 result = latest
                 if len(result.picks) < MOST_PICKS and not self._may_go_on(result):
                     break
             return result
-        result = None
+        play, result = self._play, None
         started, host.keeps = True, False
         while started:
             started = False
             for worker in host.workers:
+                if worker.delay and not self._claims_now(host, worker):
+                    continue
                 started |= self._take_up(host, worker)
-                if worker.free > 0 and (claimed := self._round(host, worker)) is not None:
+                while (limit := worker.next_limit(play.now)) > 0 and (
+                    claimed := self._round(host, worker, limit)
+                ) is not None:
                     result = claimed
                     started |= bool(result.picks)
+                    if len(result.picks) < limit:
+                        break
+                    if worker.delay:  # the rest of its room is not seen before its next claim
+                        host.present.has_room(worker.name, worker.kinds, 0, FOR_EVER)
+                        self._claim_later(host, worker)
+                        break
             if host.reserves and (reserved := self._round(host, None)) is not None:
                 result = reserved
                 started |= bool(result.picks)
+        for worker in host.workers:
+            if worker.delay and self._claims_now(host, worker):
+                worker.seen = (host.changes, play.entries)
         return result
+
+    def _claims_now(self, host: HostInPlay, worker: WorkerInPlay) -> bool:
+        """If not, because it has yet to learn of a change, it claims later."""
+        play = self._play
+        if worker.claims_at == play.now or worker.seen == (host.changes, play.entries):
+            self._attempts.show_room(host, worker)
+            return True
+        if worker.claims_at < play.now and worker.free > 0:
+            self._claim_later(host, worker)
+        return False
+
+    def _claim_later(self, host: HostInPlay, worker: WorkerInPlay) -> None:
+        play = self._play
+        worker.claims_at = play.now + worker.delay
+        play.plan(worker.claims_at, MomentKind.ASK, host.number)
 
     def _may_go_on(self, result: RoundResult) -> bool:
         """
@@ -189,8 +217,10 @@ class PlayedRounds:
 
     # a round
 
-    def _round(self, host: HostInPlay, worker: WorkerInPlay | None) -> RoundResult | None:
-        """None: no job could start in it, so there was none."""
+    def _round(
+        self, host: HostInPlay, worker: WorkerInPlay | None, limit: int | None = None
+    ) -> RoundResult | None:
+        """`limit`: how many jobs the worker claims. None: no job could start in it, so there was none."""
         play = self._play
         queues = self._queues_for(host, worker)
         if not queues:
@@ -200,12 +230,8 @@ class PlayedRounds:
         offer: Callable[..., Placement] = always_lease
         take_place: Callable[..., bool] = no_place
         if not host.alone:
-            workers = RoundWorkers(
-                host.present,
-                play.now,
-                None if worker is None else worker.kinds,
-                worker.name if worker else "",
-            )
+            kinds, name = (None, "") if worker is None else (worker.claims[0], worker.name)
+            workers = RoundWorkers(host.present, play.now, kinds, name)
             offer, take_place = workers.offer, workers.take_place
             # A copy, as in a store: what the round sets aside leaves no trace in the accounts.
             accounts = {addon: replace(account) for addon, account in ledger.accounts.items()}
@@ -216,7 +242,7 @@ class PlayedRounds:
             for queue in queues:
                 if queue.number not in view.gates and not queue.admission_class.quiet_for_sec:
                     view.gates[queue.number] = inputs.gates(queue.admission_class, urgent=queue.urgent)
-        result = run_round(inputs, most_leases=None if worker is None else worker.free)
+        result = run_round(inputs, most_leases=limit)
         for queue in queues:
             self._queues.drop_empty(queue)
         self._take_over(host, worker, result)
@@ -304,7 +330,7 @@ class PlayedRounds:
             self._attempts.lease(run, worker, play.now)
         else:
             host.reserved[job] = run
-            play.changes += 1
+            play.count_change(host)
             run.over_at, run.reason = play.now + play.rules.reserve_for, EndReason.START_TIMEOUT
         self._attempts.push_end(run)
 
@@ -312,7 +338,7 @@ class PlayedRounds:
         """Lease jobs that are reserved for such a worker."""
         taken = False
         for job, run in list(host.reserved.items()):
-            if worker.free > 0 and worker.runs(run.queue):
+            if worker.free > 0 and worker.claims[0].fits(run.queue.admission_class):
                 del host.reserved[job]
                 self._attempts.lease(run, worker, self._play.now)
                 self._attempts.push_end(run)

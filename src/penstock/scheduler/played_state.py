@@ -85,6 +85,8 @@ class Play:
         self.heads: dict[int, None] = {}
         #: How often a run has begun or ended, or the conditions of a host or an addon have changed.
         self.changes = 0
+        #: How often a job has entered a ready queue.
+        self.entries = 0
         #: The hosts that keep units for a job.
         self.keeping: dict[JobId, set[int]] = defaultdict(set)
 
@@ -96,6 +98,11 @@ class Play:
         number = next(self._call_numbers)
         self.calls[number] = call
         self.plan(moment, MomentKind.CALL, number)
+
+    def count_change(self, host: HostInPlay) -> None:
+        """A run has begun or ended."""
+        self.changes += 1
+        host.changes += 1
 
     def conditions_changed(self, hosts: Iterable[HostInPlay]) -> None:
         """What their last rounds went by no longer holds: load, drains, pauses, budgets."""

@@ -162,6 +162,7 @@ class PlayedQueues:
         play = self._play
         priority = play.load.intents[play.load.intent[job]].priority
         self.priorities[priority] += 1
+        play.entries += 1
         if self.put(queue, order_key(priority, ready_at, play.aging), job):
             play.heads[queue.number] = None
 

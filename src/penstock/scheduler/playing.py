@@ -14,8 +14,8 @@ other moments rounds start nothing, and a round that starts nothing changes noth
 need not see a queue whose head cannot start in it, unless the head is about to count as passed over, or to have
 units kept for it.
 
-What is assumed: workers claim at once and never die; an attempt that is stopped ends at once; spending counts
-when an attempt ends. When several hosts could start a job, the host with the most free units is first.
+What is assumed: workers are always there and never die, and claim at once or after a delay of their own; an
+attempt that is stopped ends at once; spending counts when an attempt ends. When several hosts could start a job, the host with the most free units is first.
 
 Here are the loop and what a user of the player calls. The parts, in the order in which they build on each other:
 `arrivals` (the load), `played_queues`, `played_hosts`, `played_accounts`, `played_state` (what all parts share),
@@ -142,7 +142,7 @@ class Player:
         run.admitted_at, run.ends_at = started_at, expected_end
         on.ledger.take(queue.admission_class, play.now, play.sharing, queue.keys)
         play.free.changed(on)
-        play.changes += 1
+        play.count_change(on)
         on.runs[job] = run
         fitting = [w for w in on.workers if w.name == worker] or [w for w in on.workers if w.runs(queue)]
         self._attempts.lease(run, fitting[0] if fitting else None, started_at)

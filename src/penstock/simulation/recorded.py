@@ -3,7 +3,8 @@ The load that a trail recorded: every job that the store still has, how each of 
 workers on which hosts ran them.
 
 A worker is known by its name. It could run the types that it ran, for its addon if it ran jobs of one addon only,
-and as many at once as were seen. Workers of one kind that followed each other are one worker that was restarted.
+and as many at once as were seen. It claims as long after a change as it did in the median: of two workers the quicker
+one gets the units that both could use. Workers of one kind that followed each other are one worker that was restarted.
 A job that never ran takes its expected duration, else the median of its type.
 """
 
@@ -39,6 +40,7 @@ from penstock.core.jobs.types import (
 from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt
 from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import feed
+from penstock.scheduler.played_hosts import COMMANDS, FUNCTIONS
 from penstock.scheduler.playing import PlayedHost, PlayedWorker, Player
 from penstock.scheduler.rules import LOCAL
 from penstock.simulation.play import Change
@@ -46,9 +48,10 @@ from penstock.stores.api import Query, Store
 
 RUNNER: Final = "runner"
 _LIBRARY: Final = "library:"
-_FUNCTION: Final = "penstock.function"
 _PAGE: Final = 1_000
 _UNKNOWN: Final[Span] = 60 * SECOND
+#: A job that started later after the last change did not wait for a worker to learn of it.
+_SOON: Final[Span] = 1 * SECOND
 #: The job did what it was to do, or failed by itself.
 _OWN_ENDS: Final = {
     EndReason.COMPLETED,
@@ -91,6 +94,11 @@ class _Trail:
         self.changes: list[Change] = []
         self.unplayed: Counter[str] = Counter()
         self.last: Moment = 0
+        #: By worker: how long after the last end or submit it claimed, if it did not claim with a report of its own.
+        self.delays: dict[str, list[Span]] = defaultdict(list)
+        self._changed_at: Moment = 0
+        #: When each worker last started a job or reported an end.
+        self._acted_at: dict[str, Moment] = {}
         self._running: dict[DispatchId, tuple[JobId, Moment, str]] = {}
         for event in events:
             self.last = max(self.last, event.at)
@@ -99,7 +107,14 @@ class _Trail:
     def _read(self, event: Event) -> None:
         match event.kind:
             case EventKind.RUNNING if event.job_id is not None and event.dispatch_id is not None:
-                self._running[event.dispatch_id] = (event.job_id, event.at, str(event.data.get("worker", "")))
+                worker = str(event.data.get("worker", ""))
+                self._running[event.dispatch_id] = (event.job_id, event.at, worker)
+                delay = event.at - max(self._changed_at, self._acted_at.get(worker, 0))
+                if 0 < delay < _SOON:
+                    self.delays[worker].append(delay)
+                self._acted_at[worker] = event.at
+            case EventKind.SUBMITTED:
+                self._changed_at = event.at
             case EventKind.CHECKPOINT if event.job_id is not None:
                 self.saved.add(event.job_id)
             case EventKind.ADDON_SET:
@@ -123,8 +138,10 @@ class _Trail:
 
     def _end(self, event: Event) -> None:
         running = None if event.dispatch_id is None else self._running.pop(event.dispatch_id, None)
+        self._changed_at = event.at
         if running is not None:
             job_id, began, worker = running
+            self._acted_at[worker] = event.at
             self.attempts[job_id].append(_Attempt(began, event.at, EndReason(event.reason), worker))
         elif event.kind is EventKind.CANCELED and event.job_id is not None:
             self.canceled_at[event.job_id] = event.at
@@ -283,7 +300,8 @@ class _Seen:
 
 
 def _hosts(store: Store, jobs: Iterable[Job], trail: _Trail) -> list[PlayedHost]:
-    labels = {host.host: host.labels for host in store.hosts()}
+    # A host that has left had at least the labels of the jobs that it ran.
+    labels = {host.host: set(host.labels) for host in store.hosts()}
     seen: dict[tuple[HostId, str], _Seen] = defaultdict(_Seen)
     one = next(iter(labels), LOCAL)
     for job in jobs:
@@ -292,6 +310,7 @@ def _hosts(store: Store, jobs: Iterable[Job], trail: _Trail) -> list[PlayedHost]
             continue
         where = _where(store, job, [a.worker for a in attempts]) if store.shared else [one] * len(attempts)
         for attempt, host in zip(attempts, where, strict=True):
+            labels.setdefault(host, set()).update(job.intent.labels)
             worker = seen[host, attempt.worker]
             worker.addons.add(job.intent.addon_id)
             worker.types.add(job.intent.job_type)
@@ -301,7 +320,8 @@ def _hosts(store: Store, jobs: Iterable[Job], trail: _Trail) -> list[PlayedHost]
         by_host[host][name] = worker
     for host in labels or [one]:
         by_host.setdefault(host, {})
-    return [_host(host, workers, labels.get(host, ())) for host, workers in sorted(by_host.items())]
+    delays = {name: round(median(spans)) for name, spans in trail.delays.items()}
+    return [_host(host, workers, labels.get(host, ()), delays) for host, workers in sorted(by_host.items())]
 
 
 def _where(store: Store, job: Job, workers: list[str]) -> list[HostId]:
@@ -310,18 +330,23 @@ def _where(store: Store, job: Job, workers: list[str]) -> list[HostId]:
     return [hosts[min(number, len(hosts) - 1)] if hosts else LOCAL for number in range(len(workers))]
 
 
-def _host(name: HostId, seen: dict[str, _Seen], labels: tuple[str, ...]) -> PlayedHost:
+def _host(
+    name: HostId, seen: dict[str, _Seen], labels: Iterable[str], delays: Mapping[str, Span]
+) -> PlayedHost:
     """A host whose workers all belong to one program has no daemon: nothing is reserved or preempted there."""
-    workers = list(_workers(seen))
+    workers = list(_workers(seen, delays))
     embedded = bool(seen) and all(worker.startswith(_LIBRARY) for worker in seen)
-    return PlayedHost(name, tuple(workers), tuple(labels), None, preempts=not embedded, reserves=not embedded)
+    return PlayedHost(
+        name, tuple(workers), tuple(sorted(labels)), None, preempts=not embedded, reserves=not embedded
+    )
 
 
-def _workers(seen: dict[str, _Seen]) -> Iterator[PlayedWorker]:
+def _workers(seen: dict[str, _Seen], delays: Mapping[str, Span]) -> Iterator[PlayedWorker]:
     restarted: dict[WorkerKinds, list[_Seen]] = defaultdict(list)
     names: dict[int, str] = {}
     for name, worker in sorted(seen.items(), key=lambda each: min(each[1].spans)):
         if name == RUNNER:
+            yield PlayedWorker(RUNNER, worker.kinds, worker.places(), delay=delays.get(RUNNER, 0))
             continue
         if name.startswith(_LIBRARY):
             worker.addons = set()  # an embedded program runs its functions for every addon
@@ -334,17 +359,22 @@ def _workers(seen: dict[str, _Seen]) -> Iterator[PlayedWorker]:
             names[id(worker)] = name
     for kinds, alike in restarted.items():
         for worker in alike:
-            yield PlayedWorker(names[id(worker)], kinds, worker.places())
+            name = names[id(worker)]
+            # An embedded program claims in the commit of the submit or the report.
+            delay = 0 if name.startswith(_LIBRARY) else delays.get(name, 0)
+            yield PlayedWorker(name, kinds, worker.places(), delay=delay)
 
 
 def with_runner(host: PlayedHost, slots: int, functions: int) -> PlayedHost:
-    """The host with the daemon's runner, as its settings say."""
-    commands = WorkerKinds(job_types=frozenset({f"{OWN_TYPES}command", f"{OWN_TYPES}shell"}))
-    runner = (
-        PlayedWorker(RUNNER, commands, slots),
-        PlayedWorker(f"{RUNNER} functions", WorkerKinds(job_types=frozenset({_FUNCTION})), functions),
-    )
-    return host._replace(workers=runner + host.workers)
+    """The host with the daemon's runner as the settings have it, and as quick as it was seen."""
+    kinds = WorkerKinds(job_types=COMMANDS.job_types | FUNCTIONS.job_types)
+    delay = max((worker.delay for worker in host.workers if worker.name == RUNNER), default=0)
+    runner = PlayedWorker(RUNNER, kinds, slots, delay=delay, functions=functions)
+    return host._replace(workers=(runner, *without_runner(host).workers))
+
+
+def without_runner(host: PlayedHost) -> PlayedHost:
+    return host._replace(workers=tuple(worker for worker in host.workers if worker.name != RUNNER))
 
 
 # what is left out
