@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 from penstock.core.jobs.job import ENDS, Event, EventKind
 from penstock.core.jobs.types import DispatchId, HostId, Moment, Span, seconds
 from penstock.scheduler.hosts import HostLoad
-from penstock.scheduler.job_service import feed
 from penstock.stores.api import Store
 
 #: Seconds.
@@ -175,12 +174,8 @@ class LiveStats:
             return list(self._seconds)
 
     def _unread(self) -> list[Event]:
-        events = []
-        for event in feed(self._store, self._seen):
-            events.append(event)
-            self._seen = event.seq
-            if len(events) == _CATCHING_UP:
-                break
+        events = self._store.events(self._seen, _CATCHING_UP)
+        self._seen = events[-1].seq if events else self._seen
         return events
 
 

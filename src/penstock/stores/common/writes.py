@@ -167,7 +167,8 @@ def take(
         parents = stored_parents(new)
         for unknown in sorted(parents - set(existing(parents))):
             raise unknown_parent(unknown)
-    if added := added_members(new):
+    tagged = [intent for intent in new if intent.tags]
+    if tagged and (added := added_members(tagged)):
         check_members(batches(added), added)
     depth.check(new, queued)
     receipts: dict[int, Receipt] = {}
