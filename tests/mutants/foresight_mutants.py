@@ -110,6 +110,14 @@ MUTANTS = [
         ("tests/scheduler/test_playing.py",),
     ),
     Mutant(
+        "simulation: a round ends before a job that takes the last free units",
+        "penstock/core/jobs/round.py",
+        "_Round._some_head_fits",
+        "cost_units <= free",
+        "cost_units < free",
+        ("tests/scheduler/test_playing.py",),
+    ),
+    Mutant(
         "simulation: a worker learns of every change at once",
         "penstock/scheduler/played_rounds.py",
         "PlayedRounds._claims_now",

@@ -139,7 +139,7 @@ class PlayedRounds:
             return
         for number in play.free.at_least(queue.cost):
             host = play.hosts[number]
-            kept = host.kept
+            kept = host.kept if host.alone else None
             if kept is not None and not kept.lets_past(queue.cost, head.ends_at(play.now)):
                 continue
             if (

@@ -251,6 +251,8 @@ class _Round:
                 heappop(heads)
             else:
                 heapreplace(heads, self._keyed(lane, following))
+            if not (records or self._some_head_fits(heads)):
+                break
         for pick in result.set_aside:  # the claims of their workers will take these units
             self.ledger.take(pick.admission_class, self.now, self.ordering.sharing, n=-1)
         return result
@@ -282,8 +284,15 @@ class _Round:
         Whether the head may start, or its refusal changes more than the records: a head that does not fit must
         count as passed over once, and units may be kept for it.
         """
-        fits = lane.line.admission_class.cost_units <= self.capacity - self.ledger.units
-        return fits or waiting.passed_at is None or (self.result.kept is None and self._waited(waiting))
+        cost, kept = lane.line.admission_class.cost_units, self.result.kept
+        if cost <= self.capacity - self.ledger.units:
+            return kept is None or kept.lets_past(cost, waiting.ends_at(self.now))
+        return waiting.passed_at is None or (kept is None and self._waited(waiting))
+
+    def _some_head_fits(self, heads: list[_Head]) -> bool:
+        """If not, nothing more starts in this round, and no head can be passed over."""
+        free = self.capacity - self.ledger.units
+        return any(head[5].line.admission_class.cost_units <= free for head in heads)
 
     def _start(self, lane: _Lane, waiting: QueuedJob, most: int) -> Reason | None:
         """
