@@ -17,8 +17,10 @@ from penstock.core.jobs.arrays import (
     advance,
     array_of,
     cancel_array,
+    joined,
     member_id,
     parse_array,
+    ranges_of,
     ranges_text,
     retry_array,
     submit_array,
@@ -188,3 +190,8 @@ def test_a_second_look_at_the_same_ends_changes_nothing():
 
     assert list(after.jobs) == ["x_3"]
     assert advance(after.record, {"x_1": DONE, "x_2": JobState.RUNNING}, 2) is None
+
+
+@given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
+def test_indices_that_are_added_to_others_make_the_ranges_of_both(indices, more):
+    assert joined(ranges_of(indices), ranges_of(more)) == ranges_of(indices | more)

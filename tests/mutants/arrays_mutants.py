@@ -9,6 +9,14 @@ MEMORY = ("tests/contract/test_arrays.py", "-k", "memory")
 
 MUTANTS = [
     Mutant(
+        "arrays: a failed index beside another makes a range of its own",
+        "penstock/core/jobs/arrays.py",
+        "joined",
+        "result[low - 1].last + 1 >= each.first",
+        "result[low - 1].last >= each.first",
+        ("tests/core/test_arrays.py",),
+    ),
+    Mutant(
         "arrays: one job more than may run at once",
         "penstock/core/jobs/arrays.py",
         "ArrayProgress.room",

@@ -13,6 +13,7 @@ again from the states of the jobs that live, so an end that was missed is only s
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -271,7 +272,19 @@ def count_of(ranges: Sequence[IndexRange]) -> int:
 
 
 def joined(ranges: Sequence[IndexRange], more: Sequence[IndexRange]) -> tuple[IndexRange, ...]:
-    return tuple(_merged(sorted((*ranges, *more))))
+    """
+    Both as one, neighbors as one range. `ranges` is so already, and may be long: each failure adds one index to it, and
+    must not look at all that failed before.
+    """
+    result = list(ranges)
+    for each in more:
+        low = high = bisect_left(result, each)
+        if low and result[low - 1].last + 1 >= each.first:
+            low -= 1
+        while high < len(result) and result[high].first <= each.last + 1:
+            high += 1
+        result[low:high] = _merged(sorted((*result[low:high], each)))
+    return tuple(result)
 
 
 def split(ranges: Sequence[IndexRange], size: int) -> tuple[list[int], tuple[IndexRange, ...]]:
