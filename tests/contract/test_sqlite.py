@@ -42,6 +42,7 @@ from penstock.stores.sqlite.reads import find_sql
 from penstock.stores.sqlite.store import SqliteStore
 from penstock.stores.sqlite.transaction import WriteLock
 
+SOAK = "PENSTOCK_SOAK" in os.environ
 T0 = 1_900_000_000 * SECOND
 LATEST = len(connection.migrations("sqlite"))
 JOB = Intent(addon_id="a", job_type="t")  # type: ignore[arg-type]  # a plain string will do here
@@ -592,13 +593,15 @@ def steps_of(store, act):
     return len(steps)
 
 
+@pytest.mark.timeout(900 if SOAK else 120)
 @pytest.mark.parametrize("capacity", [0, 30])
 def test_the_cost_of_a_tick_follows_what_it_starts_and_not_what_waits(tmp_path, capacity):
     costs = []
-    for depth in (100, 20_000):
+    for depth in (1_000, 1_000_000) if SOAK else (100, 20_000):
         store = SqliteStore(tmp_path / f"{depth}.db", lambda: T0)
         later = Intent(addon_id="b", job_type="t", priority=100, earliest_start_at=T0 + SECOND)
-        committed(store, Submit([JOB] * depth + [later] * depth, Depth()))
+        for _ in range(0, depth, 10_000):
+            committed(store, Submit([JOB, later] * min(depth, 10_000), Depth()))
         tick(store, capacity=10)
         costs.append(steps_of(store, lambda: tick(store, capacity)))  # noqa: B023 - called at once
         store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
 from msgspec.structs import replace
@@ -17,6 +18,8 @@ from penstock.core.jobs.types import SECOND
 from penstock.stores.api import Admit, Apply, Complete, CompletedDispatch, Depth, Query, Submit, committed
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.store import PostgresStore
+
+SOAK = "PENSTOCK_SOAK" in os.environ
 
 RULES = {"schedules": Schedules(), "ordering": Ordering()}
 
@@ -171,10 +174,9 @@ def test_only_while_a_job_waits_for_another_are_the_children_of_completed_jobs_l
     assert "dispatches_with_dependencies" not in [name for names in asked for name in names]
 
 
-def test_the_cost_of_a_release_follows_what_is_released_and_not_what_waits(
-    postgres_emptied, asked, monkeypatch
-):
-    """Statements, and rows that the server fetched in the transaction."""
+@pytest.fixture
+def cost_of(asked, monkeypatch):
+    """A function that does something, and counts the statements, and the rows that the server fetched in the transaction."""
     rows, lock, finish = [], Database.lock, DatabaseSession.finish
 
     def count(session):
@@ -191,23 +193,48 @@ def test_the_cost_of_a_release_follows_what_is_released_and_not_what_waits(
         count(session)
         finish(session)
 
-    costs = []
-    for waiting in (5, 2_000):
-        place = postgres_emptied()
-        store = PostgresStore(place.dsn, schema=place.schema)
-        dispatch, child = family(store, waiting)
+    def cost_of(act):
         asked.clear()
         with monkeypatch.context() as patch:
             patch.setattr(Database, "lock", counted_lock)
             patch.setattr(DatabaseSession, "finish", counted_finish)
             rows.clear()
-            committed(store, Complete([CompletedDispatch(dispatch.dispatch_id)]))
-            costs.append((len([name for names in asked for name in names]), rows[1] - rows[0]))
+            act()
+            return len([name for names in asked for name in names]), rows[1] - rows[0]
+
+    return cost_of
+
+
+def test_the_cost_of_a_release_follows_what_is_released_and_not_what_waits(postgres_emptied, cost_of):
+    costs = []
+    for waiting in (5, 2_000):
+        place = postgres_emptied()
+        store = PostgresStore(place.dsn, schema=place.schema)
+        dispatch, child = family(store, waiting)
+        done = Complete([CompletedDispatch(dispatch.dispatch_id)])
+        costs.append(cost_of(lambda: committed(store, done)))  # noqa: B023 - called at once
         assert [d.job_id for d in tick(store)] == [child]
         store.close()
 
     assert costs[0][0] == costs[1][0]
     assert costs[1][1] <= costs[0][1] + 5
+
+
+@pytest.mark.timeout(900 if SOAK else 120)
+def test_the_cost_of_a_round_follows_what_it_starts_and_not_what_waits(postgres_emptied, cost_of):
+    kinds = [replace(JOB, job_type=job_type, cost_units=cost) for job_type in "tu" for cost in (10, 20, 40)]
+    costs = []
+    for waiting in (1_000, 1_000_000) if SOAK else (100, 5_000):
+        place = postgres_emptied()
+        store = PostgresStore(place.dsn, schema=place.schema)
+        for _ in range(0, waiting, 6_000):
+            committed(store, Submit(kinds * (min(waiting, 6_000) // len(kinds)), Depth()))
+        started = exchange(store, tick(store))
+        costs.append(cost_of(lambda: exchange(store, started)))  # noqa: B023 - called at once
+        store.close()
+
+    assert costs[0][0] == costs[1][0]
+    assert costs[1][1] <= 2 * costs[0][1]
 
 
 def test_a_round_that_starts_one_and_refuses_another_tells_of_both(store):
