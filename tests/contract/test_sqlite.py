@@ -593,7 +593,7 @@ def steps_of(store, act):
     return len(steps)
 
 
-@pytest.mark.timeout(900 if SOAK else 120)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("capacity", [0, 30])
 def test_the_cost_of_a_tick_follows_what_it_starts_and_not_what_waits(tmp_path, capacity):
     costs = []

@@ -60,7 +60,7 @@ class Journal:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120 + 30 * SOAK)
+@pytest.mark.timeout(600 + 30 * SOAK)
 def test_a_killed_program_loses_no_callback_and_runs_none_twice(tmp_path):
     chance, kills, hits = random.Random(19), 20 * SOAK, 0
     with closing(ForkServer(PROGRAM, tmp_path)) as server:
@@ -81,7 +81,7 @@ def test_a_killed_program_loses_no_callback_and_runs_none_twice(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120 + 60 * SOAK)
+@pytest.mark.timeout(600 + 60 * SOAK)
 def test_a_killed_daemon_loses_no_callback_and_runs_none_twice(tmp_path):
     chance, kills, hits = random.Random(20), 3 * SOAK, 0
     journal, daemon = Journal(tmp_path / "journal"), Daemon(tmp_path).start()

@@ -163,7 +163,6 @@ def left(store):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("part", range(max(1, SOAK // 2)))
 def test_whatever_happens_to_hosts_and_server_every_job_runs_and_none_beside_itself(daemons, part):
     trouble(daemons, random.Random(11 + part * 100), JOBS, KINDS)

@@ -120,7 +120,6 @@ def overlaps(runs):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("part", range(2 * SOAK))
 def test_a_server_that_crashes_loses_no_acknowledged_job_and_none_runs_beside_itself(server, journal, part):
     rng = random.Random(16 + part)

@@ -220,7 +220,7 @@ def test_the_cost_of_a_release_follows_what_is_released_and_not_what_waits(postg
     assert costs[1][1] <= costs[0][1] + 5
 
 
-@pytest.mark.timeout(900 if SOAK else 120)
+@pytest.mark.timeout(900)
 def test_the_cost_of_a_round_follows_what_it_starts_and_not_what_waits(postgres_emptied, cost_of):
     kinds = [replace(JOB, job_type=job_type, cost_units=cost) for job_type in "tu" for cost in (10, 20, 40)]
     costs = []

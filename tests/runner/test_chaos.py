@@ -70,7 +70,7 @@ class Scheduler:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3 * KILLS)
+@pytest.mark.timeout(600 + 3 * KILLS)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_whatever_is_killed_nothing_is_lost_nothing_runs_twice_at_once_and_nothing_is_left(tmp_path, part):
     seed = random.randrange(1 << 32)
