@@ -168,6 +168,8 @@ def test_a_plan_that_was_made_for_empty_tables_is_not_kept(postgres, con):
             if name is not None and first_names.setdefault(backend, name) != name:  # it is prepared again
                 plan = used.execute(f"EXPLAIN EXECUTE {name}(1, '{{a}}', '{{b}}')".encode()).fetchall()
                 break
+    else:
+        pytest.fail("no connection prepared the statement again")
 
     conditions = [line for (line,) in plan if "Index Cond" in line]
     assert ["done.dispatch_id" in line for line in conditions] == [True], plan
