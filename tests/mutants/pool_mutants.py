@@ -116,6 +116,26 @@ MUTANTS = [
         ("tests/pools/test_executor.py::test_a_loop_that_blocks_does_not_stop_the_pool",),
     ),
     Mutant(
+        "pool: a busy loop reads pipes that are closed",
+        "penstock/pools/workers/replies.py",
+        "ReplyReader._read_for_loop",
+        "            if not self._closed:",
+        "            if True:",
+        (
+            "tests/pools/test_reading.py::test_loops_that_were_busy_while_their_pool_ended_read_no_closed_pipe",
+        ),
+    ),
+    Mutant(
+        "pool: pipes are closed while a busy loop still watches them",
+        "penstock/pools/workers/replies.py",
+        "ReplyReader._close_pipes",
+        "        if self._closed and not self._watching:",
+        "        if self._closed:",
+        (
+            "tests/pools/test_reading.py::test_loops_that_were_busy_while_their_pool_ended_read_no_closed_pipe",
+        ),
+    ),
+    Mutant(
         "pool: whoever reads never goes back to its own work",
         "penstock/pools/workers/replies.py",
         "ReplyReader.read",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import deque
 
 import pytest
 
 from penstock.pools.workers.replies import _FEW, ReplyReader
+from tests.waiting import until
 
 
 class Worker:
@@ -67,3 +70,83 @@ def test_nobody_looks_for_answers_when_none_can_come(group):
     read(group, answers=3)
 
     assert group.settled == 1
+
+
+class BusyLoop:
+    """An event loop that runs a callback for long: what it is told waits."""
+
+    def __init__(self):
+        self.told = []
+
+    def add_reader(self, fd, fn):
+        self.read = fn
+        return True
+
+    def remove_reader(self, fd, still, then):
+        self.told.append(then)
+        return True
+
+    def goes_on(self):
+        self.read()  # it had found the pipe ready before its callback began
+        while self.told:
+            self.told.pop(0)()
+
+
+class WorkerOfAPipe:
+    pidfd = kill_reason = None
+
+    def __init__(self):
+        self.outlet, self.other_end = os.pipe()
+
+    def spawn(self):
+        pass
+
+    def receive(self):
+        """The pipe is closed."""
+
+
+class GroupOfOne(Group):
+    def __init__(self):
+        super().__init__()
+        self.gone, self.pushed = threading.Event(), threading.Event()
+
+    def push(self, worker):
+        self.pushed.set()
+
+    def nothing_in_flight(self):
+        return True
+
+    def pipes_are_deep(self):
+        return False
+
+    def on_death(self, worker):
+        os.close(worker.outlet)
+
+
+def is_open(fd):
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def test_loops_that_were_busy_while_their_pool_ended_read_no_closed_pipe():
+    group, worker, loops = GroupOfOne(), WorkerOfAPipe(), [BusyLoop(), BusyLoop()]
+    reader = ReplyReader(group, "test")
+    reader.start(worker)
+    until(group.pushed.is_set)
+    for loop in loops:
+        reader.read_on_loop(loop)
+        until(
+            lambda loop=loop: loop.told
+        )  # the reader thread has taken the pipes back; the loop does not know it
+    os.close(worker.other_end)
+    reader.close()
+    until(group.gone.is_set)
+
+    for loop in loops:
+        assert is_open(reader.poller.fd)  # a loop still watches it
+        loop.goes_on()
+    assert not is_open(reader.poller.fd)
+    loops[0].read()  # nothing to read, and no error

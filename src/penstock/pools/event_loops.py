@@ -121,7 +121,7 @@ class LoopNotifier:
             return False
         return True
 
-    def remove_reader(self, fd: int, still: Callable[[], bool], then: Callable[[], object] | None) -> bool:
+    def remove_reader(self, fd: int, still: Callable[[], bool], then: Callable[[], object]) -> bool:
         """
         From any thread. The loop's thread removes the reader if `still()` is true by then, and calls `then`.
         False if the loop is gone.
@@ -130,8 +130,7 @@ class LoopNotifier:
         def remove(loop: asyncio.AbstractEventLoop) -> None:
             if still():
                 loop.remove_reader(fd)
-            if then is not None:
-                then()
+            then()
 
         loop = self._loop()
         if loop is None:

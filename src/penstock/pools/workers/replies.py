@@ -21,7 +21,6 @@ import logging
 import threading
 import time
 from _thread import get_ident
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.pools.context import may_block, never_block_here, thread_state
@@ -65,6 +64,7 @@ class ReplyReader:
         self._reading_for: Call[Any] | None = None  # the call that the reading thread waits for
         self._reader_thread = 0
         self._loop: LoopNotifier | None = None  # the event loop that took over
+        self._watching: set[LoopNotifier] = set()  # loops that watch the pipes; a busy one stops later
         self._loop_read_at = 0.0
         self.workers: dict[int, WorkerProcess] = {}
         self._full: dict[int, WorkerProcess] = {}
@@ -165,6 +165,7 @@ class ReplyReader:
         if self._loop is None and self.poller.can_mute and self.reading.acquire(blocking=False):
             try:
                 if not self._closed and notifier.add_reader(self.poller.fd, self._read_for_loop):
+                    self._watching.add(notifier)
                     self._loop, self._loop_read_at = notifier, clock()
                     self._take_over()
             finally:
@@ -175,16 +176,29 @@ class ReplyReader:
             return
         self._loop_read_at = clock()
         try:
-            self.read(self.poller.ready_pipes())
+            if not self._closed:
+                self.read(self.poller.ready_pipes())
         finally:
             self.reading.release()
 
-    def _detach_loop(self, then: Callable[[], object] | None = None) -> bool:
-        """
-        Make the loop that took over (if one did) stop reading and call `then`. True if it lives to do that.
-        """
+    def _detach_loop(self) -> None:
+        """Make the loop that took over, if one did, stop reading: when it comes to it."""
         loop, self._loop = self._loop, None
-        return loop is not None and loop.remove_reader(self.poller.fd, lambda: self._loop is not loop, then)
+        if loop is None:
+            return
+
+        def stopped() -> None:
+            if self._loop is not loop:
+                self._watching.discard(loop)
+                self._close_pipes()
+
+        if not loop.remove_reader(self.poller.fd, lambda: self._loop is not loop, stopped):
+            stopped()
+
+    def _close_pipes(self) -> None:
+        """At the end, when no loop watches them any more: their number may then belong to another file."""
+        if self._closed and not self._watching:
+            self.poller.close_pipes()
 
     def _take_over(self) -> None:
         if not self.muted:
@@ -265,8 +279,8 @@ class ReplyReader:
         with self.reading:
             self._closed = True
             self.poller.close()
-            if not self._detach_loop(then=self.poller.close_pipes):
-                self.poller.close_pipes()
+            self._detach_loop()
+            self._close_pipes()
         self._group.gone.set()
 
     def _wait_once(self, timeout: float | None) -> None:
