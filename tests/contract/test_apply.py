@@ -223,6 +223,17 @@ def test_a_canceled_job_leaves_the_line(kit):
     assert kit.tick() == []
 
 
+def test_a_canceled_job_keeps_the_reason_why_it_waited(kit):
+    [job_id] = kit.submit(cost_units=50)
+    kit.tick(capacity=40)
+    waiting = kit.store.job(job_id)
+    committed(kit.store, Apply([changes.cancel(waiting, None, kit.now, grace=0, **kit.rules)]))
+    canceled = kit.store.job(job_id)
+
+    assert (canceled.denied, canceled.denied_at) == (waiting.denied, waiting.denied_at)
+    assert canceled.denied == "no_room"
+
+
 def test_an_edit_moves_a_job_in_line(kit):
     first, second = kit.submit(n=2)
     job = kit.store.job(second)

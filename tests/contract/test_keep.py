@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.contract.conftest import OF_ONE_HOST
+from tests.contract.conftest import OF_ONE_HOST, StoreKit
 
 from penstock.core.errors import DispatcherHeld
 from penstock.core.jobs import changes
@@ -11,7 +11,7 @@ from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.round import RoundResult
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import HOUR, SECOND, EndReason
-from penstock.stores.api import Admit, Apply, Due, Prune, Shift, Terms, committed
+from penstock.stores.api import Admit, Apply, Complete, CompletedDispatch, Due, Prune, Shift, Terms, committed
 
 
 def due(kit, limit=100):
@@ -181,11 +181,16 @@ def test_a_clock_that_was_set_moves_no_lease(kit):
     assert due(kit) == []
 
 
-def test_settled_jobs_are_forgotten_in_steps_with_all_that_was_theirs(kit):
+def completed(kit, dispatch):
+    assert committed(kit.store, Complete([CompletedDispatch(dispatch.dispatch_id)])) == [True]
+
+
+@pytest.mark.parametrize("end", [StoreKit.end, completed], ids=["decided by a change", "reported as done"])
+def test_settled_jobs_are_forgotten_in_steps_with_all_that_was_theirs(kit, end):
     for _ in range(5):
         _, dispatch = kit.start()
         kit.beat(dispatch, checkpoint="{}")
-        kit.end(dispatch)
+        end(kit, dispatch)
     [queued] = kit.submit()
     kit.later(100)
     old = kit.store.events(0, 1)[0].job_id

@@ -7,19 +7,22 @@ import subprocess
 import sys
 import textwrap
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from threading import Thread
 
 import pytest
 from msgspec.structs import replace
+from tests.waiting import LONG
 
 from penstock.core.errors import KeyConflict, QueueFull
 from penstock.core.jobs.admission import AdmissionLimits, Conditions
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.round import Placement, RoundInputs, run_round
-from penstock.core.jobs.types import Constraint, RunWhen
-from penstock.stores.api import Admit, Depth, Query, Submit, Terms, committed
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import Constraint, JobId, RunWhen
+from penstock.stores.api import Admit, Depth, Query, Receipt, Submit, Terms, committed
 from penstock.stores.sqlite import submit_relay
 from penstock.stores.sqlite.store import SqliteStore
 from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, SubmitRelayServer
@@ -165,13 +168,13 @@ def test_nonsense_ends_the_conversation_and_nothing_else(pair, tmp_path):
 # without an answer
 
 
-def test_a_letter_that_was_written_and_not_answered_is_not_doubled(pair, monkeypatch):
+def test_a_submit_that_was_written_and_not_answered_is_not_doubled(pair, monkeypatch):
     first, second = pair
     written = []
 
     def mute(self, sender, answer):
         written.extend(answer.result())
-        self._part(sender)
+        self._remove(sender)
 
     monkeypatch.setattr(SubmitRelayServer, "_answer", mute)
     keyed = Intent(addon_id="a", job_type="t", idempotency_key="k")
@@ -190,6 +193,26 @@ def test_one_who_does_not_answer_in_time_is_left_alone_for_a_while(pair, monkeyp
 
     assert (0, 2) == (len(first.commits), len(second.commits))
     assert second._relay_client._avoid_until > 0
+
+
+def test_a_relay_that_closes_answers_the_submits_it_has_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(submit_relay, "PATIENCE_SEC", LONG)
+    database = tmp_path / "jobs.db"
+    database.touch()
+    names = SocketNames(database)
+    names.make()
+    taken, answer = SimpleQueue(), Future()
+    server = SubmitRelayServer(names.relay, lambda submits: (taken.put(submits), [answer])[1])
+    client = SubmitRelayClient(names)
+    receipts = [Receipt(JobId("0190-taken"), JobState.QUEUED, True)]
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(client.deliver, NamedSubmit([JOB], job_ids=["0190-taken"]), client.line(1))
+        taken.get(timeout=LONG)
+        server.close()
+        answer.set_result(receipts)
+
+        assert (receipts, True) == sent.result()
+    client.close()
 
 
 def test_a_dispatcher_may_commit_relayed_submits_itself_and_claim_with_them(make):
@@ -216,7 +239,7 @@ def take_one(admission_view):
     )
 
 
-def test_letters_that_are_alike_but_not_the_same_arrive_as_they_were_sent(pair):
+def test_jobs_that_are_alike_but_not_the_same_arrive_as_they_were_sent(pair):
     first, second = pair
     sent = [
         JOB,
@@ -231,7 +254,7 @@ def test_letters_that_are_alike_but_not_the_same_arrive_as_they_were_sent(pair):
     assert sent == [first.job(name).intent for name in names]
 
 
-def test_a_letter_that_comes_after_its_sender_has_written_changes_nothing(pair):
+def test_a_submit_that_comes_after_its_sender_has_written_changes_nothing(pair):
     first, second = pair
     late = NamedSubmit([JOB], job_ids=["0190-late"])
     second._writer.commit([late])[0].result()
@@ -333,7 +356,7 @@ def test_a_stand_in_that_goes_leaves_nobody_waiting(make):
     assert (2, 1) == (len(first.commits), len(second.commits))
 
 
-def test_a_fork_does_not_keep_the_door(make, tmp_path):
+def test_a_fork_does_not_keep_the_sockets(make, tmp_path):
     first = make()
     first.acquire_dispatch("the parent")
     child = os.fork()
