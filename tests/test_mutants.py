@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.planting import Mutant, NotPlanted, plant
-from tests.mutants.run import batched
+from tests.mutants.run import Run, batched, summary
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parent / "src"
@@ -96,4 +96,16 @@ def test_what_one_planted_bug_leaves_out_is_not_left_out_for_another():
         ("tests/server/test_a.py", "-k", "not daemon"),
         ("tests/server/test_a.py",),
         ("tests/core/test_b.py::test_c",),
+    ]
+
+
+def test_a_planted_bug_that_makes_the_tests_hang_does_not_count_as_found():
+    mutants = [Mutant(name, "a.py", "", "a", "b", ()) for name in ("pool: one", "pool: two", "http: three")]
+    runs = [Run(verdict, frozenset(), 1.6, "") for verdict in ("found", "hung", "survived")]
+
+    _, *lines = summary(mutants, runs)
+    assert [line.split() for line in lines] == [
+        ["pool", "2", "1", "0", "1", "0", "0", "4"],
+        ["http", "1", "0", "1", "0", "0", "0", "2"],
+        ["all", "3", "1", "1", "1", "0", "0", "6"],
     ]

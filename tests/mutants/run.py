@@ -9,7 +9,8 @@ Are the tests worth their time? Plants one bug after the other in a copy of the 
 Each `*_mutants.py` beside this file has a list `MUTANTS` of (name, file below src/, function, old code, new code, what pytest
 is to run). `planting.py` says how the old code is found; if it is not there exactly once, that is an error, not a pass. A list
 with `NEEDS` is left out where that module is not installed, because its tests would be skipped. Where they are skipped for want of
-something else, such as a browser, the planted bug has neither been found nor survived, and the last line tells how many.
+something else, such as a browser, the planted bug has neither been found nor survived. One that makes the tests hang is not found:
+whoever waits for them does not know why. The last lines count all that for each list.
 """
 
 # ruff: noqa: T201  # a command that prints a table
@@ -41,7 +42,7 @@ sys.path.insert(0, str(ROOT))  # a script has its own folder there
 from tests.mutants.planting import Mutant, NotPlanted  # noqa: E402  # not before it is there
 from tests.mutants.planting import plant as plant_in  # noqa: E402  # not before it is there
 
-#: Seconds that the tests may take longer than without a planted bug. It may make them hang, and that is a way to find it.
+#: Seconds that the tests may take longer than without a planted bug. Each has a timeout of its own, which finds what hangs in it.
 PATIENCE = 180.0
 
 
@@ -77,14 +78,13 @@ def main() -> int:
             lambda mutant: plant(mutant, mutant.tests, every=options.idle, patience=patience(mutant, took)),
             mutants,
         )
-        failed, verdicts = report(mutants, runs)
-    found, skipped = verdicts["found"] + verdicts["hung"], verdicts["skipped"]
-    untried = f", {skipped} not tried: their tests are skipped here" if skipped else ""
-    print(f"\n{found} of {len(mutants)} planted bugs found{untried}")
+        done = list(report(mutants, runs))
+    failed = set[str]().union(*(run.failed for run in done))
+    print(*summary(mutants, done), sep="\n")
     if options.idle:
         never = [name for batch in batches.values() for name in names_of_tests(batch) if name not in failed]
         print(f"{len(never)} tests that none of them makes fail", *dict.fromkeys(never), sep="\n  ")
-    return 0 if found + skipped == len(mutants) else 1
+    return 0 if all(run.verdict in {"found", "skipped"} for run in done) else 1
 
 
 def collect() -> list[Mutant]:
@@ -117,21 +117,31 @@ def patience(mutant: Mutant, took: Mapping[tuple[str, ...], float]) -> float:
     return PATIENCE + 2 * sum(took[key] for key in {key for key, _ in keyed(mutant)})
 
 
-def report(mutants: list[Mutant], runs: Iterable[Run]) -> tuple[set[str], Counter[str]]:
-    """All tests that failed, and how often each verdict was reached."""
+def report(mutants: list[Mutant], runs: Iterable[Run]) -> Iterator[Run]:
+    """A line for each, as soon as it is there."""
     width = max(len(mutant.name) for mutant in mutants)
-    failed: set[str] = set()
-    verdicts = Counter[str]()
     for mutant, run in zip(mutants, runs, strict=True):
-        failed |= run.failed
-        print(
-            f"{mutant.name:<{width}}  {run.verdict:<8}  {len(run.failed):>3} failed  {run.seconds:5.1f} s",
-            flush=True,
-        )
-        verdicts[run.verdict] += 1
+        first = min(run.failed, default="")
+        print(f"{mutant.name:<{width}}  {run.verdict:<8}  {run.seconds:5.1f} s  {first}", flush=True)
         if run.verdict == "broken":
             print(run.output)
-    return failed, verdicts
+        yield run
+
+
+def summary(mutants: list[Mutant], runs: list[Run]) -> Iterator[str]:
+    """How many of each list were found. Skipped: their tests are skipped here, so they were not tried."""
+    counts = {name: Counter[str]() for name in (*(list_of(mutant) for mutant in mutants), "all")}
+    for mutant, run in zip(mutants, runs, strict=True):
+        for count in (counts[list_of(mutant)], counts["all"]):
+            count.update({"planted": 1, run.verdict: 1, "seconds": round(run.seconds)})
+    columns = ("planted", "found", "survived", "hung", "skipped", "broken", "seconds")
+    yield f"\n{'list':<14}" + "".join(f"{column:>9}" for column in columns)
+    for name, count in counts.items():
+        yield f"{name:<14}" + "".join(f"{count[column]:>9}" for column in columns)
+
+
+def list_of(mutant: Mutant) -> str:
+    return mutant.name.partition(":")[0]
 
 
 def plant(
