@@ -92,7 +92,7 @@ MUTANTS = [
         ("tests/alerts/test_alerting.py::test_what_needs_no_memory_is_forgotten",),
     ),
     Mutant(
-        "alerts: a refusal closes the door",
+        "alerts: a refused message holds up the others",
         "penstock/alerts/delivery.py",
         "Messenger._deliver",
         "        except MessageRefused as error:\n            self._failures = 0\n",
@@ -100,7 +100,7 @@ MUTANTS = [
         ("tests/alerts/test_alerting.py::test_a_message_that_is_refused_does_not_hold_up_the_others",),
     ),
     Mutant(
-        "alerts: a closed door is tried at once",
+        "alerts: a receiver that is away is tried again at once",
         "penstock/alerts/delivery.py",
         "Messenger._deliver",
         "            self._closed_until = now + pause(self._failures)\n",

@@ -11,7 +11,7 @@ MUTANTS = [
         "",
         "WHERE job_full.ended_at <= listed.at AND",
         "WHERE",
-        ("tests/contract", "-kpostgres"),
+        ("tests/contract/test_keep.py::test_a_job_that_ended_again_is_as_old_as_its_last_end", "-kpostgres"),
     ),
     Mutant(
         "postgres: a job that was revived holds up those behind it",
@@ -19,7 +19,10 @@ MUTANTS = [
         "PostgresStore._old_jobs",
         "            if len(old) == limit:\n                break\n",
         "            break\n",
-        ("tests/contract", "-kpostgres"),
+        (
+            "tests/contract/test_keep.py::test_a_job_that_was_revived_does_not_count_as_one_that_is_forgotten",
+            "-kpostgres",
+        ),
     ),
     Mutant(
         "postgres: an older database keeps the fired moments of pruned jobs",
@@ -38,7 +41,7 @@ MUTANTS = [
         ("tests/postgres/test_pruning.py",),
     ),
     Mutant(
-        "postgres: what is due is let into line by nobody",
+        "postgres: a job that is due does not enter its ready queue",
         "penstock/stores/postgres/rounds.py",
         "_LockedState.__init__",
         '("step_into_line", {"now": given_now, "most": STEPS})',
@@ -78,7 +81,7 @@ MUTANTS = [
         ("tests/postgres/test_hosts.py",),
     ),
     Mutant(
-        "postgres: a kind's first job has no row to count in",
+        "postgres: the first job of an admission class has no row in the ledger",
         "penstock/stores/postgres/admission_view.py",
         "_number",
         '        ("add_ledger", columns(sorted(keys_of(admission_class)))),\n',
@@ -94,7 +97,7 @@ MUTANTS = [
         ("tests/postgres/test_many.py",),
     ),
     Mutant(
-        "postgres: a loan is decided on rows that were not locked",
+        "postgres: a standalone lease is decided on rows that were not locked",
         "penstock/stores/postgres/rounds.py",
         "RoundAttempt._round",
         "                self._need(set(keys_of(result.standalone_lease)), result.standalone_lease)\n",
@@ -350,7 +353,7 @@ MUTANTS = [
         ("tests/postgres/test_notices.py",),
     ),
     Mutant(
-        "postgres: what was not told is told alone",
+        "postgres: a notice that went with a commit is sent again alone",
         "penstock/stores/postgres/wakeups.py",
         "NotificationListener.__init__",
         "        self._due = False  # it tells of all that was committed before\n",
@@ -435,7 +438,10 @@ MUTANTS = [
         "Heartbeats._renew",
         "            or dispatch.expires_at <= self._now\n",
         "",
-        ("tests/contract", "-kpostgres"),
+        (
+            "tests/contract/test_keep.py::test_a_heartbeat_after_the_expiry_renews_nothing_though_nobody_has_swept",
+            "-kpostgres",
+        ),
     ),
     Mutant(
         "postgres: a job's own trail misses a batch",
@@ -443,15 +449,18 @@ MUTANTS = [
         "PostgresWriteBatch.note",
         "            self._mentioned.add(job.no)\n",
         "            pass\n",
-        ("tests/contract", "-kpostgres"),
+        ("tests/contract/test_apply.py", "-kpostgres"),
     ),
     Mutant(
-        "postgres: what is forgotten is still told",
+        "postgres: the events of a pruned job are still read",
         "penstock/stores/common/rows.py",
         "forget",
         " or _job_of(row) in gone else",
         " else",
-        ("tests/contract", "-kpostgres"),
+        (
+            "tests/contract/test_keep.py::test_settled_jobs_are_forgotten_in_steps_with_all_that_was_theirs",
+            "-kpostgres",
+        ),
     ),
     Mutant(
         "postgres: units are not given back",
@@ -459,7 +468,7 @@ MUTANTS = [
         "Effects.defer",
         "            self.writes.use_units(host, admission_class, -n)\n",
         "            pass\n",
-        ("tests/contract", "-kpostgres"),
+        ("tests/contract/test_apply.py", "-kpostgres"),
     ),
     Mutant(
         "postgres: labels are no part of what a job asks for",
@@ -467,7 +476,10 @@ MUTANTS = [
         "admission_class_of",
         "        labels=tuple(sorted(intent.labels)) if intent.labels else (),\n",
         "",
-        ("tests/contract", "-kpostgres"),
+        (
+            "tests/contract/test_admit.py::test_a_job_that_asks_for_labels_starts_only_where_they_are",
+            "-kpostgres",
+        ),
     ),
     Mutant(
         "postgres: one label of several will do",
@@ -475,7 +487,10 @@ MUTANTS = [
         "Conditions.missing",
         "return tuple(label for label in admission_class.labels if label not in self.labels)",
         "return () if set(admission_class.labels) & self.labels else admission_class.labels",
-        ("tests/contract", "-kpostgres"),
+        (
+            "tests/contract/test_admit.py::test_a_job_that_asks_for_labels_starts_only_where_they_are",
+            "-kpostgres",
+        ),
     ),
     Mutant(
         "postgres: a job is completed after its lease",
@@ -483,7 +498,10 @@ MUTANTS = [
         "",
         " AND d.expires_at > t.now AND",
         " AND",
-        ("tests/contract", "-kpostgres"),
+        (
+            "tests/contract/test_apply.py::test_what_is_done_when_the_lease_has_run_out_is_refused",
+            "-kpostgres",
+        ),
     ),
     Mutant(
         "postgres: a job that was told to stop is completed by the quick way",
@@ -491,10 +509,10 @@ MUTANTS = [
         "",
         " AND d.phase = 'leased' AND d.expires_at > t.now",
         " AND d.phase <> 'ended' AND d.expires_at > t.now",
-        ("tests/contract", "-kpostgres"),
+        ("tests/contract/test_apply.py", "-kpostgres"),
     ),
     Mutant(
-        "postgres: what is in flight is found by what its lease was at first",
+        "postgres: a lease that was shortened is looked for at its first end",
         "penstock/stores/common/writes.py",
         "Heartbeats._renew",
         "            dispatch.hastened |= renewal.expires_at < dispatch.expires_at\n",
@@ -507,15 +525,18 @@ MUTANTS = [
         "",
         "AND flight.live <= landed.runs),",
         "AND flight.live < landed.runs),",
-        ("tests/contract", "-kpostgres"),
+        ("tests/contract/test_apply.py", "-kpostgres"),
     ),
     Mutant(
-        "postgres: what is done is in no sheet, and never forgotten",
+        "postgres: a job that is done is never pruned",
         "penstock/stores/postgres/changes.py",
         "Completions.judge",
         "            effects.writes.settled([one.no for one in completed], completed[0].at)\n",
         "",
-        ("tests/contract", "-kpostgres"),
+        (
+            "tests/contract/test_keep.py::test_settled_jobs_are_forgotten_in_steps_with_all_that_was_theirs",
+            "-kpostgres",
+        ),
     ),
     Mutant(
         "postgres: an event counts in a row where nobody looks",
@@ -523,7 +544,7 @@ MUTANTS = [
         "Effects._job_row",
         "self.moved_jobs[job_id],\n",
         "None,\n",
-        ("tests/contract", "-kpostgres"),
+        ("tests/contract/test_apply.py", "tests/contract/test_keep.py", "-kpostgres"),
     ),
     Mutant(
         "postgres: a plan is kept for as long as its connection",
@@ -534,7 +555,7 @@ MUTANTS = [
         ("tests/postgres/test_schema.py",),
     ),
     Mutant(
-        "postgres: what ran when the schema came is in no flight",
+        "postgres: what ran when the schema was migrated is in no flight",
         "penstock/stores/sql/postgres/0004_places.sql",
         "",
         "LEFT JOIN penstock.flight f ON d.phase <> 'ended'",
@@ -542,7 +563,7 @@ MUTANTS = [
         ("tests/postgres/test_places.py",),
     ),
     Mutant(
-        "postgres: sums that have not changed are written anew",
+        "postgres: rows of the ledger that have not changed are written",
         "penstock/stores/postgres/changes.py",
         "PostgresWriteBatch._ledger",
         "            if units or running\n",
@@ -566,7 +587,7 @@ MUTANTS = [
         ("tests/postgres/test_many.py",),
     ),
     Mutant(
-        "postgres: a line that nobody knew waits for a look at everything",
+        "postgres: a new ready queue waits for a scan of all",
         "penstock/stores/postgres/admission_view.py",
         "ScanHint.call",
         "if b > a + 1]",
@@ -582,7 +603,7 @@ MUTANTS = [
         ("tests/postgres/test_turns.py",),
     ),
     Mutant(
-        "postgres: all that a turn read knows of itself",
+        "postgres: the writes of a round keep all that it read",
         "penstock/stores/postgres/changes.py",
         "PostgresWriteBatch._packed_events",
         "        parts, self._events = self._events, []\n",

@@ -11,7 +11,9 @@ MUTANTS = [
         "JobStep.applies_to",
         "job.state is self.source and job.fence == self.fence",
         "job.state is self.source",
-        ("tests/contract", "tests/scheduler"),
+        (
+            "tests/contract/test_apply.py::test_a_change_that_was_decided_before_another_attempt_changes_nothing",
+        ),
     ),
     Mutant(
         "sim: fence check dropped (sqlite)",
@@ -19,7 +21,9 @@ MUTANTS = [
         "apply",
         "if step is not None and not step.applies_to(job):",
         "if step is not None and (job is None or job.state is not step.source):",
-        ("tests/contract", "tests/scheduler"),
+        (
+            "tests/contract/test_apply.py::test_a_change_that_was_decided_before_another_attempt_changes_nothing",
+        ),
     ),
     Mutant(
         "sim: a stale dispatch may settle",
@@ -51,7 +55,7 @@ MUTANTS = [
         "Transaction.give_back",
         "        self.totals.hold(host, admission_class, -n)\n",
         "        self.totals.hold(host, admission_class, -2 * n)\n",
-        ("tests/contract", "tests/scheduler"),
+        ("tests/contract/test_apply.py",),
     ),
     Mutant(
         "sim: reservation not returned on start timeout",
@@ -75,7 +79,9 @@ MUTANTS = [
         "MemoryStore._renew",
         "dispatch.phase is DispatchPhase.RESERVED or dispatch.expires_at <= now",
         "dispatch.phase is DispatchPhase.RESERVED",
-        ("tests/contract", "tests/scheduler"),
+        (
+            "tests/contract/test_keep.py::test_a_heartbeat_after_the_expiry_renews_nothing_though_nobody_has_swept",
+        ),
     ),
     Mutant(
         "sim: stale heartbeat renews (sqlite)",
@@ -83,7 +89,9 @@ MUTANTS = [
         "Heartbeats._renew",
         "            or dispatch.expires_at <= self._now\n",
         "",
-        ("tests/contract", "tests/scheduler"),
+        (
+            "tests/contract/test_keep.py::test_a_heartbeat_after_the_expiry_renews_nothing_though_nobody_has_swept",
+        ),
     ),
     Mutant(
         "sim: commit after the answer",
@@ -99,7 +107,7 @@ MUTANTS = [
         "Transaction._end",
         "                self._flush()\n",
         '                self.flush_jobs()\n                self.con.execute("COMMIT; BEGIN IMMEDIATE")\n                self._flush()\n',
-        ("tests/contract", "tests/scheduler"),
+        ("tests/contract/test_sqlite.py::test_a_move_whose_event_cannot_be_written_does_not_happen",),
     ),
     Mutant(
         "sim: deferred BEGIN",
@@ -107,7 +115,7 @@ MUTANTS = [
         "Transaction._begin",
         '"BEGIN IMMEDIATE"',
         '"BEGIN DEFERRED"',
-        ("tests/contract", "tests/scheduler"),
+        ("tests/contract/test_sqlite.py::test_many_processes_submit_to_one_file",),
     ),
     Mutant(
         "sim: not synced",
@@ -115,7 +123,7 @@ MUTANTS = [
         "connect",
         '"synchronous", "FULL"',
         '"synchronous", "NORMAL"',
-        ("tests/contract", "tests/scheduler"),
+        ("tests/contract/test_sqlite.py::test_a_power_cut_loses_nothing_that_was_answered",),
     ),
     Mutant(
         "sim: requeue counted against depth",
@@ -123,7 +131,7 @@ MUTANTS = [
         "_move_job",
         "        if place is not None:\n",
         '        if place is not None and tx.totals.queued(None) > 0:\n            raise ValueError("the queue is full")\n        if place is not None:\n',
-        ("tests/contract", "tests/scheduler"),
+        ("tests/contract/test_submit.py::test_a_requeue_is_never_refused_and_its_excess_holds_back_submits",),
     ),
     Mutant(
         "sim: aging ignored",
@@ -131,7 +139,7 @@ MUTANTS = [
         "effective",
         "return (now - its_turn) // aging.per_point",
         "return 50",
-        ("tests/core/test_order.py", "tests/contract", "tests/scheduler"),
+        ("tests/core/test_order.py",),
     ),
     Mutant(
         "sim: cap checked outside the lock",
@@ -139,7 +147,7 @@ MUTANTS = [
         "MemoryStore.commit",
         "        with self._lock:\n",
         "        if True:\n",
-        ("tests/contract", "tests/scheduler"),
+        ("tests/contract/test_admit.py",),
     ),
     Mutant(
         "sim: the last reason wins",
@@ -147,7 +155,7 @@ MUTANTS = [
         "resolve_end",
         "if phase is DispatchPhase.ENDING and first_reason is not None:",
         "if False:",
-        ("tests/core/test_end_rules.py", "tests/contract", "tests/scheduler"),
+        ("tests/core/test_end_rules.py",),
     ),
     Mutant(
         "sim: a start timeout is tried again at once",
@@ -155,7 +163,7 @@ MUTANTS = [
         "",
         "_LATER: Final = EndRule(Move.REQUEUE, retry=Category.START)",
         "_LATER: Final = EndRule(Move.REQUEUE)",
-        ("tests/core/test_end_rules.py", "tests/contract", "tests/scheduler"),
+        ("tests/core/test_end_rules.py",),
     ),
     Mutant(
         "sim: an addon's run is put back at the start",
@@ -318,7 +326,7 @@ MUTANTS = [
         ("tests/core/test_quiet.py",),
     ),
     Mutant(
-        "sim: a line is started beyond a cap",
+        "sim: a ready queue is started beyond a cap",
         "penstock/core/jobs/admission.py",
         "Gates.room_for",
         "room = min(room, limit - ledger.counts.get(key, 0))",
@@ -342,7 +350,7 @@ MUTANTS = [
         ("tests/contract/test_apply.py",),
     ),
     Mutant(
-        "sim: of two words on one lease both count",
+        "sim: of two completions of one lease both count",
         "penstock/stores/sql/sqlite.sql",
         "",
         "FROM (SELECT min(key) AS key, value FROM json_each(:ids) GROUP BY value) AS asked\n",
@@ -363,18 +371,18 @@ MUTANTS = [
         "_start_alike",
         '    if queued:\n        tx.write("leave_queue", (listed(queued),), len(queued))\n',
         "",
-        ("tests/contract", "tests/scheduler"),
+        ("tests/contract/test_admit.py",),
     ),
     Mutant(
-        "sim: what is done is found by nobody who forgets",
+        "sim: a job that is done is never pruned",
         "penstock/stores/sqlite/changes.py",
         "complete",
         "        tx.done += nos\n",
         "",
-        ("tests/contract", "tests/scheduler"),
+        ("tests/contract/test_keep.py::test_settled_jobs_are_forgotten_in_steps_with_all_that_was_theirs",),
     ),
     Mutant(
-        "sim: who waited when the clock was set back waits as long as that",
+        "sim: a wait lasts as long as the clock was set back",
         "penstock/scheduler/driver.py",
         "comes_later",
         "    return now < moment <= now + pause\n",
@@ -390,12 +398,12 @@ MUTANTS = [
         ("tests/contract/test_sqlite.py",),
     ),
     Mutant(
-        "sim: a canceled job forgets what it waited for",
+        "sim: a canceled job forgets why it waited",
         "penstock/stores/sqlite/changes.py",
         "_move_job",
         "*(_NOT_DENIED if waits else denial),",
         "*_NOT_DENIED,",
-        ("tests/contract", "tests/scheduler"),
+        ("tests/contract/test_apply.py::test_a_canceled_job_keeps_the_reason_why_it_waited",),
     ),
     Mutant(
         "sim: forgetting some that were done together forgets all of them",

@@ -1,4 +1,4 @@
-"""Bugs that somebody could write into shared commits: riders, letters, and who commits for whom."""
+"""Bugs that somebody could write into shared commits: group commit, the submit relay, and rounds in the commit of a submit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
-        "post: a bad operation takes the others of its commit down",
+        "commit: a bad operation fails the others of its commit",
         "penstock/stores/common/group_commit.py",
         "GroupCommit._run",
         "if len(batch) == 1 or isinstance(error, OutcomeUnknown):",
@@ -14,7 +14,7 @@ MUTANTS = [
         ("tests/contract/test_commit.py",),
     ),
     Mutant(
-        "post: a worker outside of the round is given more places than it has",
+        "commit: a worker outside of the round is given more places than it has",
         "penstock/scheduler/dispatcher.py",
         "RoundWorkers._place_for",
         "room > 0 and kinds.fits(admission_class)",
@@ -22,7 +22,7 @@ MUTANTS = [
         ("tests/scheduler/test_one_round.py", "-kmemory"),
     ),
     Mutant(
-        "post: units are set aside for workers that have gone",
+        "commit: units are set aside for workers that have gone",
         "penstock/scheduler/dispatcher.py",
         "PullingWorkers.at",
         "worker[2] > now or key in self._waiting",
@@ -30,7 +30,7 @@ MUTANTS = [
         ("tests/scheduler/test_work_conservation.py",),
     ),
     Mutant(
-        "post: a round passes over the jobs of other workers",
+        "commit: a round passes over the jobs of other workers",
         "penstock/scheduler/dispatcher.py",
         "RoundWorkers.offer",
         "Placement.LEAVE if self._place_for(admission_class) is None else Placement.SET_ASIDE",
@@ -38,7 +38,7 @@ MUTANTS = [
         ("tests/scheduler/test_one_round.py", "-kmemory"),
     ),
     Mutant(
-        "post: a job without a worker is reserved for ever",
+        "commit: a job without a worker is reserved for ever",
         "penstock/core/jobs/round.py",
         "_Round._has_worker",
         "not late or self.inputs.take_place(lane.line.admission_class)",
@@ -46,7 +46,7 @@ MUTANTS = [
         ("tests/scheduler/test_one_round.py", "-kmemory"),
     ),
     Mutant(
-        "post: a worker that claimed beside a submit is never answered",
+        "commit: a worker that claimed beside a submit is never answered",
         "penstock/scheduler/dispatcher.py",
         "Dispatcher.commit_submits",
         "on_answer=lambda admitted: take(_grants(admitted))",
@@ -54,7 +54,7 @@ MUTANTS = [
         ("tests/library/test_running.py", "-k", "claim or busy or idle"),
     ),
     Mutant(
-        "post: a worker whose claim could not be handed in waits for ever",
+        "commit: a worker whose claim could not be handed in waits for ever",
         "penstock/scheduler/dispatcher.py",
         "Dispatcher.commit_submits",
         "            take([])\n            raise\n",
@@ -62,7 +62,7 @@ MUTANTS = [
         ("tests/scheduler/test_job_service_batches.py",),
     ),
     Mutant(
-        "post: a round does not know what an addon with a budget has spent",
+        "commit: a round does not know what an addon with a budget has spent",
         "penstock/scheduler/dispatcher.py",
         "Dispatcher.admit",
         "spending=bool(rules.limits.budgets)",
@@ -70,7 +70,7 @@ MUTANTS = [
         ("tests/scheduler/test_spending.py",),
     ),
     Mutant(
-        "post: listeners hear of a start before its worker does",
+        "commit: listeners hear of a start before its worker does",
         "penstock/stores/common/group_commit.py",
         "GroupCommit._run",
         "        for (_, answer), result in zip(batch, answers, strict=True):\n            answer.set_result(result)\n        self._after()\n",
@@ -78,7 +78,7 @@ MUTANTS = [
         ("tests/contract/test_commit.py",),
     ),
     Mutant(
-        "post: operations of a commit that need several writers overtake each other",
+        "commit: operations of a commit that need several writers overtake each other",
         "penstock/stores/postgres/store.py",
         "PostgresStore._commit_in_turn.hand_in",
         "written.add_done_callback(pass_on)",
@@ -86,7 +86,7 @@ MUTANTS = [
         ("tests/contract/test_commit.py", "-kpostgres"),
     ),
     Mutant(
-        "post: a busy job runner claims more",
+        "commit: a busy job runner claims more",
         "penstock/library/job_runner.py",
         "JobRunner.claim",
         "if self._closing or self.free <= 0 or self.ended or not self._functions:",
@@ -94,7 +94,7 @@ MUTANTS = [
         ("tests/library/test_running.py", "-k", "claim or busy or idle"),
     ),
     Mutant(
-        "post: a job runner that stops goes on claiming",
+        "commit: a job runner that stops goes on claiming",
         "penstock/library/job_runner.py",
         "JobRunner.claim",
         "if self._closing or self.free <= 0 or",
@@ -102,7 +102,7 @@ MUTANTS = [
         ("tests/library/test_running.py", "-k", "claim or busy or idle"),
     ),
     Mutant(
-        "post: an unanswered letter is written blindly",
+        "commit: an unanswered submit is written without a look for its jobs",
         "penstock/stores/sqlite/changes.py",
         "submit",
         "written = {} if sure else _written(tx, job_ids)",
@@ -110,7 +110,7 @@ MUTANTS = [
         ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
-        "post: who writes after a lost letter takes new ids",
+        "commit: a sender that writes after a lost answer takes new ids",
         "penstock/stores/sqlite/store.py",
         "SqliteStore._submit_by_relay",
         "return self._writer.commit([msgspec.structs.replace(named, sure=sure)])",
@@ -118,7 +118,7 @@ MUTANTS = [
         ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
-        "post: a silent post is asked again and again",
+        "commit: a relay that does not answer is asked again and again",
         "penstock/stores/sqlite/submit_relay.py",
         "SubmitRelayClient._receive",
         "            self._avoid_until = time.monotonic() + AVOID_SEC\n",
@@ -126,7 +126,7 @@ MUTANTS = [
         ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
-        "post: a fork keeps the door",
+        "commit: a fork keeps the sockets of the relay",
         "penstock/stores/sqlite/submit_relay.py",
         "",
         "os.register_at_fork(after_in_child=_after_fork)\n",
@@ -134,7 +134,7 @@ MUTANTS = [
         ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
-        "post: a stand-in stays for ever",
+        "commit: a stand-in stays beside a dispatcher",
         "penstock/stores/sqlite/store.py",
         "SqliteStore._announce",
         "elif notify(self._names.wakeups, self._sender) and self._relay is not None:",
@@ -142,7 +142,7 @@ MUTANTS = [
         ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
-        "post: zeros over the end of the log",
+        "commit: zeros are written over the end of the log",
         "penstock/stores/sqlite/guard.py",
         "FileGuard._lengthen",
         "os.pwrite(file, bytes(more), size)",
@@ -150,7 +150,7 @@ MUTANTS = [
         ("tests/contract/test_sqlite_damage.py",),
     ),
     Mutant(
-        "post: letters in hand are dropped when the post closes",
+        "commit: a relay that closes does not answer the submits it has taken",
         "penstock/stores/sqlite/submit_relay.py",
         "SubmitRelayServer.close",
         "self._shut(self._guests - self._owed)",
@@ -158,7 +158,7 @@ MUTANTS = [
         ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
-        "post: sums are kept although somebody else has written",
+        "commit: totals are kept although another process has written",
         "penstock/stores/sqlite/transaction.py",
         "SqliteTotals.begin",
         "if self._con.data_version() != self._version:",
@@ -166,7 +166,7 @@ MUTANTS = [
         ("tests/contract/test_sqlite.py",),
     ),
     Mutant(
-        "post: sums survive a rollback",
+        "commit: totals survive a rollback",
         "penstock/stores/sqlite/transaction.py",
         "Transaction._undo",
         "        self.classes.forget()\n        self.totals.forget()\n",
@@ -174,7 +174,7 @@ MUTANTS = [
         ("tests/contract/test_sqlite.py",),
     ),
     Mutant(
-        "post: what SQLite itself has undone stays in the sums",
+        "commit: what SQLite itself has undone stays in the totals",
         "penstock/stores/sqlite/transaction.py",
         "Transaction._end",
         "            if not stands:\n",
@@ -182,7 +182,7 @@ MUTANTS = [
         ("tests/contract/test_sqlite_damage.py",),
     ),
     Mutant(
-        "post: nobody knows where a start was told",
+        "commit: a start does not know the batch of its event",
         "penstock/stores/sqlite/admission.py",
         "_start_alike",
         "_dispatch_row(dispatch, no, class_no, n, tx.batch)",
@@ -190,7 +190,7 @@ MUTANTS = [
         ("tests/contract/test_admit.py", "tests/contract/test_apply.py"),
     ),
     Mutant(
-        "post: nobody knows where an end was told",
+        "commit: an end does not know the batch of its event",
         "penstock/stores/sqlite/changes.py",
         "complete",
         'tx.write("complete", (tx.batch, now, listed(results)), len(results))',
@@ -198,7 +198,7 @@ MUTANTS = [
         ("tests/contract/test_apply.py", "tests/contract/test_differential.py"),
     ),
     Mutant(
-        "post: what is made ready begins though it was decided otherwise in the end",
+        "commit: a prepared job begins though the round decided otherwise in the end",
         "penstock/scheduler/job_service.py",
         "JobService.finish_exchange",
         "if prepared is None or grants is not preview:",
@@ -206,7 +206,7 @@ MUTANTS = [
         ("tests/scheduler/test_job_service_batches.py",),
     ),
     Mutant(
-        "post: a job that goes on is made ready before its checkpoint is on disk",
+        "commit: a job that goes on is prepared before its checkpoint is on disk",
         "penstock/scheduler/job_service.py",
         "JobService.finish_exchange",
         " and all(map(_needs_no_reads, preview)):",
@@ -214,7 +214,7 @@ MUTANTS = [
         ("tests/scheduler/test_job_service_batches.py",),
     ),
     Mutant(
-        "post: who has just come is not in the round of its commit",
+        "commit: a new job is not in the round of its commit",
         "penstock/stores/sqlite/admission.py",
         "admit",
         "new=new, ",
@@ -222,7 +222,7 @@ MUTANTS = [
         ("tests/contract/test_commit.py",),
     ),
     Mutant(
-        "post: a new job goes behind all that wait",
+        "commit: a new job goes behind all that wait",
         "penstock/stores/sqlite/admission.py",
         "SqliteAdmissionView.lines",
         "merge(jobs, new.pop(at), key=_by_turn)",
@@ -230,7 +230,7 @@ MUTANTS = [
         ("tests/contract/test_commit.py",),
     ),
     Mutant(
-        "post: a job that starts in the commit of its submit is queued too",
+        "commit: a job that starts in the commit of its submit is queued too",
         "penstock/stores/sqlite/admission.py",
         "admit",
         "tx.flush_jobs({pick.waiting.no for pick in result.picks})",
@@ -238,7 +238,7 @@ MUTANTS = [
         ("tests/contract/test_commit.py",),
     ),
     Mutant(
-        "post: the queue counts as empty while a job waits in it",
+        "commit: the queue counts as empty while a job waits in it",
         "penstock/stores/sqlite/transaction.py",
         "Transaction.queue_is_empty",
         "self.totals.queued(None) == len(self.new_jobs)",
@@ -246,7 +246,7 @@ MUTANTS = [
         ("tests/contract/test_commit.py",),
     ),
     Mutant(
-        "post: a job waits from when the last one like it came",
+        "commit: a job waits from when the last one like it came",
         "penstock/stores/sqlite/transaction.py",
         "Transaction._prepare",
         "        self.templates: dict[Any, Any] = {}\n",
@@ -254,7 +254,7 @@ MUTANTS = [
         ("tests/contract/test_submit.py", "tests/contract/test_differential.py"),
     ),
     Mutant(
-        "post: a job that crashed before is handed out as if it had not",
+        "commit: a job that crashed before is handed out as if it had not",
         "penstock/stores/sql/sqlite.sql",
         "",
         "j.tried + 1, j.crash, j.unavailable, j.error, 0,",
@@ -262,7 +262,7 @@ MUTANTS = [
         ("tests/contract/test_admit.py",),
     ),
     Mutant(
-        "post: an expired lease that was given here still completes",
+        "commit: an expired lease that was given here still completes",
         "penstock/stores/sqlite/changes.py",
         "_running_leases",
         "if lease is not None and lease.expires_at > tx.now",
@@ -270,7 +270,7 @@ MUTANTS = [
         ("tests/contract/test_apply.py",),
     ),
     Mutant(
-        "post: a lease that was given here can be completed twice",
+        "commit: a lease that was given here can be completed twice",
         "penstock/stores/sqlite/changes.py",
         "_running_leases",
         "tx.totals.leases.pop(report.dispatch_id, None)",
@@ -278,7 +278,7 @@ MUTANTS = [
         ("tests/contract/test_apply.py", "tests/contract/test_differential.py"),
     ),
     Mutant(
-        "post: a lease is completed as it was given, whatever its heartbeats said",
+        "commit: a lease is completed as it was given, whatever its heartbeats said",
         "penstock/stores/sqlite/changes.py",
         "renew",
         "    tx.totals.leases.clear()\n",
@@ -286,7 +286,7 @@ MUTANTS = [
         ("tests/contract/test_apply.py",),
     ),
     Mutant(
-        "post: a lease is completed as it was given, whatever was decided since",
+        "commit: a lease is completed as it was given, whatever was decided since",
         "penstock/stores/sqlite/changes.py",
         "apply",
         "    tx.totals.leases.clear()\n",
