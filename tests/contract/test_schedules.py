@@ -9,12 +9,16 @@ from msgspec.structs import replace
 from tests.contract.conftest import T0
 
 from penstock.core.errors import QueueFull
-from penstock.core.jobs import schedules
+from penstock.core.jobs import changes, schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
-from penstock.core.jobs.schedules import Schedule
+from penstock.core.jobs.ordering import Ordering
+from penstock.core.jobs.schedules import Overlap, Schedule
+from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import HOUR, SECOND, Constraint
-from penstock.stores.api import ChangeSchedule, Depth, Query, RecordLoad, committed
+from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.schedules import ScheduleFirer
+from penstock.stores.api import Apply, ChangeSchedule, Depth, Query, RecordLoad, committed
 
 NIGHTLY = Schedule(
     "nightly",
@@ -105,6 +109,44 @@ def test_a_decision_on_an_older_version_changes_nothing(kit):
     assert None is write(kit, schedules.remove(record, kit.now, "me"))
     assert before == (kit.everything(), kit.store.schedules())
     assert fired == kit.store.schedule("nightly")
+
+
+@pytest.mark.parametrize("overlap", [Overlap.QUEUE, Overlap.CANCEL_RUNNING])
+def test_a_moment_that_a_dead_scheduler_left_waiting_is_seen_without_a_wake_up(kit, monkeypatch, overlap):
+    """
+    Two schedulers decide on a moment. One finds the earlier job running, writes that the moment waits, which is no
+    event, and dies. The other one was slower; its next moment is hours away.
+    """
+    add(kit, replace(NIGHTLY, overlap=overlap))
+    kit.later(3_600)
+    canceled = []
+    firer = ScheduleFirer(kit.store, SchedulerRules(), lambda job_id, _: canceled.append(job_id))
+    firer.step(kit.now)
+    [record] = kit.store.schedules()
+    [running] = record.state.active
+    kit.later(3_600)
+    read = kit.store.jobs
+
+    def read_slowly(job_ids):
+        jobs = read(job_ids)
+        monkeypatch.undo()
+        assert write(kit, schedules.look(record, kit.now, ())).record.state.pending
+        return jobs
+
+    monkeypatch.setattr(kit.store, "jobs", read_slowly)
+    due = firer.step(kit.now)
+    assert due <= kit.now + 5 * SECOND
+    if overlap == Overlap.QUEUE:
+        cancel = changes.cancel(
+            kit.store.job(running), None, kit.now, grace=SECOND, schedules=Schedules(), ordering=Ordering()
+        )
+        committed(kit.store, Apply([cancel]))
+
+    kit.later(5)
+    firer.step(kit.now)
+
+    assert canceled == ([] if overlap == Overlap.QUEUE else [running])
+    assert len(kit.store.find(Query(tag="schedule:nightly"))) == (2 if overlap == Overlap.QUEUE else 1)
 
 
 def test_schedulers_that_race_for_a_moment_submit_one_job(kit):

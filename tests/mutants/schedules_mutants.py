@@ -11,6 +11,14 @@ _KIT = ("tests/testing/test_virtual_schedules.py",)
 
 MUTANTS = [
     Mutant(
+        "schedules: a moment that waits is left to the scheduler that was faster",
+        "penstock/scheduler/schedules.py",
+        "ScheduleFirer.step",
+        "min([now + _WAITING, *(max(m, now + _AGAIN) for m in moments if m is not None)])",
+        "min([max(m, now + _AGAIN) for m in moments if m is not None], default=now + _WAITING)",
+        _STORES,
+    ),
+    Mutant(
         "schedules: a time in the missing hour is lost",
         "penstock/core/jobs/moments.py",
         "cron_after",

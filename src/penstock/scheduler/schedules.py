@@ -29,7 +29,8 @@ log = logging.getLogger("penstock.schedules")
 _TRIES: Final = 20
 #: When to look again at a moment that could not become a job: the queue is full, or the row changed.
 _AGAIN: Final[Span] = 1 * SECOND
-#: The end of a job wakes the firer; this is for an end whose wake-up got lost.
+#: How often to look at moments that wait for the end of a job. The end wakes the firer, but a moment begins to wait
+#: without an event: a scheduler that dies behind that commit leaves it to the others, and nothing wakes them.
 _WAITING: Final[Span] = 5 * SECOND
 
 
@@ -169,7 +170,7 @@ class ScheduleFirer:
             return now + HOUR
         if alarm == 0:  # which hides the next moment of all other schedules
             moments = [record.next_moment for record in self._store.schedules()]
-            return min([max(m, now + _AGAIN) for m in moments if m is not None], default=now + _WAITING)
+            return min([now + _WAITING, *(max(m, now + _AGAIN) for m in moments if m is not None)])
         return alarm if alarm > now else now + _AGAIN
 
     def _fire(self, records: Sequence[ScheduleRecord], now: Moment) -> None:
