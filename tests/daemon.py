@@ -38,7 +38,9 @@ class Daemon:
         flags = [*self.flags, *([f"server.listen={self.url.rpartition('/')[2]}"] if self.url else [])]
         command = [sys.executable, "-m", "penstock.daemon", *more, *(f"--set={flag}" for flag in flags)]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment())
+            # On SIGABRT it logs what each of its threads does.
+            told = environment(PYTHONFAULTHANDLER="1")
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=told)
         until(lambda: self.process.poll() is not None or self.told().get("pid") == self.process.pid)
         assert self.process.poll() is None, self.log.read_text()
         self.url = self.told()["url"]

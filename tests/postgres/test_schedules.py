@@ -16,16 +16,17 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import pairwise, takewhile
 from pathlib import Path
 from time import sleep
 
+import psycopg
 import pytest
 from msgspec.structs import replace
 from tests.daemon import Daemon
 from tests.postgres.schedule_clock import ServerClock, SharedClock
-from tests.waiting import until
+from tests.waiting import LONG, until
 
 from penstock.core.jobs import schedules
 from penstock.core.jobs.intent import Intent
@@ -33,6 +34,7 @@ from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.schedules import Missed, Overlap, Schedule
 from penstock.core.jobs.types import HOUR, MINUTE, SECOND, when
 from penstock.stores.api import ChangeSchedule, Query, committed
+from penstock.stores.postgres.admission_view import Heads
 from penstock.stores.postgres.store import PostgresStore
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "0"))
@@ -116,6 +118,13 @@ class DaemonFleet:
         self.kills += 1
         daemon.start()
 
+    def describe(self):
+        """The end of each daemon's log, with what each of its threads does. The daemons end."""
+        for daemon in self.daemons:
+            if daemon.process.poll() is None:
+                daemon.end(signal.SIGABRT)
+            yield f"{daemon.data.parent.name}: ...{daemon.log.read_text()[-20_000:]}"
+
     def close(self):
         for daemon in self.daemons:
             daemon.close()
@@ -165,7 +174,7 @@ def test_each_moment_becomes_one_job_however_many_daemons_are_killed(postgres_se
         began = clock() // SECOND * SECOND  # the tag of a moment is by the second
         for schedule in DAEMON_SCHEDULES:
             committed(store, ChangeSchedule(schedules.add(replace(schedule, intent=job), began, "test")))
-        with closing(DaemonFleet(clock.dsn, tmp_path)) as fleet:
+        with closing(DaemonFleet(clock.dsn, tmp_path)) as fleet, explained(store, clock, fleet):
             while clock() < began + DAEMON_DAYS * 24 * HOUR:
                 alarm = store.schedule_alarm() if dice.random() < 0.4 else 0
                 step = dice.choice([2 * HOUR, 9 * HOUR, 20 * HOUR, 50 * HOUR])
@@ -187,6 +196,40 @@ def test_each_moment_becomes_one_job_however_many_daemons_are_killed(postgres_se
             assert f"{done.job_id}.{done.fence}" in begun
         assert fleet.kills >= DAEMON_DAYS / 10
         assert store.audit() == []
+
+
+def test_a_read_takes_as_long_as_before_when_the_clock_was_moved(postgres_server):
+    with (
+        closing(ServerClock(postgres_server, "moved")) as clock,
+        closing(PostgresStore(clock.dsn)) as store,
+    ):
+        clock.set(clock() + 89 * 24 * HOUR)
+        [last] = store.database.query("heads", {"most": 1})
+
+    assert Heads([last], 1).took_sec < LONG
+
+
+@contextmanager
+def explained(store, clock, fleet):
+    """When nothing happens in time: what every part waits for."""
+    try:
+        yield
+    except AssertionError:
+        report = [
+            f"now {when(clock())}, schedules {store.schedule_alarm()}, leases {store.alarm()}",
+            *(f"{r.name} {r.version} {r.state} next {r.next_moment}" for r in store.schedules()),
+            *store.find(Query(states=["QUEUED", "DISPATCHING", "RUNNING"], limit=100)),
+            *(*store.live(), *store.overdue(100), *store.hosts()),
+            *store.events(store.newest() - 60, 60),
+        ]
+        with psycopg.connect(clock.dsn) as connection:
+            for question in (
+                "SELECT pid, state, wait_event_type, wait_event, now() - xact_start, query FROM pg_stat_activity",
+                "SELECT pid, locktype, relation::regclass, mode, granted, pg_blocking_pids(pid) FROM pg_locks",
+            ):
+                report += [question, *connection.execute(question)]
+        sys.stdout.writelines(f"{line}\n" for line in (*report, *fleet.describe()))
+        raise
 
 
 def fired(store, clock):
