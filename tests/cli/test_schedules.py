@@ -83,6 +83,9 @@ def test_edit_pause_resume_run_and_rm(shell, schedules):
     assert shell("schedule", "rm", "nightly").stdout == "Removed nightly.\n"
     assert shell("schedule", "rm", "nightly").returncode == NOT_FOUND
     assert schedules() == []
+    trail = shell("events", "-n", "50").stdout
+    for what in ("added", "edited", "paused", "run", "resumed", "removed"):
+        assert f" {what} schedule nightly by " in trail
 
 
 @pytest.mark.parametrize(

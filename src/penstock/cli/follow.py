@@ -266,6 +266,12 @@ def _event(session: CliSession, event: wire.EventInfo) -> None:
     at = f"{event.at.astimezone():%H:%M:%S.%f}"[:-3]
     job = short(event.job_id) if event.job_id else "-"
     by = f" by {event.data['by']}" if event.kind != "DENIED" and "by" in event.data else ""
-    if "batch" in event.data:
-        by = f" batch {event.data['batch']}{by}"
-    echo(f"{at}  {event.kind.lower():<16} {job:<9} {event.reason.replace('_', ' ')}{by}")
+    of = "".join(f" {word} {name}" for word, name in _subjects(event.data))
+    echo(f"{at}  {event.kind.lower():<16} {job:<9} {event.reason.replace('_', ' ')}{of}{by}")
+
+
+def _subjects(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the event is about beside a job."""
+    for field, word in (("schedule", "schedule"), ("batch", "batch"), ("array_id", "array")):
+        if field in data:
+            yield word, short(data[field]) if word == "array" else data[field]
