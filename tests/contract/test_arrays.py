@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound
 from penstock.core.jobs import changes
-from penstock.core.jobs.arrays import WINDOW, ranges_text
+from penstock.core.jobs.arrays import CHUNK, WINDOW, indices_in
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.load import Capacity
@@ -21,8 +21,11 @@ from penstock.scheduler.job_service import JobService
 from penstock.scheduler.maintenance import Maintenance
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Apply, Complete, CompletedDispatch, Prune, Query, committed
+from penstock.stores.common.rows import array_progress
 from penstock.stores.memory import store as memory_store
+from penstock.stores.postgres import arrays as postgres_arrays
 from penstock.stores.postgres import rounds
+from penstock.stores.sqlite import arrays as sqlite_arrays
 from penstock.stores.sqlite import store as sqlite_store
 
 RULES = SchedulerRules(capacity=Capacity(fixed=100), schedules=Schedules(crash=(), unavailable=()))
@@ -115,11 +118,11 @@ def test_failed_indices_run_again_and_no_others(scene):
     while scene.work():
         for job_id in sorted(scene.running):
             scene.end(job_id, how=FAILED if member_of(job_id)[1] % 2 else DONE)
-    before = scene.arrays.get(array_id)
+    before, failed = scene.arrays.get(array_id), indices_in(scene.store.failed_indices(array_id))
 
     scene.arrays.retry(array_id)
 
-    assert (before.state, ranges_text([1, 3])) == (FAILED, ",".join(map(str, before.progress.failed)))
+    assert (before.state, before.progress.failed, failed) == (FAILED, 2, [1, 3])
     assert scene.work() == [1, 3]
     assert scene.arrays.job_of(array_id, 3) == f"{array_id}_3_2"
     assert scene.arrays.job_of(array_id, 2) == f"{array_id}_2"
@@ -173,9 +176,9 @@ def test_the_commit_of_an_end_makes_the_next_job_whatever_ended_it(scene, how):
     progress = scene.arrays.get(array_id).progress
     assert progress.live == ((2, 1),)
     assert (progress.done, progress.failed, progress.canceled) == {
-        EndReason.COMPLETED: (1, (), 0),
-        None: (0, (), 1),
-    }.get(how, (0, ((1, 1),), 0))
+        EndReason.COMPLETED: (1, 0, 0),
+        None: (0, 0, 1),
+    }.get(how, (0, 1, 0))
 
 
 def test_a_round_starts_the_next_index_in_the_commit_that_ends_the_one_before(scene):
@@ -236,7 +239,7 @@ def test_the_result_of_an_array_outlives_its_jobs(scene):
     committed(scene.store, Prune(scene.store.now() - SECOND, 100))
 
     record = scene.arrays.get(array_id)
-    assert (record.progress.done, record.progress.failed) == (3, ((2, 2),))
+    assert (record.progress.done, indices_in(scene.store.failed_indices(array_id))) == (3, [2])
     assert scene.names(array_id) == [f"{array_id}_5", f"{array_id}_6"]
     with pytest.raises(NotFound, match="index 1"):
         scene.arrays.job_of(array_id, 1)
@@ -249,6 +252,65 @@ def test_an_index_that_waits_says_for_what(scene):
 
     with pytest.raises(NotFound, match=f"index 17 of array {array_id} waits: 8 of 8 at once, 22 to come"):
         scene.arrays.job_of(array_id, 17)
+
+
+def test_each_end_writes_as_much_however_many_indices_failed_before(scene, monkeypatch):
+    """Every second one fails, so there are as many ranges of failed indices as failures."""
+    written = []
+    for module in (sqlite_arrays, postgres_arrays):
+        monkeypatch.setattr(module, "array_progress", lambda r: written.append(r) or array_progress(r))
+    size = 8 * CHUNK
+    array_id = scene.submit(f"0-{size - 1}%8")
+    while running := scene.work():
+        assert len(running) <= 8
+        scene.end(*sorted(scene.running)[1::2])
+        scene.end(*sorted(scene.running), how=FAILED)
+    record = scene.arrays.get(array_id)
+    assert record.progress.failed == size / 2
+
+    scene.arrays.retry(array_id)
+    assert len(scene.arrays.get(array_id).progress.live) == 8
+    while scene.work():
+        scene.end(*sorted(scene.running))
+
+    record = scene.arrays.get(array_id)
+    assert (record.state, record.progress.done, record.progress.failed) == (DONE, size, 0)
+    assert scene.store.failed_indices(array_id) == []
+    assert all(len(array_progress(record)["state"]) < 500 for record in written)
+    assert scene.store.audit() == []
+
+
+def test_indices_that_fail_again_while_others_wait_are_not_lost(scene):
+    """In chunks far apart, some of which are behind those that wait."""
+    indices = [0, 1, CHUNK, 3 * CHUNK + 5, 10 * CHUNK]
+    array_id = scene.submit(",".join(map(str, indices)) + "%1")
+    while scene.work():
+        scene.end(*scene.running, how=FAILED)
+    scene.arrays.retry(array_id)
+    ran = []
+    for how in (FAILED, DONE, FAILED):
+        ran += scene.work()
+        scene.end(*scene.running, how=how)
+
+    scene.arrays.retry(array_id)
+    for _ in range(4):
+        ran += scene.work()
+        scene.end(*scene.running)
+
+    assert ran == [0, 1, CHUNK, 3 * CHUNK + 5, 0, CHUNK, 10 * CHUNK]
+    assert scene.arrays.get(array_id).state is DONE
+
+
+def test_which_indices_failed_is_pruned_with_their_array(scene):
+    array_id = scene.submit("1-3")
+    scene.work()
+    scene.end(*sorted(scene.running), how=FAILED)
+    assert indices_in(scene.store.failed_indices(array_id)) == [1, 2, 3]
+    scene.kit.later(10)
+
+    committed(scene.store, Prune(scene.store.now() - SECOND, 100))
+
+    assert (scene.store.array(array_id), scene.store.failed_indices(array_id)) == (None, [])
 
 
 def play(scene, seed):
@@ -304,13 +366,15 @@ def check(scene, array_id, model):
     assert len(living) == min(model["most"], len(open_indices))
     assert (
         progress.done,
-        ranges_text(i for i, e in model["ends"].items() if e is FAILED),
+        progress.failed,
         progress.canceled,
     ) == (
         counts[DONE],
-        ",".join(map(str, progress.failed)),
+        counts[FAILED],
         counts[CANCELED],
     )
+    failed = sorted(i for i, e in model["ends"].items() if e is FAILED)
+    assert indices_in(scene.store.failed_indices(array_id)) == failed
     assert (progress.ended_at is None) == bool(open_indices)
 
 

@@ -368,7 +368,7 @@ def test_a_job_waits_for_a_whole_array(kit):
     assert (kit.state(ok), kit.state(ended)) == ("CANCELED", "QUEUED")
     assert [kit.store.job(job).unmet for job in (retried, ended)] == [1, 0]
     cancel(kit, ended)
-    committed(kit.store, ChangeArray("x1", lambda r, _, now: arrays.retry_array(r, now), intent=WORK))
+    committed(kit.store, ChangeArray("x1", lambda r, *_: arrays.retry_array(r), intent=WORK))
     assert kit.store.group("x1").state is None
     end_index(kit, "DONE")
     assert kit.store.job(retried).unmet == 0

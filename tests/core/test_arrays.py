@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import IllegalMove
 from penstock.core.jobs.arrays import (
+    CHUNK,
     MOST_INDICES,
     WINDOW,
     ArrayProgress,
@@ -17,9 +18,12 @@ from penstock.core.jobs.arrays import (
     advance,
     array_of,
     cancel_array,
-    joined,
+    chunks_of,
+    indices_in,
     member_id,
+    none_again,
     parse_array,
+    ranges_in,
     ranges_of,
     ranges_text,
     retry_array,
@@ -28,6 +32,7 @@ from penstock.core.jobs.arrays import (
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import member_of
+from penstock.stores.memory.arrays import MemoryIndices
 
 DONE, FAILED, CANCELED = JobState.DONE, JobState.FAILED, JobState.CANCELED
 
@@ -104,7 +109,7 @@ def test_positions_and_indices_are_the_same_order(indices, position, size):
 
 
 def test_without_a_limit_a_window_of_jobs_exists_at_once():
-    progress, made = ArrayProgress().make(parse_array("1-1000"))
+    progress, made, _ = ArrayProgress().make(parse_array("1-1000"), none_again)
 
     assert (len(made), progress.waiting(parse_array("1-1000"))) == (WINDOW, 1_000 - WINDOW)
 
@@ -126,25 +131,29 @@ def test_an_array_does_what_a_plain_model_does(indices, at_once, steps):
     most = at_once or WINDOW
     array = JobArray("x", str(array_of(indices, at_once)), Intent("a", "t"), 0)
     again, fresh, live, ends, stopped = [], sorted(indices), {}, {}, False
-    change = submit_array(array)
+    change, stored = submit_array(array), MemoryIndices()
     made = list(change.jobs)
     for what, number, state in [("nothing", 0, DONE), *steps]:
         record = change.record
         if what == "end" and live:
             index = sorted(live)[number % len(live)]
             ends[index] = state
-            change = advance(record, {live.pop(index): state}, 1) or change
+            change = advance(record, {live.pop(index): state}, 1, stored.first_again) or change
+            stored.change(change)
             made = change.jobs
         elif what == "retry":
             failed = sorted(index for index, ended in ends.items() if ended is FAILED)
             if stopped or not failed:
                 with pytest.raises(IllegalMove):
-                    retry_array(record, 1)
+                    retry_array(record)
                 continue
             for index in failed:
                 del ends[index]
             again = sorted([*again, *failed])
-            change = retry_array(record, 1)
+            change = retry_array(record)
+            stored.change(change)
+            change = advance(change.record, {}, 1, stored.first_again) or change
+            stored.change(change)
             made = change.jobs
         elif what == "cancel":
             cancel = cancel_array(record, 1)
@@ -164,8 +173,12 @@ def test_an_array_does_what_a_plain_model_does(indices, at_once, steps):
         assert not made
         record = change.record
         progress, counts = record.progress, Counter(ends.values())
-        assert (progress.done, progress.canceled) == (counts[DONE], counts[CANCELED])
-        assert ",".join(map(str, progress.failed)) == ranges_text(i for i, e in ends.items() if e is FAILED)
+        assert (progress.done, progress.failed, progress.canceled) == (
+            counts[DONE],
+            counts[FAILED],
+            counts[CANCELED],
+        )
+        assert indices_in(stored.failed) == sorted(i for i, e in ends.items() if e is FAILED)
         assert sorted(record.live_jobs()) == sorted(live.values())
         expected = (
             CANCELED if stopped else FAILED if counts[FAILED] else CANCELED if counts[CANCELED] else DONE
@@ -176,22 +189,26 @@ def test_an_array_does_what_a_plain_model_does(indices, at_once, steps):
 
 def test_each_job_of_an_index_has_an_id_of_its_own_also_after_a_retry():
     first = submit_array(JobArray("x", "1-2", Intent("a", "t"), 0))
-    failed = advance(first.record, {"x_1": FAILED, "x_2": DONE}, 1)
-    again = retry_array(failed.record, 2)
+    failed = advance(first.record, {"x_1": FAILED, "x_2": DONE}, 1, none_again)
+    again = advance(retry_array(failed.record).record, {}, 2, lambda chunk, size: [1])
 
     assert (list(first.jobs), list(again.jobs)) == (["x_1", "x_2"], ["x_1_2"])
     assert failed.record.state is FAILED
-    assert advance(again.record, {"x_1_2": DONE}, 3).record.state is DONE
+    assert advance(again.record, {"x_1_2": DONE}, 3, none_again).record.state is DONE
 
 
 def test_a_second_look_at_the_same_ends_changes_nothing():
     first = submit_array(JobArray("x", "1-9%2", Intent("a", "t"), 0))
-    after = advance(first.record, {"x_1": DONE}, 1)
+    after = advance(first.record, {"x_1": DONE}, 1, none_again)
 
     assert list(after.jobs) == ["x_3"]
-    assert advance(after.record, {"x_1": DONE, "x_2": JobState.RUNNING}, 2) is None
+    assert advance(after.record, {"x_1": DONE, "x_2": JobState.RUNNING}, 2, none_again) is None
 
 
-@given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
-def test_indices_that_are_added_to_others_make_the_ranges_of_both(indices, more):
-    assert joined(ranges_of(indices), ranges_of(more)) == ranges_of(indices | more)
+@given(st.sets(st.integers(0, 200)))
+def test_indices_in_chunks_are_the_same_indices(indices):
+    chunks = chunks_of(indices)
+
+    assert [chunk.number for chunk in chunks] == sorted({index // CHUNK for index in indices})
+    assert indices_in(chunks) == sorted(indices)
+    assert tuple(ranges_in(chunks)) == ranges_of(indices)

@@ -9,12 +9,36 @@ MEMORY = ("tests/contract/test_arrays.py", "-k", "memory")
 
 MUTANTS = [
     Mutant(
-        "arrays: a failed index beside another makes a range of its own",
+        "arrays: the bits of a chunk are one off",
         "penstock/core/jobs/arrays.py",
-        "joined",
-        "result[low - 1].last + 1 >= each.first",
-        "result[low - 1].last >= each.first",
-        ("tests/core/test_arrays.py",),
+        "IndexChunk.ranges",
+        "zeros = (bits & -bits).bit_length() - 1",
+        "zeros = (bits & -bits).bit_length()",
+        CORE,
+    ),
+    Mutant(
+        "arrays: indices that wait for another run are looked for behind them",
+        "penstock/core/jobs/arrays.py",
+        "ArrayProgress.make",
+        "again_from = repeated[-1] // CHUNK if repeated else self.again_from",
+        "again_from = repeated[-1] // CHUNK + 1 if repeated else self.again_from",
+        ("tests/contract/test_arrays.py", "-k", "sqlite"),
+    ),
+    Mutant(
+        "arrays: an index that has a job again is made once more",
+        "penstock/stores/postgres/arrays.py",
+        "PostgresArrayRows.write",
+        '("repeat_indices", change.repeated)',
+        '("repeat_indices", ())',
+        ("tests/contract/test_arrays.py", "-k", "postgres"),
+    ),
+    Mutant(
+        "arrays: the failed indices of a retry stay as they are",
+        "penstock/stores/sqlite/arrays.py",
+        "SqliteArrayRows.write",
+        "if change.retried:",
+        "if not change.retried:",
+        ("tests/contract/test_arrays.py", "-k", "sqlite"),
     ),
     Mutant(
         "arrays: one job more than may run at once",
@@ -36,8 +60,8 @@ MUTANTS = [
         "arrays: a canceled array makes more jobs",
         "penstock/core/jobs/arrays.py",
         "ArrayProgress.waiting",
-        "0 if self.stopped else spec.total - self.made + count_of(self.again)",
-        "spec.total - self.made + count_of(self.again)",
+        "0 if self.stopped else spec.total - self.made + self.again",
+        "spec.total - self.made + self.again",
         CORE,
     ),
     Mutant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from penstock.core.jobs.arrays import ArrayRecord, count_of, ranges_text
+from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId
 from penstock.library.handle import JobHandle
@@ -54,8 +54,7 @@ class ArrayHandle(Generic[R]):
     def progress(self) -> float:
         """The fraction of the indices that have ended."""
         record = self.record
-        ended = record.progress.done + count_of(record.progress.failed) + record.progress.canceled
-        return ended / record.array.spec.total
+        return record.progress.ended_count / record.array.spec.total
 
     @property
     def done(self) -> int:
@@ -65,9 +64,7 @@ class ArrayHandle(Generic[R]):
     @property
     def failed_indices(self) -> str:
         """As ranges: `3,7-9`."""
-        return ranges_text(
-            index for first, last in self.record.progress.failed for index in range(first, last + 1)
-        )
+        return ",".join(map(str, self._scheduler.array_service.failed_indices(self.record)))
 
     def job(self, index: int) -> JobHandle[R]:
         """The newest job of an index. NotFound: it has none yet, or no longer."""

@@ -8,16 +8,27 @@ killed in between, or still runs beside this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Final, TypeAlias
+from typing import Any, Final
 from uuid import UUID
 
 from msgspec.structs import replace
 
 from penstock.core.errors import BadIntent, KeyConflict, NotFound, Refused
 from penstock.core.jobs import arrays
-from penstock.core.jobs.arrays import WINDOW, ArrayChange, ArrayRecord, ArraySpec, JobArray, member_id
+from penstock.core.jobs.arrays import (
+    WINDOW,
+    ArrayChange,
+    ArrayDecision,
+    ArrayRecord,
+    ArraySpec,
+    FirstAgain,
+    IndexRange,
+    JobArray,
+    member_id,
+    ranges_in,
+)
 from penstock.core.jobs.changes import Change
 from penstock.core.jobs.groups import batch_of
 from penstock.core.jobs.intent import Intent, check
@@ -28,8 +39,6 @@ from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Apply, ChangeArray, Store, committed
 from penstock.stores.common.rows import uuid7
-
-Decide: TypeAlias = Callable[[ArrayRecord | None, Mapping[JobId, JobState], Moment], ArrayChange | None]
 
 #: How often `ArrayAdvancer` looks at open arrays.
 _AGAIN: Final[Span] = 1 * MINUTE
@@ -56,7 +65,9 @@ class ArrayService:
 
         is_new = False
 
-        def decide(known: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment) -> ArrayChange | None:
+        def decide(
+            known: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment, __: FirstAgain
+        ) -> ArrayChange | None:
             nonlocal is_new
             is_new = known is None
             if known is None:
@@ -77,6 +88,11 @@ class ArrayService:
         if record is None:
             raise NotFound(f"there is no array {array_id!r:.80}", array_id=array_id)
         return record
+
+    def failed_indices(self, record: ArrayRecord) -> Iterator[IndexRange]:
+        if not record.progress.failed:
+            return iter(())
+        return ranges_in(self._store.failed_indices(record.array.array_id))
 
     def newest(self, limit: int = 50, addon_id: AddonId | None = None) -> list[ArrayRecord]:
         """With an addon: of its arrays, among the newest `_MOST_SEARCHED` of all addons."""
@@ -115,7 +131,9 @@ class ArrayService:
         """No more jobs are made, and those that live are canceled: the queued ones have ended when this returns."""
         record = self.get(array_id)
 
-        def decide(known: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment) -> ArrayChange | None:
+        def decide(
+            known: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment, __: FirstAgain
+        ) -> ArrayChange | None:
             return None if known is None else arrays.cancel_array(known, now, by)
 
         record = self._change(record.array.array_id, decide)
@@ -130,8 +148,8 @@ class ArrayService:
         """Run the failed indices again. IllegalMove: none has failed, or the array was canceled."""
         record = self.get(array_id)
 
-        def decide(known: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment) -> ArrayChange | None:
-            return None if known is None else arrays.retry_array(known, now, by)
+        def decide(known: ArrayRecord | None, *_: Any) -> ArrayChange | None:
+            return None if known is None else arrays.retry_array(known, by)
 
         return self._change(record.array.array_id, decide, record.array.member_intent)
 
@@ -180,7 +198,7 @@ class ArrayService:
         except Refused:  # it ended meanwhile
             return None
 
-    def _change(self, array_id: JobId, decide: Decide, intent: Intent | None = None) -> ArrayRecord:
+    def _change(self, array_id: JobId, decide: ArrayDecision, intent: Intent | None = None) -> ArrayRecord:
         record = committed(self._store, ChangeArray(array_id, decide, intent=intent))
         if record is None:
             raise NotFound(f"there is no array {array_id}", array_id=array_id)

@@ -47,7 +47,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import DispatcherHeld, KeyConflict, QueueFull, Unavailable
 from penstock.core.jobs.admission import Ledger
-from penstock.core.jobs.arrays import ArrayChange, ArrayRecord
+from penstock.core.jobs.arrays import ArrayDecision, ArrayRecord, IndexChunk
 from penstock.core.jobs.changes import Change, Note, Renewal
 from penstock.core.jobs.dependencies import StoredDependency
 from penstock.core.jobs.groups import GroupChange, JobGroup
@@ -369,13 +369,13 @@ class RecordLoad(Operation[None], frozen=True):
 class ChangeArray(Operation[ArrayRecord | None], frozen=True):
     """
     A decision about an array, with the jobs that it makes, in one transaction. `decide` gets the array as it is (None: there is
-    none) and the states of its live jobs. It must be quick and pure, and may be called again; None changes nothing. Answered with
+    none), the states of its live jobs, and which indices wait for another run. It must be quick and pure, and may be called again; None changes nothing. Answered with
     the array from then on. `intent`: of the jobs, if the caller knows it: a store may have to prepare for it. The ends of its
     jobs need no such operation: an array goes on in the transaction that ends them (`common/array_changes.py`).
     """
 
     array_id: JobId
-    decide: Callable[[ArrayRecord | None, Mapping[JobId, JobState], Moment], ArrayChange | None]
+    decide: ArrayDecision
     intent: Intent | None = None
 
 
@@ -603,6 +603,10 @@ class Reads(Protocol):
 
     def arrays(self, limit: int, *, only_open: bool = False) -> list[ArrayRecord]:
         """The newest first. `only_open`: those that have not ended."""
+        ...
+
+    def failed_indices(self, array_id: JobId) -> list[IndexChunk]:
+        """The indices of an array that failed and do not wait for another run, in order."""
         ...
 
     def group(self, group_id: JobId) -> JobGroup | None:

@@ -5,19 +5,21 @@ Index 17 of array X is the job `X_17`, made when a place becomes free: at most `
 exist before their end. The end of one makes the next, so an array of 100,000 costs neither 100,000 rows at
 once nor a scan.
 
-What the array remembers is small: how many indices were made, which of them live, how many ended in which
-way, and which failed. Jobs of indices may be pruned; the array's result stays. Every decision can be made
-again from the states of the jobs that live, so an end that was missed is only seen later.
+What the array remembers is small: how many indices were made, which of them live, and how many ended in which
+way. Which indices failed, and which of those wait for another run, stands beside it, as bits in chunks
+(`IndexChunk`): an end writes the chunk of its index, however many failed before. Jobs of indices may be
+pruned; the array's result stays. Every decision can be made again from the states of the jobs that live, so an
+end that was missed is only seen later.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -36,6 +38,8 @@ LARGEST_INDEX: Final = 999_999_999
 MOST_RANGES: Final = 1_000
 #: How many jobs of an array without `%n` exist at once before their end.
 WINDOW: Final = 256
+#: How many indices have their bits in one number, which both databases take.
+CHUNK: Final = 60
 _RANGE: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 _SPEC_WORDS: Final = "indices such as 1-1000, 0,5,7-9 or 1-1000%8, where 8 run at once"
 
@@ -153,6 +157,54 @@ def _merged(ranges: Iterable[IndexRange]) -> Iterator[IndexRange]:
         yield held
 
 
+# which indices
+
+
+class IndexChunk(NamedTuple):
+    """Some of the indices from `number * CHUNK` on: a bit for each."""
+
+    number: int
+    bits: int
+
+    @property
+    def ranges(self) -> Iterator[IndexRange]:
+        first, bits = self.number * CHUNK, self.bits
+        while bits:
+            zeros = (bits & -bits).bit_length() - 1
+            first, bits = first + zeros, bits >> zeros
+            ones = (~bits & (bits + 1)).bit_length() - 1
+            yield IndexRange(first, first + ones - 1)
+            first, bits = first + ones, bits >> ones
+
+
+def chunks_of(indices: Iterable[int]) -> list[IndexChunk]:
+    """Each index comes once."""
+    chunks = Counter[int]()
+    for index in indices:
+        chunks[index // CHUNK] += 1 << index % CHUNK
+    return [IndexChunk(*chunk) for chunk in sorted(chunks.items())]
+
+
+def ranges_in(chunks: Iterable[IndexChunk]) -> Iterator[IndexRange]:
+    """Of chunks in order."""
+    return _merged(each for chunk in chunks for each in chunk.ranges)
+
+
+def indices_in(chunks: Iterable[IndexChunk]) -> list[int]:
+    """Of chunks in order."""
+    return [index for chunk in chunks for first, last in chunk.ranges for index in range(first, last + 1)]
+
+
+#: The first indices of an array that wait for another run, in order: from this chunk on, and at least so many if there
+#: are as many.
+FirstAgain: TypeAlias = Callable[[int, int], Sequence[int]]
+
+
+def none_again(chunk: int, size: int) -> Sequence[int]:  # noqa: ARG001 - a `FirstAgain`
+    """For an array none of whose indices waits for another run."""
+    return ()
+
+
 # the jobs of an array
 
 
@@ -200,23 +252,29 @@ class JobArray(Struct, frozen=True):
 class ArrayProgress(Struct, frozen=True):
     """
     How far an array is. `made`: how many of its indices have become jobs. `live`: those that have not ended.
-    `failed`: the indices that failed. `again`: failed ones that wait for another run. `turn`: grows with each
-    retry. `stopped`: the array was canceled, and makes no more jobs.
+    `failed`: how many failed. `again`: how many of these wait for another run, none of them before the chunk
+    `again_from`. `turn`: grows with each retry. `stopped`: the array was canceled, and makes no more jobs.
     """
 
     made: int = 0
     live: tuple[LiveIndex, ...] = ()
     done: int = 0
-    failed: tuple[IndexRange, ...] = ()
+    failed: int = 0
     canceled: int = 0
-    again: tuple[IndexRange, ...] = ()
+    again: int = 0
+    again_from: int = 0
     turn: int = 1
     stopped: bool = False
     ended_at: Moment | None = None
 
+    @property
+    def ended_count(self) -> int:
+        """How many indices have ended."""
+        return self.done + self.failed + self.canceled
+
     def waiting(self, spec: ArraySpec) -> int:
         """How many indices have no job yet, or no new one."""
-        return 0 if self.stopped else spec.total - self.made + count_of(self.again)
+        return 0 if self.stopped else spec.total - self.made + self.again
 
     def room(self, spec: ArraySpec) -> int:
         """How many jobs may be made now."""
@@ -230,73 +288,56 @@ class ArrayProgress(Struct, frozen=True):
             return JobState.FAILED
         return JobState.CANCELED if self.canceled or self.stopped else JobState.DONE
 
-    def ended(self, ends: Mapping[LiveIndex, JobState]) -> ArrayProgress:
-        """Jobs of the array ended. One that is not known to live changes nothing."""
+    def ended(self, ends: Mapping[LiveIndex, JobState]) -> tuple[ArrayProgress, list[int]]:
+        """Jobs of the array ended. With the indices that failed. One that is not known to live changes nothing."""
         states = [ends[each] for each in self.live if each in ends]
         if not states:
-            return self
+            return self, []
         failed = [each.number for each in self.live if ends.get(each) is JobState.FAILED]
         done = states.count(JobState.DONE)
-        return replace(
+        progress = replace(
             self,
             live=tuple([each for each in self.live if each not in ends]),
             done=self.done + done,
-            failed=joined(self.failed, ranges_of(failed)) if failed else self.failed,
+            failed=self.failed + len(failed),
             canceled=self.canceled + len(states) - done - len(failed),
         )
+        return progress, failed
 
     def retried(self) -> ArrayProgress:
         """Every failed index waits for another run."""
         return replace(
-            self, failed=(), again=joined(self.again, self.failed), turn=self.turn + 1, ended_at=None
+            self, failed=0, again=self.again + self.failed, again_from=0, turn=self.turn + 1, ended_at=None
         )
 
     def stop(self, spec: ArraySpec) -> ArrayProgress:
         """No more jobs are made. What was never made, or waits for another run, counts as canceled."""
-        return replace(self, stopped=True, canceled=self.canceled + self.waiting(spec), again=())
+        return replace(self, stopped=True, canceled=self.canceled + self.waiting(spec), again=0)
 
-    def make(self, spec: ArraySpec) -> tuple[ArrayProgress, list[LiveIndex]]:
-        """The next indices that become jobs: those that wait for another run first."""
+    def make(
+        self, spec: ArraySpec, first_again: FirstAgain
+    ) -> tuple[ArrayProgress, list[LiveIndex], list[int]]:
+        """
+        The next indices that become jobs: those that wait for another run first. The last list has these
+        alone.
+        """
         room = self.room(spec)
         if not room:
-            return self, []
-        repeated, again = split(self.again, room)
-        fresh = room - len(repeated)
+            return self, [], []
+        size = min(room, self.again)
+        repeated = list(first_again(self.again_from, size)[:size]) if size else []
+        fresh = room - size
         indices = [LiveIndex(index, self.turn) for index in repeated]
         indices += [LiveIndex(index, 1) for index in spec.slice(self.made, fresh)]
-        return replace(self, made=self.made + fresh, again=again, live=(*self.live, *indices)), indices
-
-
-def count_of(ranges: Sequence[IndexRange]) -> int:
-    return sum(last - first + 1 for first, last in ranges)
-
-
-def joined(ranges: Sequence[IndexRange], more: Sequence[IndexRange]) -> tuple[IndexRange, ...]:
-    """
-    Both as one, neighbors as one range. `ranges` is so already, and may be long: each failure adds one index to it, and
-    must not look at all that failed before.
-    """
-    result = list(ranges)
-    for each in more:
-        low = high = bisect_left(result, each)
-        if low and result[low - 1].last + 1 >= each.first:
-            low -= 1
-        while high < len(result) and result[high].first <= each.last + 1:
-            high += 1
-        result[low:high] = _merged(sorted((*result[low:high], each)))
-    return tuple(result)
-
-
-def split(ranges: Sequence[IndexRange], size: int) -> tuple[list[int], tuple[IndexRange, ...]]:
-    """The first indices, at most so many, and the rest."""
-    first: list[int] = []
-    for at, each in enumerate(ranges):
-        free = size - len(first)
-        if free < each.last - each.first + 1:
-            first += range(each.first, each.first + free)
-            return first, (IndexRange(each.first + free, each.last), *ranges[at + 1 :])
-        first += range(each.first, each.last + 1)
-    return first, ()
+        again_from = repeated[-1] // CHUNK if repeated else self.again_from
+        progress = replace(
+            self,
+            made=self.made + fresh,
+            again=self.again - size,
+            again_from=again_from,
+            live=(*self.live, *indices),
+        )
+        return progress, indices, repeated
 
 
 # changes
@@ -316,11 +357,18 @@ class ArrayRecord(NamedTuple):
 
 
 class ArrayChange(NamedTuple):
-    """A decision about an array: its record from now on, the jobs that it makes, and the events."""
+    """
+    A decision about an array: its record from now on, the jobs that it makes, and the events. `failed`: the indices
+    that failed. `repeated`: those that wait for another run no more. `retried`: all failed ones wait for another run;
+    their first jobs are made by a decision of its own (`advance`).
+    """
 
     record: ArrayRecord
     jobs: Sequence[JobId]
     notes: Sequence[Note]
+    failed: Sequence[int] = ()
+    repeated: Sequence[int] = ()
+    retried: bool = False
 
     @property
     def intents(self) -> list[Intent]:
@@ -332,7 +380,12 @@ def submit_array(array: JobArray, by: str = "") -> ArrayChange:
     return _go_on(array, ArrayProgress(), array.created_at, [Note(EventKind.ARRAY_SUBMITTED, data=data)])
 
 
-def advance(record: ArrayRecord | None, states: Mapping[JobId, JobState], now: Moment) -> ArrayChange | None:
+def advance(
+    record: ArrayRecord | None,
+    states: Mapping[JobId, JobState],
+    now: Moment,
+    first_again: FirstAgain,
+) -> ArrayChange | None:
     """
     Go on after ends. `states`: of some or all of the jobs that live as far as the array knows. None: nothing
     has changed, or there is no such array.
@@ -340,10 +393,10 @@ def advance(record: ArrayRecord | None, states: Mapping[JobId, JobState], now: M
     if record is None:
         return None
     ends = {live_index(job_id): state for job_id, state in states.items() if state in ENDED}
-    progress = record.progress.ended(ends)
+    progress, failed = record.progress.ended(ends)
     if progress is record.progress and not progress.room(record.array.spec):
         return None
-    return _go_on(record.array, progress, now, [])
+    return _go_on(record.array, progress, now, [], failed=failed, first_again=first_again)
 
 
 def cancel_array(record: ArrayRecord, now: Moment, by: str = "") -> ArrayChange | None:
@@ -354,25 +407,39 @@ def cancel_array(record: ArrayRecord, now: Moment, by: str = "") -> ArrayChange 
     return _go_on(record.array, record.progress.stop(record.array.spec), now, [note])
 
 
-def retry_array(record: ArrayRecord, now: Moment, by: str = "") -> ArrayChange:
+def retry_array(record: ArrayRecord, by: str = "") -> ArrayChange:
     """Run the failed indices again. IllegalMove: there are none, or the array was canceled."""
-    array_id, progress = record.array.array_id, record.progress
+    array, progress = record.array, record.progress
     if progress.stopped:
-        raise IllegalMove("a CANCELED array cannot be retried: submit it again", array_id=array_id)
+        raise IllegalMove("a CANCELED array cannot be retried: submit it again", array_id=array.array_id)
     if not progress.failed:
-        raise IllegalMove("no index of this array has failed", array_id=array_id)
-    indices = ",".join(map(str, progress.failed))
-    data = {**record.array.event_data, "indices": indices, **principal_data(by)}
-    return _go_on(record.array, progress.retried(), now, [Note(EventKind.ARRAY_RETRIED, data=data)])
+        raise IllegalMove("no index of this array has failed", array_id=array.array_id)
+    data = {**array.event_data, "failed": progress.failed, **principal_data(by)}
+    notes = [Note(EventKind.ARRAY_RETRIED, data=data)]
+    return ArrayChange(ArrayRecord(array, progress.retried()), [], notes, retried=True)
 
 
-def _go_on(array: JobArray, progress: ArrayProgress, now: Moment, notes: list[Note]) -> ArrayChange:
+def _go_on(
+    array: JobArray,
+    progress: ArrayProgress,
+    now: Moment,
+    notes: list[Note],
+    *,
+    failed: Sequence[int] = (),
+    first_again: FirstAgain = none_again,
+) -> ArrayChange:
     spec = array.spec
-    progress, made = progress.make(spec)
+    progress, made, repeated = progress.make(spec, first_again)
     outcome = progress.outcome(spec)
     if outcome is not None and progress.ended_at is None:
         progress = replace(progress, ended_at=now)
-        counts = {"done": progress.done, "failed": count_of(progress.failed), "canceled": progress.canceled}
+        counts = {"done": progress.done, "failed": progress.failed, "canceled": progress.canceled}
         notes.append(Note(EventKind.ARRAY_ENDED, str(outcome), {**array.event_data, **counts}))
     jobs = [member_id(array.array_id, *each) for each in made]
-    return ArrayChange(ArrayRecord(array, progress), jobs, notes)
+    return ArrayChange(ArrayRecord(array, progress), jobs, notes, failed, repeated)
+
+
+#: Decides on an array as it is (None: there is none), by the states of its live jobs. None changes nothing.
+ArrayDecision: TypeAlias = Callable[
+    [ArrayRecord | None, Mapping[JobId, JobState], Moment, FirstAgain], ArrayChange | None
+]

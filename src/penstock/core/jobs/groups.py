@@ -30,7 +30,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound
-from penstock.core.jobs.arrays import ArrayRecord, count_of
+from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.changes import Note, principal_data
 from penstock.core.jobs.dependencies import Dependency, IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
@@ -253,7 +253,7 @@ def group_of_array(record: ArrayRecord) -> JobGroup:
         array.created_at,
         total=spec.total,
         done=progress.done,
-        failed=count_of(progress.failed),
+        failed=progress.failed,
         canceled=progress.canceled,
         state=None if ended_at is None else progress.outcome(spec),
         ended_at=ended_at,

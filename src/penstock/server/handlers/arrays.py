@@ -13,7 +13,7 @@ from msgspec import UnsetType
 
 from penstock import wire
 from penstock.core.errors import BadIntent, NotFound
-from penstock.core.jobs.arrays import ArrayRecord, count_of
+from penstock.core.jobs.arrays import ArrayRecord
 from penstock.core.jobs.intent import title_of
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.states import JobState
@@ -33,12 +33,14 @@ def array_submit(call: Request[None, wire.ArrayBody]) -> wire.ArrayInfo:
     intent = intent_from(body.job)
     may_submit(call, intent, "job.")
     record, is_new = _service(call).submit(intent, body.array, call.principal.name)
-    return _info(record, created=is_new)
+    return _info(call, record, created=is_new)
 
 
 def array_list(call: Request[wire.ArraysQuery, None]) -> wire.ArrayList:
     addon_id = call.addon(or_none(call.query.addon_id))
-    return wire.ArrayList([_info(record) for record in _service(call).newest(call.query.limit, addon_id)])
+    return wire.ArrayList(
+        [_info(call, record) for record in _service(call).newest(call.query.limit, addon_id)]
+    )
 
 
 async def array_get(call: Request[wire.ArrayQuery, None]) -> wire.ArrayInfo:
@@ -53,17 +55,17 @@ async def array_get(call: Request[wire.ArrayQuery, None]) -> wire.ArrayInfo:
 def _get(call: Request[wire.ArrayQuery, None]) -> wire.ArrayInfo:
     index = call.query.index
     job_id = None if isinstance(index, UnsetType) else _service(call).job_of(_own(call).array.array_id, index)
-    return _info(_own(call), job_id=job_id)
+    return _info(call, _own(call), job_id=job_id)
 
 
 def array_cancel(call: Request[None, None]) -> wire.ArrayInfo:
-    return _info(_service(call).cancel(_own(call).array.array_id, call.principal.name))
+    return _info(call, _service(call).cancel(_own(call).array.array_id, call.principal.name))
 
 
 def array_retry(call: Request[None, None]) -> wire.ArrayInfo:
     record = _own(call)
     check_runner(call, record.array.intent)
-    return _info(_service(call).retry(record.array.array_id, call.principal.name))
+    return _info(call, _service(call).retry(record.array.array_id, call.principal.name))
 
 
 def _service(call: Request[Any, Any]) -> ArrayService:
@@ -78,9 +80,19 @@ def _own(call: Request[Any, Any]) -> ArrayRecord:
     return record
 
 
-def _info(record: ArrayRecord, **more: Any) -> wire.ArrayInfo:
+def _failed(call: Request[Any, Any], record: ArrayRecord) -> str:
+    """As ranges; cut when they grow long."""
+    text = ""
+    for each in _service(call).failed_indices(record):
+        text += f",{each}"
+        if len(text) > _MOST_TEXT + 1:
+            return f"{text[1 : _MOST_TEXT + 1].rpartition(',')[0]},..."
+    return text[1:]
+
+
+def _info(call: Request[Any, Any], record: ArrayRecord, **more: Any) -> wire.ArrayInfo:
     array, progress = record.array, record.progress
-    spec, failed = array.spec, ",".join(map(str, progress.failed))
+    spec = array.spec
     return wire.ArrayInfo(
         array_id=array.array_id,
         addon_id=array.intent.addon_id,
@@ -93,11 +105,9 @@ def _info(record: ArrayRecord, **more: Any) -> wire.ArrayInfo:
         waiting=progress.waiting(spec),
         live=len(progress.live),
         done=progress.done,
-        failed=count_of(progress.failed),
+        failed=progress.failed,
         canceled=progress.canceled,
-        failed_indices=failed
-        if len(failed) <= _MOST_TEXT
-        else f"{failed[:_MOST_TEXT].rpartition(',')[0]},...",
+        failed_indices=_failed(call, record),
         live_jobs=[str(job_id) for job_id in record.live_jobs()],
         created_at=when(array.created_at),
         ended_at=None if progress.ended_at is None else when(progress.ended_at),

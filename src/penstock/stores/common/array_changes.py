@@ -9,6 +9,7 @@ ends the one before it, and a kill can come only before or after both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from penstock.core.jobs.arrays import ArrayChange, ArrayRecord, advance
@@ -33,8 +34,12 @@ class ArrayRows(Protocol):
         """The states of those of these jobs that exist."""
         ...
 
+    def first_again(self, array_id: JobId, chunk: int, size: int) -> list[int]:
+        """The first indices that wait for another run: see `FirstAgain`."""
+        ...
+
     def write(self, change: ArrayChange, *, is_new: bool) -> None:
-        """Write the array, the jobs that it makes, and the events."""
+        """Write the array, the chunks of its indices, the jobs that it makes, and the events."""
         ...
 
     def change_group(self, group: JobGroup, *, is_new: bool) -> None:
@@ -46,7 +51,12 @@ def change_array(rows: ArrayRows, operation: ChangeArray) -> ArrayRecord | None:
     """The answer to the operation: the array from now on."""
     record = rows.record(operation.array_id)
     states = {} if record is None else rows.states(record.live_jobs())
-    return _write(rows, record, operation.decide(record, states, rows.now))
+    first_again = partial(rows.first_again, operation.array_id)
+    change = operation.decide(record, states, rows.now, first_again)
+    record = _write(rows, record, change)
+    if change is not None and change.retried:  # the failed indices wait now
+        record = _write(rows, record, advance(record, {}, rows.now, first_again))
+    return record
 
 
 def advance_arrays(rows: ArrayRows, moves: Iterable[EndedJob]) -> list[ArrayRecord]:
@@ -58,7 +68,8 @@ def advance_arrays(rows: ArrayRows, moves: Iterable[EndedJob]) -> list[ArrayReco
     changed: list[ArrayRecord] = []
     for array_id in sorted(ends):  # in the order in which every transaction locks them
         record = rows.record(array_id)
-        if (change := advance(record, ends[array_id], rows.now)) is not None:
+        first_again = partial(rows.first_again, array_id)
+        if (change := advance(record, ends[array_id], rows.now, first_again)) is not None:
             _write(rows, record, change)
             changed.append(change.record)
     return changed

@@ -16,7 +16,7 @@ from itertools import chain, islice
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.core.jobs.admission import AdmissionClass, keys_of
-from penstock.core.jobs.arrays import ArrayRecord
+from penstock.core.jobs.arrays import ArrayRecord, IndexChunk
 from penstock.core.jobs.dependencies import DependencyStatus, ParentCondition, StoredDependency
 from penstock.core.jobs.groups import JobGroup
 from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
@@ -34,6 +34,7 @@ from penstock.stores.common.rows import (
     event_rows,
     group_from,
     host_from,
+    index_chunk,
     job_from,
     observed_from,
     schedule_from,
@@ -243,6 +244,9 @@ class SqlReads(ABC, Generic[S]):
     def array(self, array_id: JobId) -> ArrayRecord | None:
         rows = self._query("array_by_id", {"array_id": array_id})
         return array_from(rows[0]) if rows else None
+
+    def failed_indices(self, array_id: JobId) -> list[IndexChunk]:
+        return [index_chunk(row) for row in self._query("failed_indices", {"array_id": array_id})]
 
     def arrays(self, limit: int, *, only_open: bool = False) -> list[ArrayRecord]:
         rows = self._query("open_arrays" if only_open else "newest_arrays", {"most": limit})

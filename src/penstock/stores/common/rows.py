@@ -23,7 +23,7 @@ import msgspec
 import uuid_utils
 
 from penstock.core.jobs.admission import AdmissionClass
-from penstock.core.jobs.arrays import ArrayProgress, ArrayRecord, JobArray
+from penstock.core.jobs.arrays import ArrayProgress, ArrayRecord, IndexChunk, JobArray
 from penstock.core.jobs.dependencies import Dependency, IfUnmet, ParentCondition
 from penstock.core.jobs.groups import JobGroup
 from penstock.core.jobs.intent import Intent
@@ -352,6 +352,11 @@ def array_progress(record: ArrayRecord) -> dict[str, Any]:
 def array_from(row: Sequence[Any]) -> ArrayRecord:
     body, state = row
     return ArrayRecord(_array(body), _array_progress(state))
+
+
+def index_chunk(row: Sequence[Any]) -> IndexChunk:
+    number, bits = row
+    return IndexChunk(number, bits)
 
 
 def group_values(group: JobGroup) -> dict[str, Any]:

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import nsmallest
 from typing import TYPE_CHECKING
 
-from penstock.core.jobs.arrays import ArrayChange, ArrayRecord
+from penstock.core.jobs.arrays import ArrayChange, ArrayRecord, IndexChunk, chunks_of
 from penstock.core.jobs.groups import GroupChange, JobGroup
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
 
 if TYPE_CHECKING:
     from penstock.stores.memory.store import MemoryStore
+
+
+class MemoryIndices:
+    """Which indices of an array failed, and which of them wait for another run."""
+
+    def __init__(self) -> None:
+        self._failed, self._again = set[int](), set[int]()
+
+    def change(self, change: ArrayChange) -> None:
+        self._failed.update(change.failed)
+        self._again.difference_update(change.repeated)
+        if change.retried:
+            self._again |= self._failed
+            self._failed.clear()
+
+    def first_again(self, chunk: int, size: int) -> list[int]:  # noqa: ARG002 - a set is searched as a whole
+        return nsmallest(size, self._again)
+
+    @property
+    def failed(self) -> list[IndexChunk]:
+        return chunks_of(self._failed)
 
 
 class MemoryArrayRows:
@@ -38,10 +60,15 @@ class MemoryArrayRows:
         else:
             self._store.change_group(group.group_id, lambda _, __: GroupChange(group))
 
+    def first_again(self, array_id: JobId, chunk: int, size: int) -> list[int]:
+        return self._store._indices[array_id].first_again(chunk, size)
+
     def write(self, change: ArrayChange, *, is_new: bool) -> None:  # noqa: ARG002 - a dictionary takes both alike
         store = self._store
         for job_id, intent in zip(change.jobs, change.intents, strict=True):
             store._insert(0, intent, job_id)
-        store._arrays[change.record.array.array_id] = change.record
+        array_id = change.record.array.array_id
+        store._arrays[array_id] = change.record
+        store._indices.setdefault(array_id, MemoryIndices()).change(change)
         for note in change.notes:
             store._note(self.now, note, None)

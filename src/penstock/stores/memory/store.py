@@ -446,6 +446,7 @@ class MemoryStore(MemoryTables):
                 self._forget_dependencies(group.group_id)
                 self._drop_group(group.group_id)
                 self._arrays.pop(group.group_id, None)
+                self._indices.pop(group.group_id, None)
         old = [
             job
             for job in self._jobs.values()

@@ -23,7 +23,7 @@ from penstock.core.jobs.admission import (
     keys_of,
     windows,
 )
-from penstock.core.jobs.arrays import ArrayRecord
+from penstock.core.jobs.arrays import ArrayRecord, IndexChunk
 from penstock.core.jobs.changes import Note
 from penstock.core.jobs.dependencies import (
     DependencyStatus,
@@ -57,6 +57,7 @@ from penstock.stores.api import (
 )
 from penstock.stores.common.dependencies import EndedJob
 from penstock.stores.common.rows import uuid7
+from penstock.stores.memory.arrays import MemoryIndices
 
 T = TypeVar("T")
 
@@ -83,6 +84,7 @@ class MemoryTables:
         self._hosts: dict[HostId, Host] = {}
         self._schedules: dict[str, ScheduleRecord] = {}
         self._arrays: dict[JobId, ArrayRecord] = {}
+        self._indices: dict[JobId, MemoryIndices] = {}
         self._groups: dict[JobId, JobGroup] = {}
         self._group_nos: dict[JobId, int] = {}
         self._last_group = FIRST_GROUP
@@ -309,6 +311,9 @@ class MemoryTables:
 
     def array(self, array_id: JobId) -> ArrayRecord | None:
         return self._arrays.get(array_id)
+
+    def failed_indices(self, array_id: JobId) -> list[IndexChunk]:
+        return self._indices[array_id].failed if array_id in self._indices else []
 
     def arrays(self, limit: int, *, only_open: bool = False) -> list[ArrayRecord]:
         with self._lock:

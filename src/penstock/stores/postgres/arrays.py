@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from penstock.core.jobs.arrays import ArrayChange, ArrayRecord
+from penstock.core.jobs.arrays import ArrayChange, ArrayRecord, chunks_of, indices_in
 from penstock.core.jobs.groups import GroupChange, JobGroup
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
-from penstock.stores.common.rows import array_from, array_progress, array_values
+from penstock.stores.common.rows import array_from, array_progress, array_values, index_chunk
 from penstock.stores.postgres.changes import PostgresWriteBatch
 from penstock.stores.postgres.database import DatabaseSession
 from penstock.stores.postgres.groups import add_group, change_group
-from penstock.stores.postgres.pipeline import Values, array
+from penstock.stores.postgres.pipeline import Values, array, columns
 from penstock.stores.postgres.submit import RowCache, defer_named
 
 
@@ -53,6 +53,11 @@ class PostgresArrayRows:
         rows = self._session.execute("states_of", {"ids": array(sorted(job_ids))})
         return {job_id: JobState(state) for job_id, state in rows}
 
+    def first_again(self, array_id: JobId, chunk: int, size: int) -> list[int]:
+        self._session.flush()  # what this transaction has changed
+        values = {"array_id": array_id, "chunk": chunk, "most": size}
+        return indices_in(map(index_chunk, self._session.execute("indices_again", values)))
+
     def change_group(self, group: JobGroup, *, is_new: bool) -> None:
         if is_new:
             add_group(self._session, group)
@@ -75,6 +80,13 @@ class PostgresArrayRows:
             self._session.defer("add_array", array_values(record))
         else:
             self._session.defer("set_array", array_progress(record))
-        self.records[record.array.array_id] = record
+        array_id = record.array.array_id
+        for name, indices in (("fail_indices", change.failed), ("repeat_indices", change.repeated)):
+            if indices:
+                chunks, bits = columns(chunks_of(indices))
+                self._session.defer(name, {"array_id": array_id, "chunks": chunks, "bits": bits})
+        if change.retried:
+            self._session.defer("retry_indices", {"array_id": array_id})
+        self.records[array_id] = record
         for note in change.notes:
             self._writes.note(self.now, note)

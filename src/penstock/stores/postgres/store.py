@@ -331,6 +331,7 @@ class PostgresStore(PostgresReads):
     def _prune(self, session: DatabaseSession, before: Moment, limit: int) -> int:
         now, old = self._old_jobs(session, before, limit)
         session.defer("forget_commits", None)
+        session.defer("forget_array_chunks", {"before": before})
         session.defer("forget_arrays", {"before": before})
         session.defer("forget_groups", {"before": before})
         if not old:

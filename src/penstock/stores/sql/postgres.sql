@@ -800,6 +800,29 @@ VALUES (%(array_id)s, %(addon_id)s, %(created_at)s, %(ended_at)s, %(body)s, %(st
 -- name: set_array
 UPDATE penstock.job_array SET ended_at = %(ended_at)s, state = %(state)s WHERE array_id = %(array_id)s;
 
+-- name: failed_indices
+SELECT chunk, failed FROM penstock.array_chunk WHERE array_id = %(array_id)s AND failed <> 0 ORDER BY chunk;
+
+-- name: indices_again
+SELECT chunk, again FROM penstock.array_chunk WHERE array_id = %(array_id)s AND chunk >= %(chunk)s AND again <> 0 ORDER BY chunk LIMIT %(most)s;
+
+-- name: fail_indices
+INSERT INTO penstock.array_chunk (array_id, chunk, failed)
+SELECT %(array_id)s::text, chunk, bits FROM unnest(%(chunks)s::integer[], %(bits)s::bigint[]) AS new (chunk, bits)
+ON CONFLICT (array_id, chunk) DO UPDATE SET failed = array_chunk.failed | excluded.failed;
+
+-- name: repeat_indices
+-- They have jobs again.
+UPDATE penstock.array_chunk c SET again = c.again & ~new.bits FROM unnest(%(chunks)s::integer[], %(bits)s::bigint[]) AS new (chunk, bits)
+WHERE c.array_id = %(array_id)s AND c.chunk = new.chunk;
+
+-- name: retry_indices
+UPDATE penstock.array_chunk SET again = again | failed, failed = 0 WHERE array_id = %(array_id)s AND failed <> 0;
+
+-- name: forget_array_chunks
+DELETE FROM penstock.array_chunk WHERE array_id IN (SELECT array_id FROM penstock.job_array WHERE ended_at < %(before)s AND NOT EXISTS (
+    SELECT 1 FROM penstock.job_group g JOIN penstock.dependency d ON d.parent = g.no AND d.status = 'open' WHERE g.group_id = job_array.array_id));
+
 -- name: forget_arrays
 DELETE FROM penstock.job_array WHERE ended_at < %(before)s AND NOT EXISTS (
     SELECT 1 FROM penstock.job_group g JOIN penstock.dependency d ON d.parent = g.no AND d.status = 'open' WHERE g.group_id = job_array.array_id);

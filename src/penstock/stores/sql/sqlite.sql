@@ -590,6 +590,27 @@ VALUES (:array_id, :addon_id, :created_at, :ended_at, :body, :state);
 -- name: set_array
 UPDATE job_array SET ended_at = :ended_at, state = :state WHERE array_id = :array_id;
 
+-- name: failed_indices
+SELECT chunk, failed FROM array_chunk WHERE array_id = :array_id AND failed <> 0 ORDER BY chunk;
+
+-- name: indices_again
+SELECT chunk, again FROM array_chunk WHERE array_id = :array_id AND chunk >= :chunk AND again <> 0 ORDER BY chunk LIMIT :most;
+
+-- name: fail_indices
+INSERT INTO array_chunk (array_id, chunk, failed) VALUES (:array_id, :chunk, :bits)
+ON CONFLICT (array_id, chunk) DO UPDATE SET failed = failed | excluded.failed;
+
+-- name: repeat_indices
+-- They have jobs again.
+UPDATE array_chunk SET again = again & ~:bits WHERE array_id = :array_id AND chunk = :chunk;
+
+-- name: retry_indices
+UPDATE array_chunk SET again = again | failed, failed = 0 WHERE array_id = :array_id AND failed <> 0;
+
+-- name: forget_array_chunks
+DELETE FROM array_chunk WHERE array_id IN (SELECT array_id FROM job_array WHERE ended_at < :before AND NOT EXISTS (
+    SELECT 1 FROM job_group g CROSS JOIN dependency d ON d.parent = g.no AND d.status = 'open' WHERE g.group_id = job_array.array_id));
+
 -- name: forget_arrays
 DELETE FROM job_array WHERE ended_at < :before AND NOT EXISTS (
     SELECT 1 FROM job_group g CROSS JOIN dependency d ON d.parent = g.no AND d.status = 'open' WHERE g.group_id = job_array.array_id);

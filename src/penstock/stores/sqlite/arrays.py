@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.core.jobs.arrays import ArrayChange, ArrayRecord
+from penstock.core.jobs.arrays import ArrayChange, ArrayRecord, chunks_of, indices_in
 from penstock.core.jobs.groups import GroupChange, JobGroup
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
 from penstock.stores.api import NO_LIMIT
-from penstock.stores.common.rows import array_from, array_progress, array_values
+from penstock.stores.common.rows import array_from, array_progress, array_values, index_chunk
 from penstock.stores.common.writes import NO_JOB
 from penstock.stores.sqlite.changes import submit
 from penstock.stores.sqlite.groups import add_group, change_group
@@ -37,6 +37,10 @@ class SqliteArrayRows:
         rows = self._tx.execute("states_of", {"ids": listed(job_ids)})
         return {job_id: JobState(state) for job_id, state in rows}
 
+    def first_again(self, array_id: JobId, chunk: int, size: int) -> list[int]:
+        values = {"array_id": array_id, "chunk": chunk, "most": size}
+        return indices_in(map(index_chunk, self._tx.execute("indices_again", values)))
+
     def change_group(self, group: JobGroup, *, is_new: bool) -> None:
         if is_new:
             add_group(self._tx, group)
@@ -51,6 +55,12 @@ class SqliteArrayRows:
             tx.execute("add_array", array_values(record))
         else:
             tx.execute("set_array", array_progress(record))
+        array_id = record.array.array_id
+        for name, indices in (("fail_indices", change.failed), ("repeat_indices", change.repeated)):
+            for chunk, bits in chunks_of(indices):
+                tx.execute(name, {"array_id": array_id, "chunk": chunk, "bits": bits})
+        if change.retried:
+            tx.execute("retry_indices", {"array_id": array_id})
         tx.totals.keep_array(record)
         for note in change.notes:
             tx.add_note(tx.now, note, NO_JOB)

@@ -136,7 +136,7 @@ def _write_schedule(tx: Transaction, operation: ChangeSchedule | RecordLoad) -> 
 
 def _prune(tx: Transaction, before: Moment, limit: int) -> int:
     tx.flush_jobs()
-    for name in ("forget_arrays", "forget_memberships", "forget_groups"):
+    for name in ("forget_array_chunks", "forget_arrays", "forget_memberships", "forget_groups"):
         tx.execute(name, {"before": before})
     tx.totals.arrays.clear()
     values = {"before": before, "most": limit}
