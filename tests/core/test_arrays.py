@@ -97,6 +97,7 @@ def test_the_job_of_an_index_names_its_array():
     assert member_of("01a1_x") is None
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 60), min_size=1), st.integers(0, 60), st.integers(1, 60))
 def test_positions_and_indices_are_the_same_order(indices, position, size):
     spec = array_of(indices)
@@ -205,6 +206,7 @@ def test_a_second_look_at_the_same_ends_changes_nothing():
     assert advance(after.record, {"x_1": DONE, "x_2": JobState.RUNNING}, 2, none_again) is None
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 200)))
 def test_indices_in_chunks_are_the_same_indices(indices):
     chunks = chunks_of(indices)
