@@ -59,7 +59,7 @@ MUTANTS = [
         "_Reader._read",
         "table = self._table(path[:-1])",
         "table = self._values.get(path[0], {})",
-        ("tests/settings",),
+        ("tests/settings/test_settings.py::test_an_addon_that_only_a_flag_names_has_its_settings",),
     ),
     Mutant(
         "simulation: a wait counts from the arrival",
@@ -67,7 +67,7 @@ MUTANTS = [
         "Played.wait",
         "max(self.load.at[job], self.load.earliest_start_at[job])",
         "self.load.at[job]",
-        ("tests/simulation",),
+        ("tests/simulation/test_simulation.py::test_a_time_before_which_a_job_may_not_start_is_no_wait",),
     ),
     Mutant(
         "simulation: a deadline passes unnoticed",
@@ -75,7 +75,7 @@ MUTANTS = [
         "Player._pass_moments",
         "self._queues.leave(number, PlayedState.FAILED)",
         "pass",
-        ("tests/simulation",),
+        ("tests/simulation/test_simulation.py::test_a_deadline_that_passes_in_the_queue_is_late",),
     ),
     Mutant(
         "simulation: a job that ran past its deadline waits again",
@@ -83,7 +83,9 @@ MUTANTS = [
         "PlayedQueues.put_back",
         "deadline and deadline <= play.now",
         "False",
-        ("tests/scheduler/test_playing.py",),
+        (
+            "tests/scheduler/test_playing.py::test_a_job_that_runs_past_its_deadline_and_waits_again_is_too_late",
+        ),
     ),
     Mutant(
         "simulation: the gates of an earlier round hold after a pause",
@@ -91,7 +93,7 @@ MUTANTS = [
         "Play.conditions_changed",
         "            host.view.gates.clear()\n",
         "",
-        ("tests/simulation",),
+        ("tests/simulation/test_simulation.py::test_a_pause_holds_the_addon_until_it_is_resumed",),
     ),
     Mutant(
         "simulation: the preemption sleeps while runs begin and end",
@@ -102,12 +104,14 @@ MUTANTS = [
         ("tests/scheduler/test_playing.py",),
     ),
     Mutant(
-        "simulation: units that one worker's round kept hold up the heads of the others",
+        "simulation: several workers are not asked again when the order of heads changes",
         "penstock/scheduler/played_rounds.py",
-        "PlayedRounds._some_head_fits",
-        "host.alone and ",
-        "",
-        ("tests/scheduler/test_playing.py",),
+        "PlayedRounds._order_changed",
+        "return host.keeps and self._some_queue_fits(host)",
+        "return False",
+        (
+            "tests/scheduler/test_playing.py::test_three_kinds_of_workers_start_every_job_when_the_real_scheduler_does",
+        ),
     ),
     Mutant(
         "simulation: a round ends before a job that takes the last free units",
@@ -123,7 +127,9 @@ MUTANTS = [
         "PlayedRounds._claims_now",
         "        if worker.claims_at == play.now or",
         "        if True or worker.claims_at == play.now or",
-        ("tests/scheduler/test_playing.py",),
+        (
+            "tests/scheduler/test_playing.py::test_a_worker_that_learns_of_a_change_later_gets_what_the_quicker_one_leaves",
+        ),
     ),
     Mutant(
         "simulation: the delay of a worker counts what it claimed with its own report",
@@ -131,7 +137,9 @@ MUTANTS = [
         "_Trail._read",
         "if 0 < delay < _SOON:",
         "if 0 <= delay < _SOON:",
-        ("tests/simulation",),
+        (
+            "tests/simulation/test_simulation.py::test_the_workers_of_a_trail_claim_as_long_after_a_change_as_they_did",
+        ),
     ),
     Mutant(
         "simulation: units of a run that ended stay in use",
@@ -139,7 +147,7 @@ MUTANTS = [
         "PlayedAttempts.finish",
         "ledger.units -= queue.cost",
         "ledger.units -= 0",
-        ("tests/simulation",),
+        ("tests/simulation/test_simulation.py::test_one_after_the_other_where_only_one_fits",),
     ),
     Mutant(
         "simulation: weights are not heeded",
@@ -147,7 +155,7 @@ MUTANTS = [
         "play",
         "player.set_addon(AddonId(addon_id), weight=weight)",
         "pass",
-        ("tests/simulation",),
+        ("tests/simulation/test_simulation.py::test_who_is_in_a_hurry_goes_first_and_a_weight_counts",),
     ),
     Mutant(
         "simulation: the keys of a trail keep its jobs from sharing intents",
@@ -155,7 +163,7 @@ MUTANTS = [
         "_plain",
         "idempotency_key=None, ",
         "",
-        ("tests/simulation",),
+        ("tests/simulation/test_simulation.py::test_a_trail_is_played_again_as_it_was",),
     ),
     Mutant(
         "simulation: a job that never started is in time",
@@ -163,7 +171,7 @@ MUTANTS = [
         "figures",
         "(wait is None or player.started_at[job] > deadline)",
         "(wait is not None and player.started_at[job] > deadline)",
-        ("tests/simulation",),
+        ("tests/simulation/test_simulation.py::test_a_deadline_that_passes_in_the_queue_is_late",),
     ),
     Mutant(
         "chaos: a job that is gone is not missed",
@@ -171,7 +179,7 @@ MUTANTS = [
         "_lost",
         '            yield f"{job_id} is gone"',
         "            continue",
-        ("tests/chaos",),
+        ("tests/chaos/test_checks.py::test_a_job_that_is_gone_is_found",),
     ),
     Mutant(
         "chaos: a fence may stay as it is",
@@ -179,7 +187,7 @@ MUTANTS = [
         "_fences",
         "if int(fence) <= last.get(job_id, 0):",
         "if int(fence) < last.get(job_id, 0):",
-        ("tests/chaos",),
+        ("tests/chaos/test_checks.py::test_a_fence_that_does_not_grow_is_found",),
     ),
     Mutant(
         "chaos: units are counted once too few",
@@ -187,7 +195,7 @@ MUTANTS = [
         "_overfull",
         "if held[host] > UNITS:",
         "if held[host] > 2 * UNITS:",
-        ("tests/chaos",),
+        ("tests/chaos/test_checks.py::test_more_units_than_there_are_are_found",),
     ),
     Mutant(
         "telemetry: a histogram counts as Prometheus does",
