@@ -45,7 +45,8 @@ from penstock.core.jobs.load import Capacity, Host, QuietState
 from penstock.core.jobs.round import MOST_PICKS
 from penstock.core.jobs.start_ranges import StartRange
 from penstock.core.jobs.types import SECOND, AddonId, DispatchId, HostId, JobId, Moment, Span
-from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
+from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import EndReport, JobService
 from penstock.scheduler.learning import Learner

@@ -18,7 +18,7 @@ from pathlib import Path
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.types import AddonId
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.job_service import EndReport
 from penstock.scheduler.rules import SchedulerRules

@@ -15,7 +15,8 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import JobState
-from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
+from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.rules import SchedulerRules

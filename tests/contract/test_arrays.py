@@ -15,8 +15,9 @@ from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import ENDED, JobState, Schedules
 from penstock.core.jobs.types import SECOND, EndReason, member_of
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.arrays import ArrayAdvancer, ArrayService
-from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers, WorkerKinds
+from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.maintenance import Maintenance
 from penstock.scheduler.rules import SchedulerRules

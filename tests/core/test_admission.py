@@ -51,6 +51,7 @@ from penstock.core.jobs.worker_reasons import (
     NotDispatched,
     NoWorkerSeen,
     RunnerDisabled,
+    WorkerElsewhere,
     WorkerGone,
     WorkersFull,
 )
@@ -280,6 +281,7 @@ EXAMPLES = [
     UnitsKept(JobId("job-00000017"), 90, NOW - SECOND),
     QueuedAhead(JobId("job-00000017"), 50),
     AwaitsWorker(NOW - 12 * SECOND),
+    WorkerElsewhere(("render-1", "r" * 64), 1),
     WorkersFull("w1", 4),
     WorkersFull("runner", 64),
     NoWorkerSeen("thumnail", ("resize", "thumbnail"), NOW - 5 * SECOND),

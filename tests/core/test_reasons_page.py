@@ -28,6 +28,7 @@ from penstock.core.jobs.worker_reasons import (
     NotDispatched,
     NoWorkerSeen,
     RunnerDisabled,
+    WorkerElsewhere,
     WorkerGone,
     WorkersFull,
 )
@@ -48,6 +49,7 @@ EXAMPLES = [
     UnitsKept("0190-7c3e-5d2f10aa", 60, NOW + 40 * SECOND),
     QueuedAhead("0190-7c3e-5d2f10aa", 75),
     AwaitsWorker(NOW - 2 * SECOND),
+    WorkerElsewhere(("render-1",), 2),
     WorkersFull("w1", 4),
     NoWorkerSeen("thumnail", ("resize", "thumbnail")),
     WorkerGone(NOW - 5 * MINUTE, 2),

@@ -20,7 +20,7 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import SECOND, EndReason
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.job_service import EndReport
 from penstock.scheduler.rules import SchedulerRules

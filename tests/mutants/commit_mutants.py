@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.planting import Mutant
 
+_HOSTS = ("tests/scheduler/test_hosts_of_workers.py",)
+
 MUTANTS = [
     Mutant(
         "commit: a bad operation fails the others of its commit",
@@ -38,11 +40,67 @@ MUTANTS = [
         ("tests/scheduler/test_one_round.py", "-kmemory"),
     ),
     Mutant(
+        "commit: a host reserves jobs whose worker is on another host",
+        "penstock/scheduler/dispatcher.py",
+        "RoundWorkers._elsewhere",
+        "others is not None",
+        "False",
+        _HOSTS,
+    ),
+    Mutant(
+        "commit: a host reserves by what it knew of the workers of others one tick ago",
+        "penstock/scheduler/dispatcher.py",
+        "RoundWorkers.elsewhere",
+        "not self._read_others",
+        "False",
+        _HOSTS,
+    ),
+    Mutant(
+        "commit: a host keeps its reservations from workers that came to another host",
+        "penstock/scheduler/dispatcher.py",
+        "Dispatcher.step",
+        "        self._give_back(now)\n",
+        "",
+        _HOSTS,
+    ),
+    Mutant(
+        "commit: hosts learn of new workers of others with the next registration only",
+        "penstock/scheduler/hosts.py",
+        "HostRegistration.step",
+        "not self._store.shared or self._workers(now) <= self._registered",
+        "True",
+        _HOSTS,
+    ),
+    Mutant(
+        "commit: a program says that it runs every job",
+        "penstock/scheduler/dispatcher.py",
+        "PullingWorkers.registered",
+        " if self._claiming.get(kinds, now) < FOR_EVER",
+        "",
+        _HOSTS,
+    ),
+    Mutant(
+        "commit: a run is asked to yield to a job of another host",
+        "penstock/core/jobs/preemption.py",
+        "wanted",
+        "if inputs.offer(line.admission_class) is not Placement.ELSEWHERE",
+        "if True",
+        _HOSTS,
+    ),
+    Mutant(
+        "commit: a job waits for a worker of a host without its labels",
+        "penstock/core/jobs/workers.py",
+        "hosts_with_worker",
+        "and set(admission_class.labels) <= set(host.labels)",
+        "",
+        _HOSTS,
+    ),
+    Mutant(
         "commit: a job without a worker is reserved for ever",
         "penstock/core/jobs/round.py",
         "_Round._has_worker",
-        "not late or self.inputs.take_place(lane.line.admission_class)",
-        "True",
+        "if late and not inputs.take_place(admission_class)",
+        "if False",
         ("tests/scheduler/test_one_round.py", "-kmemory"),
     ),
     Mutant(

@@ -282,8 +282,8 @@ MUTANTS = [
         "promise: a poll reserves nothing that a claim left in the queue",
         "penstock/scheduler/dispatcher.py",
         "PullingWorkers.polled",
-        "            return new and any(over > now for over in self._claiming.values())\n",
-        "            return False\n",
+        "return new and hidden",
+        "return False",
         ("tests/server/test_waiting.py", "-k", "hides_no_job"),
     ),
     Mutant(

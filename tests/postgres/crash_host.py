@@ -26,7 +26,7 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import MILLISECOND, SECOND
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.job_service import EndReport, GrantedJob
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService

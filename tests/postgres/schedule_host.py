@@ -25,7 +25,7 @@ from penstock.core.errors import NotFound, StaleDispatch
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import HOUR, SECOND, EndReason
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.postgres.store import PostgresStore

@@ -15,7 +15,7 @@ from tests.postgres.conftest import JOB, tick
 from tests.waiting import until
 
 from penstock.core.jobs.load import Capacity
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.job_service import EndReport
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService

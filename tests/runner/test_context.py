@@ -205,7 +205,7 @@ import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from penstock.core.jobs.types import EndReason
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from tests.runner.plant import Plant, SECOND
 plant = Plant(Path({data!r}), dispatch=False, rules={{"lease_for": SECOND}})
 job = plant.function("sleep", {path!r}, 60)

@@ -11,7 +11,7 @@ from penstock.core.jobs.load import Capacity, Host, QuietState, Reading
 from penstock.core.jobs.preemption import Preemption
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, Constraint, EndReason, HostId
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.job_service import YieldRequests
 from penstock.scheduler.preemption import Preempter
 from penstock.stores.api import DrainHost, Query, RegisterHost, committed
@@ -124,6 +124,7 @@ def host(kit, name, **more):
         started_at=kit.now,
         seen_at=kit.now,
         until=kit.now + 30 * SECOND,
+        workers=more.pop("workers", (WorkerKinds("a"),)),
         **more,
     )
 
@@ -759,6 +760,36 @@ def no_host_could(kit):
     committed(kit.store, RegisterHost(host(kit, "d-host", capacity=5)))
     other = running(present(kit), addon_id="b", cost_units=90)
     return kit, kit.submit()[0], {"other": other}
+
+
+def a_host_without_its_worker(kit):
+    committed(kit.store, RegisterHost(host(kit, "b-host", workers=(WorkerKinds("b"),))))
+    other = running(present(kit), addon_id="b", cost_units=90)
+    return kit, kit.submit()[0], {"other": other}
+
+
+def worker_on_another_host(kit):
+    committed(kit.store, RegisterHost(host(kit, "b-host")))
+    return kit, kit.submit()[0], {}
+
+
+def worker_on_another_host_that_is_full(kit):
+    """This host is full too, which does not matter to the job."""
+    committed(kit.store, RegisterHost(host(kit, "b-host", capacity=5)))
+    committed(
+        kit.store, RegisterHost(host(kit, "c-host", workers=(WorkerKinds(job_types=frozenset({"t"})),)))
+    )
+    committed(kit.store, DrainHost(HostId("c-host"), draining=True))
+    kit.fetchers.polled(WorkerKinds("b"), until=1 << 62)
+    running(kit, addon_id="b", cost_units=90)
+    return kit, kit.submit()[0], {}
+
+
+def worker_on_another_host_of_a_paused_addon(kit):
+    committed(kit.store, RegisterHost(host(kit, "b-host")))
+    job_id = kit.submit()[0]
+    kit.job_service.pause("a")
+    return kit, job_id, {}
 
 
 def drained_here_and_free_there(kit):

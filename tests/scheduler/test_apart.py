@@ -13,7 +13,7 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.job_service import EndReport
 from penstock.scheduler.rules import SchedulerRules

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.jobs.types import SECOND, AddonId
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 
 A, B = WorkerKinds(AddonId("a")), WorkerKinds(AddonId("b"))
 

@@ -9,7 +9,7 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Host
 from penstock.core.jobs.types import SECOND
 from penstock.core.jobs.viewer import Viewer
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.stores.api import Query, RegisterHost, committed
 
 

@@ -8,7 +8,7 @@ from penstock.core.jobs.learning import Prediction
 from penstock.core.jobs.load import Capacity, Host, QuietState
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, EndReason
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.stores.api import RegisterHost, committed
 
 ANY = WorkerKinds(own=True)

@@ -9,7 +9,7 @@ from penstock.core.jobs.intent import MAX_PAYLOAD, Intent
 from penstock.core.jobs.reasons import retry_after_sec
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND, EndReason
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 
 
 def kinds(addon_id=None, *types):

@@ -13,7 +13,7 @@ from penstock.stores.api import Admit
 
 
 def kinds(addon_id=None):
-    from penstock.scheduler.dispatcher import WorkerKinds
+    from penstock.core.jobs.workers import WorkerKinds
 
     return WorkerKinds(addon_id)
 

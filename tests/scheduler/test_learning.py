@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.jobs.learning import Prediction, decode
 from penstock.core.jobs.types import SECOND, EndReason
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.learning import EVERY, MOST_EVENTS, MOST_OPEN, SAMPLE_JOBS, Learner
 from penstock.scheduler.service import SchedulerService
 

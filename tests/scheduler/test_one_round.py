@@ -9,7 +9,7 @@ import pytest
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND, AddonId
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.job_service import EndReport
 from penstock.stores.api import SetAddon, committed
 

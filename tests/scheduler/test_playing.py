@@ -14,8 +14,8 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.preemption import Preemption
 from penstock.core.jobs.types import MILLISECOND, MINUTE, SECOND, AddonId, Constraint, EndReason, HostId
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt
-from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.playing import PlayedHost, PlayedState, PlayedWorker, Player
 from penstock.scheduler.rules import SchedulerRules
 
@@ -124,6 +124,16 @@ def test_a_worker_that_learns_of_a_change_later_gets_what_the_quicker_one_leaves
 
     # With its report a worker claims at once.
     assert starts(played) == [0.02, 10.02, 1.05, 20.02]
+
+
+def test_a_host_reserves_no_job_whose_worker_is_on_another_host():
+    daemon = PlayedHost(HostId("daemon"), workers=(RUNNER,))
+    program = PlayedHost(HostId("program"), workers=(EMBEDDED,), capacity=Capacity(fixed=40), reserves=False)
+    played = player([arrival(), arrival(), arrival(addon_id="b", job_type="v")], hosts=[daemon, program])
+    played.run(until=T0 + 25 * SECOND)
+
+    assert starts(played) == [0, 10, None]
+    assert list(played.host) == [1, 1, 0]  # no worker is known for the last one, so the daemon reserves it
 
 
 def test_the_rest_of_a_worker_s_places_is_not_seen_before_its_next_claim():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.jobs.types import AddonId
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 
 ANY, A, B = WorkerKinds(), WorkerKinds(AddonId("a")), WorkerKinds(AddonId("b"))
 A_T = WorkerKinds(AddonId("a"), frozenset({"t"}))

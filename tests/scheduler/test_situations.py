@@ -502,6 +502,41 @@ FLEET = [
         },
     ),
     Row(
+        s.a_host_without_its_worker,
+        "Waiting for 0 s. It needs 10 units; 0 of 90 are free. Job {other} uses the rest. "
+        "Host b-host: it has no worker for the job.",
+        {"reason": "no_room", "hosts": [["b-host", "worker_elsewhere"]]},
+    ),
+    Row(
+        s.worker_on_another_host,
+        "Waiting for 0 s. Its worker is on host b-host; this host has none for it. Host b-host could run it.",
+        {
+            "reason": "worker_elsewhere",
+            "gates": ["worker_elsewhere"],
+            "short": "waits for a worker on host b-host",
+            "next_step": "a worker on host b-host claims it",
+            "hosts": [["b-host", ""]],
+            "ahead": [],
+        },
+    ),
+    Row(
+        s.worker_on_another_host_that_is_full,
+        "Waiting for 0 s. Its worker is on hosts b-host and c-host; this host has none for it. "
+        "Host b-host: needs 10 units; 5 may be used now. Host c-host: the host is drained.",
+        {
+            "reason": "worker_elsewhere",
+            "gates": ["worker_elsewhere"],
+            "hosts": [["b-host", "no_room"], ["c-host", "draining"]],
+            "held_by": [],
+        },
+    ),
+    Row(
+        s.worker_on_another_host_of_a_paused_addon,
+        "Waiting for 0 s. Addon a is paused; `penstock resume a` ends that. "
+        "Besides: Its worker is on host b-host; this host has none for it.",
+        {"reason": "paused", "gates": ["paused", "worker_elsewhere"]},
+    ),
+    Row(
         s.drained_here_and_free_there,
         "Waiting for 0 s. Host local starts no more jobs: an operator drained it. Host b-host could run it. "
         "`penstock undrain local` changes that.",
@@ -572,7 +607,7 @@ def test_the_answer_is_the_same_on_a_server_and_there_it_is_the_fleets(row, post
 
 
 def test_the_table_has_at_least_sixty_situations_and_every_reason_that_a_scheduler_gives():
-    codes = {code for row in TABLE for code in row.json["gates"]}
+    codes = {code for row in [*TABLE, *FLEET] for code in row.json.get("gates", ())}
 
     assert len({row.situation for row in TABLE}) >= 60
     assert set(REASONS) - {"nobody_runs", "no_function"} == codes  # those two only an embedding program gives

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.jobs.load import Capacity, Reading
 from penstock.core.jobs.types import SECOND
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.stats import LiveStats
 
 

@@ -15,7 +15,7 @@ from penstock.core.jobs.admission import AdmissionLimits, Caps
 from penstock.core.jobs.forecast import try_round
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.types import SECOND, AddonId
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 
 SOAK = int(os.environ.get("PENSTOCK_SOAK", "1"))
 WORLDS = 60 if SOAK == 1 else 1_000 * SOAK

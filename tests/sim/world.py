@@ -32,7 +32,8 @@ from penstock.core.jobs.types import (
     JobId,
     Moment,
 )
-from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
+from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.maintenance import BudgetEnforcer, Maintenance, put_in_order, recover

@@ -14,8 +14,9 @@ from penstock.core.jobs.ordering import urgent_from
 from penstock.core.jobs.round import MOST_PICKS
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason, HostId
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.arrivals import PlayedAttempt
-from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers, WorkerKinds
+from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import EndReport, JobService, YieldRequests
 from penstock.scheduler.maintenance import Maintenance

@@ -14,8 +14,9 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.schedules import Schedule
 from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, AddonId, EndReason, HostId, Priority
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.arrivals import PlayedAttempt
-from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers, WorkerKinds
+from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.playing import PlayedHost

@@ -30,10 +30,11 @@ from penstock.client.signals import handled_signals
 from penstock.core.errors import DispatcherHeld, PenstockError, Unavailable
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import AddonId, seconds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.runner.leftovers import Leftovers
 from penstock.runner.payload import Functions, RunnerOptions
 from penstock.runner.runner import AFTER_STOP, Runner
-from penstock.scheduler.dispatcher import FOR_EVER, WorkerKinds
+from penstock.scheduler.dispatcher import FOR_EVER
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.hosts import Introduction
 from penstock.scheduler.permissions import account, private_directory, replace_file

@@ -24,9 +24,9 @@ from penstock.core.errors import Refused
 from penstock.core.jobs.batching import SOON, Batching, BatchPlan
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, Span, seconds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.library.attempt import JobAttempt, grace_sec, remote_call, renewals
 from penstock.library.function import JobFunction
-from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.job_service import EndReport, GrantedJob, JobService
 from penstock.scheduler.maintenance import workers_named
@@ -182,7 +182,7 @@ class JobRunner:
                     self._report(ended)
                     break
                 pending = self._job_service.exchange_soon(
-                    _reports(ended), self._kinds, plan.claim, self._name, wait=self.batching.expensive
+                    _reports(ended), self.kinds, plan.claim, self._name, wait=self.batching.expensive
                 )
                 ready, claimed = claimed, []
                 self._give(ready)
@@ -209,7 +209,7 @@ class JobRunner:
         ]
 
     @property
-    def _kinds(self) -> WorkerKinds:
+    def kinds(self) -> WorkerKinds:
         if len(self._known.job_types) != len(self._functions):  # they only ever become more
             self._known = WorkerKinds(job_types=frozenset(self._functions))
         return self._known
@@ -232,7 +232,7 @@ class JobRunner:
         # A step that claims now will be woken for this submit, and comes back for it.
         if not self._claiming.acquire(blocking=False):
             return None
-        return self._kinds, self.free, self._name
+        return self.kinds, self.free, self._name
 
     def take(self, grants: list[Grant]) -> None:
         try:
@@ -411,6 +411,11 @@ class BackgroundWork:
         )
 
     def start(self) -> None:
+        kinds, service = self.job_runner.kinds, self.service
+        if (
+            kinds.job_types
+        ):  # before the registration: with it, other hosts learn which functions this program runs
+            service.fetchers.came(kinds, service.store.now() + service.rules.fetch_for)
         self.service.start(f"{Path(sys.argv[0]).name or 'python'}, process {os.getpid()}")
         self.service.store.on_change(self._on_change)
         self._keeper_thread.start()

@@ -28,6 +28,7 @@ from penstock.core.jobs.spending import RenewedDispatch
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.tracker import Effect, Step, Tracker
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, member_of, seconds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.runner.channels import Frame, IoLoop
 from penstock.runner.control_socket import ControlSocket, RunRequests
 from penstock.runner.leftovers import WORKER, Leftovers, OutputCleaner
@@ -36,7 +37,7 @@ from penstock.runner.output import Output
 from penstock.runner.payload import FUNCTION, JOB_TYPES, CommandPayload, RunnerOptions, read
 from penstock.runner.supervisor import ProcessSupervisor
 from penstock.runner.warden import boot_time
-from penstock.scheduler.dispatcher import FOR_EVER, WorkerKinds
+from penstock.scheduler.dispatcher import FOR_EVER
 from penstock.scheduler.job_service import Answer, EndReport, GrantedJob
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Apply, Renew, committed, committed_apart

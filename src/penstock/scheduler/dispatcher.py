@@ -16,6 +16,9 @@ it was answered. The runner of this process counts for as long as it has room.
 
 A worker whose places are all taken claims nothing. While it renews its leases it is present all the same, and
 full: its jobs wait in the queue, and no units are reserved for them.
+
+Where hosts share a database, each registers what its present workers ask for (`core/jobs/workers.py`). A round
+leaves a job in the queue if a worker of another host is present for it and none of this host.
 """
 
 from __future__ import annotations
@@ -32,14 +35,18 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from msgspec.structs import replace
 
 from penstock.core.errors import Unavailable
+from penstock.core.jobs import changes
 from penstock.core.jobs.admission import AdmissionClass
+from penstock.core.jobs.load import Host
 from penstock.core.jobs.round import MOST_PICKS, AdmissionView, Placement, RoundInputs, RoundResult, run_round
 from penstock.core.jobs.states import DispatchPhase
-from penstock.core.jobs.types import OWN_TYPES, AddonId, DispatchId, JobId, Moment, Span
+from penstock.core.jobs.types import OWN_TYPES, AddonId, DispatchId, EndReason, HostId, JobId, Moment, Span
+from penstock.core.jobs.workers import WorkerKinds, hosts_with_worker
 from penstock.core.text import error_text
+from penstock.scheduler.driver import comes_later
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import Admit, Grant, Receipt, Store, Submit, Terms, committed
+from penstock.stores.api import Admit, Apply, Grant, Receipt, Store, Submit, Terms, committed, with_jobs
 
 log = logging.getLogger("penstock.scheduler")
 
@@ -75,6 +82,7 @@ class Dispatcher:
         self._reserved_until: dict[AdmissionClass, Moment] = {}
         self._alone, self._lock = False, Lock()
         self.idle_worker: IdleWorker | None = None
+        self.others = OtherHosts(store, rules) if store.shared else None
         #: The classes with ready jobs in the last round that no worker claimed in; None: there was none yet.
         self._ready: list[AdmissionClass] | None = None
 
@@ -111,6 +119,7 @@ class Dispatcher:
 
     def step(self, now: Moment) -> Moment:
         self._fetchers.at(now)  # forgets workers that have gone, also while no job waits
+        self._give_back(now)
         while len(self._round(now)) >= MOST_PICKS:
             pass
         return now + self._rules.tick
@@ -167,7 +176,8 @@ class Dispatcher:
         """
         A two-step worker polls for such jobs. Its first poll reserves jobs that rounds left in the queue.
         """
-        if self._fetchers.polled(kinds, now, until=now + self._rules.fetch_for):
+        until, others = now + self._rules.fetch_for, self.others is not None
+        if self._fetchers.polled(kinds, now, until=until, others=others):
             self._round(now)
 
     def renewed(self, dispatch_id: DispatchId) -> None:
@@ -181,6 +191,27 @@ class Dispatcher:
             if dispatch is not None and dispatch.worker:
                 self._fetchers.stays(dispatch.worker, now + fetch_for)
 
+    def _give_back(self, now: Moment) -> None:
+        """The reservations of this host for which a worker of another host has come."""
+        reserved, others = list(self._reserved_until), self.others
+        if not reserved or others is None:
+            return
+        workers = RoundWorkers(self._fetchers, now, others=others)
+        classes = {each for each in reserved if workers.offer(each) is Placement.ELSEWHERE}
+        if not classes:
+            return
+        rules = self._rules
+        given_back = [
+            changes.end(
+                job, dispatch, EndReason.RELEASED, now, schedules=rules.schedules, ordering=rules.ordering
+            )
+            for dispatch, job in with_jobs(
+                self._store, self._store.live(phases=[DispatchPhase.RESERVED], limit=_ALL)
+            )
+            if job is not None and dispatch.host == rules.host and dispatch.admission_class in classes
+        ]
+        committed(self._store, Apply(given_back))
+
     def _round(self, now: Moment) -> list[Grant]:
         return committed(self._store, self.admit(self._decider(now)))
 
@@ -190,7 +221,8 @@ class Dispatcher:
         """`here`: the kinds of jobs that this worker claims, and `limit`: how many."""
 
         def decide(view: AdmissionView) -> RoundResult:
-            workers = RoundWorkers(self._fetchers, now, here, worker)  # anew: a store may decide twice
+            # Anew: a store may decide twice.
+            workers = RoundWorkers(self._fetchers, now, here, worker, others=self.others)
             round_result = run_round(self.inputs(view, workers), most_leases=limit if here else None)
             if len(round_result.picks) > round_result.leases:
                 reserved = {p.admission_class for p in round_result.picks if p.offer is Placement.RESERVE}
@@ -210,8 +242,16 @@ class Dispatcher:
         What a round goes by. Without `workers`: what the next round will go by, for explain and for trials.
         """
         conditions, rules = self._machine.conditions(view.now), self._rules
-        workers = workers or RoundWorkers(self._fetchers, view.now)
-        return RoundInputs(view, conditions, rules.limits, rules.ordering, workers.offer, workers.take_place)
+        workers = workers or RoundWorkers(self._fetchers, view.now, others=self.others)
+        return RoundInputs(
+            view,
+            conditions,
+            rules.limits,
+            rules.ordering,
+            workers.offer,
+            workers.take_place,
+            workers.elsewhere,
+        )
 
     def awaits(self, kinds: WorkerKinds) -> bool:
         """
@@ -254,29 +294,39 @@ def _grants(admitted: Future[list[Grant]]) -> list[Grant]:
     return []
 
 
+class HostsWithWorkers(Protocol):
+    def with_worker(
+        self, admission_class: AdmissionClass, now: Moment, *, anew: bool = False
+    ) -> tuple[HostId, ...]:
+        """The other hosts where a worker for such jobs is present. `anew`: as of this moment."""
+        ...
+
+
+class OtherHosts:
+    """
+    The other hosts of a shared database, as they last registered: for which jobs their workers are present. Read
+    at most once a tick, and before a reservation.
+    """
+
+    def __init__(self, store: Store, rules: SchedulerRules) -> None:
+        self._store, self._rules = store, rules
+        self._hosts: list[Host] = []
+        self._read_again_at: Moment = 0
+
+    def with_worker(
+        self, admission_class: AdmissionClass, now: Moment, *, anew: bool = False
+    ) -> tuple[HostId, ...]:
+        if anew or not comes_later(self._read_again_at, now, self._rules.tick):
+            self._hosts = [host for host in self._store.hosts() if host.workers]
+            self._read_again_at = now + self._rules.tick
+        return hosts_with_worker(self._hosts, self._rules.host, admission_class, now)
+
+
 FOR_EVER: Final[Moment] = 1 << 62
+#: How many kinds of jobs a host registers that its workers ask for. For the others, other hosts reserve.
+MOST_REGISTERED: Final = 500
 #: How many workers that have gone are remembered, for explain.
 MOST_REMEMBERED: Final = 1_000
-
-
-class WorkerKinds(NamedTuple):
-    """What a worker can run. No addon: any. No types: any but those of the runner, unless `own`."""
-
-    addon_id: AddonId | None = None
-    job_types: frozenset[str] = frozenset()
-    own: bool = False
-
-    def fits(self, admission_class: AdmissionClass) -> bool:
-        if self.addon_id not in (None, admission_class.addon_id):
-            return False
-        if self.job_types:
-            return admission_class.job_type in self.job_types
-        return self.own or not admission_class.job_type.startswith(OWN_TYPES)
-
-    @property
-    def narrowness(self) -> int:
-        """How many filters the worker names."""
-        return (self.addon_id is not None) + bool(self.job_types)
 
 
 #: A worker by its name; workers without one count as one for each request.
@@ -301,6 +351,10 @@ class PresentWorkers(NamedTuple):
             return any(kinds.fits(admission_class) for kinds in self.claiming)
         return _narrowest(self.claiming, admission_class) > _narrowest(self.polling, admission_class)
 
+    def polls(self, admission_class: AdmissionClass) -> bool:
+        """Whether a two-step worker is present for such a job."""
+        return any(kinds.fits(admission_class) for kinds in self.polling)
+
 
 def _narrowest(present: list[WorkerKinds], admission_class: AdmissionClass) -> int:
     return max((kinds.narrowness for kinds in present if kinds.fits(admission_class)), default=-1)
@@ -315,9 +369,16 @@ class RoundWorkers:
     """
 
     def __init__(
-        self, workers: PullingWorkers, now: Moment, here: WorkerKinds | None = None, name: str = ""
+        self,
+        workers: PullingWorkers,
+        now: Moment,
+        here: WorkerKinds | None = None,
+        name: str = "",
+        *,
+        others: HostsWithWorkers | None = None,
     ) -> None:
-        self._workers, self._now, self._here, self._name = workers, now, here, name
+        self._workers, self._now, self._here, self._name, self._others = workers, now, here, name, others
+        self._read_others = False
         self._places: list[tuple[WorkerKinds, int]] = []
         #: The classes with ready jobs.
         self.seen: list[AdmissionClass] = []
@@ -327,12 +388,25 @@ class RoundWorkers:
         if self._here is not None and self._here.fits(admission_class):
             return Placement.LEASE
         if not self._present.claims(admission_class):
-            return Placement.RESERVE
+            return Placement.ELSEWHERE if self._elsewhere(admission_class) else Placement.RESERVE
         return Placement.LEAVE if self._place_for(admission_class) is None else Placement.SET_ASIDE
+
+    def elsewhere(self, admission_class: AdmissionClass) -> bool:
+        """The same as `offer` says, and read anew once in this round."""
+        anew, self._read_others = not self._read_others, True
+        return self._elsewhere(admission_class, anew=anew)
+
+    def _elsewhere(self, admission_class: AdmissionClass, *, anew: bool = False) -> bool:
+        others = self._others
+        return (
+            others is not None
+            and not self._present.polls(admission_class)
+            and bool(others.with_worker(admission_class, self._now, anew=anew))
+        )
 
     def take_place(self, admission_class: AdmissionClass) -> bool:
         if not self._present.claims(admission_class):
-            return any(kinds.fits(admission_class) for kinds in self._present.polling)
+            return self._present.polls(admission_class)
         place = self._place_for(admission_class)
         if place is None:
             return False
@@ -360,6 +434,8 @@ class RoundWorkers:
 
 class PullingWorkers:
     def __init__(self) -> None:
+        #: Called when a worker asks for jobs that no present worker asked for.
+        self.on_new: Callable[[], None] = lambda: None
         #: By request, until when its worker is expected to come again.
         self._claiming: dict[WorkerKinds, Moment] = {}
         self._polling: dict[WorkerKinds, Moment] = {}
@@ -376,7 +452,10 @@ class PullingWorkers:
     def came(self, kinds: WorkerKinds, until: Moment) -> None:
         """A worker claims such jobs in one step."""
         with self._lock:
+            new = kinds not in self._claiming
             self._claiming[kinds] = max(until, self._claiming.get(kinds, until))
+        if new:
+            self.on_new()
 
     def fades(self, by: Moment) -> bool:
         """Whether a worker that claimed counts as gone by then, if it does not ask again."""
@@ -418,12 +497,18 @@ class PullingWorkers:
                 if not self._waiting[key]:
                     del self._waiting[key]
 
-    def polled(self, kinds: WorkerKinds, now: Moment = 0, *, until: Moment) -> bool:
-        """A worker polls for such jobs. True: it is new, and a claiming worker may have kept jobs from it."""
+    def polled(self, kinds: WorkerKinds, now: Moment = 0, *, until: Moment, others: bool = False) -> bool:
+        """
+        A worker polls for such jobs. True: it is new, and a claiming worker may have kept jobs from it.
+        `others`: perhaps one of another host.
+        """
         with self._lock:
             new = self._polling.get(kinds, 0) <= now
             self._polling[kinds] = max(until, self._polling.get(kinds, until))
-            return new and any(over > now for over in self._claiming.values())
+            hidden = others or any(over > now for over in self._claiming.values())
+        if new:
+            self.on_new()
+        return new and hidden
 
     def at(self, now: Moment) -> PresentWorkers:
         with self._lock:
@@ -449,6 +534,13 @@ class PullingWorkers:
         if len(self._named) >= MOST_REMEMBERED:
             del self._named[next(iter(self._named))]
         self._named[name] = kinds
+
+    def registered(self, now: Moment) -> frozenset[WorkerKinds]:
+        """What present workers ask for, for the rounds of other hosts."""
+        present = self.at(now)
+        with self._lock:
+            claiming = [kinds for kinds in present.claiming if self._claiming.get(kinds, now) < FOR_EVER]
+        return frozenset([*claiming, *present.polling][:MOST_REGISTERED])
 
     # for explain
 

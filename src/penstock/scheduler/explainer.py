@@ -10,7 +10,7 @@ round.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
@@ -37,15 +37,16 @@ from penstock.core.jobs.reasons import (
     WaitsForParents,
 )
 from penstock.core.jobs.refusals import all_refusals, refusal_on
-from penstock.core.jobs.round import AdmissionView, Placement
+from penstock.core.jobs.round import AdmissionView, Placement, RoundInputs
 from penstock.core.jobs.states import DispatchPhase, JobState
-from penstock.core.jobs.types import MINUTE, OWN_TYPES, JobId, Moment, Priority, dispatch_id_of
+from penstock.core.jobs.types import MINUTE, OWN_TYPES, HostId, JobId, Moment, Priority, dispatch_id_of
 from penstock.core.jobs.viewer import Viewer
 from penstock.core.jobs.waits import waits_of
 from penstock.core.jobs.worker_reasons import (
     AwaitsWorker,
     NoWorkerSeen,
     RunnerDisabled,
+    WorkerElsewhere,
     WorkerGone,
     WorkersFull,
 )
@@ -70,6 +71,13 @@ class _View(NamedTuple):
     outlook: Outlook
     refusals: tuple[Reason, ...]
     hosts: tuple[HostStanding, ...]
+
+
+def _of_hosts(seen: _View, hosts: Collection[str]) -> _View:
+    """What holds a job that only workers of these hosts run. What this host lacks does not matter to it."""
+    refusals = tuple(reason for reason in seen.refusals if not reason.of_host)
+    outlook = Outlook(next(iter(refusals), None), line_ahead=seen.outlook.line_ahead, head=seen.outlook.head)
+    return _View(outlook, refusals, tuple(host for host in seen.hosts if host.host in hosts))
 
 
 class Explainer:
@@ -112,6 +120,8 @@ class Explainer:
         admission_class = admission_class_of(job.intent)
         seen = self._store.look(self._rules.host, lambda view: self._look(view, job, admission_class))
         worker = self._worker_reason(job, last, admission_class, viewer)
+        if isinstance(worker, WorkerElsewhere):
+            seen = _of_hosts(seen, worker.hosts)
         current, holders = self._outlook(seen, admission_class, worker, now)
         current = self._with_range(job_id, current)
         gates = [self._named(gate, admission_class, now) for gate in seen.refusals]
@@ -159,16 +169,30 @@ class Explainer:
     def _look(self, view: AdmissionView, job: Job, admission_class: AdmissionClass) -> _View:
         inputs = self._dispatcher.inputs(view)
         seen = outlook(inputs, job.job_id, admission_class, job.ready_at)
-        others: tuple[HostStanding, ...] = ()
-        if self._store.shared:
-            others = tuple(
-                HostStanding(host.host, "", "")
-                if (reason := refusal_on(host, inputs, admission_class)) is None
-                else HostStanding(host.host, reason.code, reason.short(view.now))
-                for host in self._store.hosts()
-                if host.host != self._rules.host and host.alive(view.now)
-            )
+        others = self._other_hosts(inputs, admission_class)
         return _View(seen, all_refusals(inputs, admission_class, ready_at=job.ready_at), others)
+
+    def _other_hosts(self, inputs: RoundInputs, admission_class: AdmissionClass) -> tuple[HostStanding, ...]:
+        if self._dispatcher.others is None:
+            return ()
+        now = inputs.view.now
+        with_worker = self._dispatcher.others.with_worker(admission_class, now, anew=True)
+        offer = inputs.offer(admission_class)
+        present = bool(with_worker) or offer is not Placement.RESERVE or inputs.take_place(admission_class)
+        standings = []
+        for host in self._store.hosts():
+            if host.host == self._rules.host or not host.alive(now):
+                continue
+            reason = refusal_on(host, inputs, admission_class)
+            if reason is not None:
+                standings.append(HostStanding(host.host, reason.code, reason.short(now)))
+            elif present and host.host not in with_worker:
+                standings.append(
+                    HostStanding(host.host, WorkerElsewhere.code, "it has no worker for the job")
+                )
+            else:
+                standings.append(HostStanding(host.host, "", ""))
+        return tuple(standings)
 
     def _outlook(
         self, seen: _View, admission_class: AdmissionClass, worker: Reason | None, now: Moment
@@ -277,11 +301,11 @@ class Explainer:
     ) -> Reason | None:
         """Why no worker takes the job, or that one will; None: a round starts it, and its worker is told."""
         now, workers = self._store.now(), self._dispatcher.workers
-        placement = RoundWorkers(workers, now).offer(admission_class)
+        others = self._dispatcher.others
+        placement = RoundWorkers(workers, now, others=others).offer(admission_class)
         came = workers.last_came_at(admission_class, now, self._rules.fetch_for)
         if placement is not Placement.RESERVE:
-            full = self._full_workers(admission_class) if placement is Placement.LEAVE else None
-            return full or AwaitsWorker(now if came is None else came)
+            return self._claimed_by_others(placement, admission_class, now if came is None else came)
         if any(kinds.fits(admission_class) for kinds in workers.at(now).polling):
             return None
         if self.runner_disabled and admission_class.job_type.startswith(OWN_TYPES):
@@ -299,6 +323,22 @@ class Explainer:
             return WorkerGone(None, job.counters.start)
         since = self._since if now - self._since < _STARTED_LATELY else None
         return NoWorkerSeen(job_type, self._known_types(viewer), since)
+
+    def _claimed_by_others(
+        self, placement: Placement, admission_class: AdmissionClass, came: Moment
+    ) -> Reason:
+        others = self._dispatcher.others
+        if placement is Placement.ELSEWHERE and others is not None:
+            hosts = others.with_worker(admission_class, self._store.now())
+            return WorkerElsewhere(hosts, self._running_on(hosts, admission_class))
+        full = self._full_workers(admission_class) if placement is Placement.LEAVE else None
+        return full or AwaitsWorker(came)
+
+    def _running_on(self, hosts: tuple[HostId, ...], admission_class: AdmissionClass) -> int:
+        """How many such jobs run there."""
+        addon_id, job_type = admission_class.addon_id, admission_class.job_type
+        leased = self._store.live(addon_id=addon_id, phases=[DispatchPhase.LEASED])
+        return sum(d.host in hosts and d.admission_class.job_type == job_type for d in leased)
 
     def _seen_elsewhere(self, admission_class: AdmissionClass) -> Moment | None:
         """When a worker of another host last took a job of this kind that still runs."""

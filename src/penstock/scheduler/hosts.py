@@ -10,7 +10,7 @@ an idle scheduler need not write.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from threading import Lock
 from typing import Final, NamedTuple
@@ -19,6 +19,7 @@ from penstock.core.errors import BadIntent
 from penstock.core.jobs.admission import Conditions
 from penstock.core.jobs.load import Host, Quiet, Reading, busy, is_fresh, observe, reading_problems
 from penstock.core.jobs.types import AddonId, Moment, Span
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.driver import comes_later
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import LOST_FOR, RegisterHost, RemoveHost, Store, committed
@@ -120,11 +121,20 @@ class Introduction(NamedTuple):
 
 
 class HostRegistration:
+    """`workers`: what present workers of this host ask for. Other hosts must learn it soon, when it becomes more."""
+
     def __init__(
-        self, store: Store, rules: SchedulerRules, machine: HostLoad, introduction: Introduction | None = None
+        self,
+        store: Store,
+        rules: SchedulerRules,
+        machine: HostLoad,
+        introduction: Introduction | None = None,
+        *,
+        workers: Callable[[Moment], frozenset[WorkerKinds]] = lambda _: frozenset(),
     ) -> None:
         introduction = introduction or Introduction()
-        self._store, self._rules, self._machine = store, rules, machine
+        self._store, self._rules, self._machine, self._workers = store, rules, machine, workers
+        self._registered: frozenset[WorkerKinds] = frozenset()
         # A file has one scheduler at a time, whatever name it uses.
         instance = (introduction.instance or secrets.token_hex(8)) if store.shared else "only"
         self._introduction = introduction._replace(instance=instance)
@@ -146,7 +156,8 @@ class HostRegistration:
         self._register(self._store.now())
 
     def step(self, now: Moment) -> Moment:
-        if comes_later(self._beat_at, now, self._lasts // 3):
+        is_known = not self._store.shared or self._workers(now) <= self._registered
+        if is_known and comes_later(self._beat_at, now, self._lasts // 3):
             host = self._rules.host
             self._machine.drained = any(h.draining for h in self._store.hosts() if h.host == host)
         else:
@@ -163,7 +174,7 @@ class HostRegistration:
         committed(self._store, RemoveHost(self._rules.host, self._introduction.instance))
 
     def _register(self, now: Moment) -> None:
-        conditions = self._machine.conditions(now)
+        conditions, workers = self._machine.conditions(now), self._workers(now)
         registered = committed(
             self._store,
             RegisterHost(
@@ -178,8 +189,10 @@ class HostRegistration:
                     started_at=self._started_at,
                     seen_at=now,
                     until=now + self._lasts,
+                    workers=tuple(workers),
                 )
             ),
         )
+        self._registered = workers
         self._machine.drained = registered.draining
         self._beat_at = now + self._lasts // 3

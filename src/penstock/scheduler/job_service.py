@@ -40,8 +40,9 @@ from penstock.core.jobs.types import (
     member_of,
 )
 from penstock.core.jobs.viewer import Viewer
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.core.text import error_text, storable, storable_json, type_name
-from penstock.scheduler.dispatcher import Dispatcher, WorkerKinds
+from penstock.scheduler.dispatcher import Dispatcher
 from penstock.scheduler.explainer import Explainer
 from penstock.scheduler.forecaster import Forecaster
 from penstock.scheduler.learning import Learner

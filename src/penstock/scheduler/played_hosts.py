@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from penstock.core.jobs.admission import Conditions, Kept, Ledger
+from penstock.core.jobs.admission import AdmissionClass, Conditions, Kept, Ledger
 from penstock.core.jobs.load import Capacity, Quiet
 from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.preemption import Cycle
 from penstock.core.jobs.round import Placement, RunningJob
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import OWN_TYPES, EndReason, HostId, Moment, Span
-from penstock.scheduler.dispatcher import FOR_EVER, PullingWorkers, WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
+from penstock.scheduler.dispatcher import FOR_EVER, PullingWorkers
 from penstock.scheduler.played_queues import PlayedQueue, PlayedView, WaitingJobs
 
 #: More places than any host has units for.
@@ -185,6 +186,8 @@ class HostInPlay:
         self.alone = len(self.workers) == 1 and self.workers[0].kinds == ANY_JOB
         self.reserves = host.reserves and not self.alone
         self.present = PullingWorkers()
+        #: None: it has no other host to leave jobs to.
+        self.others: WorkersOfOtherHosts | None = None
         if not host.reserves:
             self.present.came(ANY_JOB, FOR_EVER)
         self.runs: dict[int, RunInPlay] = {}
@@ -219,6 +222,33 @@ class HostInPlay:
 
     def running(self) -> list[RunningJob]:
         return [RunningJob(run.queue.cost, run.admitted_at, run.ends_at) for run in self.runs.values()]
+
+
+class WorkersOfOtherHosts:
+    """
+    As hosts know it of each other through their registrations. Workers are always there in a play, so no host needs to
+    look again.
+    """
+
+    def __init__(self, here: HostInPlay, hosts: Sequence[HostInPlay]) -> None:
+        self._others = [host for host in hosts if host is not here]
+        self._known: dict[AdmissionClass, tuple[HostId, ...]] = {}
+
+    def with_worker(
+        self,
+        admission_class: AdmissionClass,
+        now: Moment,  # noqa: ARG002 - the same at any moment
+        *,
+        anew: bool = False,  # noqa: ARG002 - as above
+    ) -> tuple[HostId, ...]:
+        if admission_class not in self._known:
+            self._known[admission_class] = tuple(
+                host.name
+                for host in self._others
+                if host.labels.issuperset(admission_class.labels)
+                and any(worker.kinds.fits(admission_class) for worker in host.workers)
+            )
+        return self._known[admission_class]
 
 
 class FreeUnits:

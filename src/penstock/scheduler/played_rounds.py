@@ -231,7 +231,7 @@ class PlayedRounds:
         take_place: Callable[..., bool] = no_place
         if not host.alone:
             kinds, name = (None, "") if worker is None else (worker.claims[0], worker.name)
-            workers = RoundWorkers(host.present, play.now, kinds, name)
+            workers = RoundWorkers(host.present, play.now, kinds, name, others=host.others)
             offer, take_place = workers.offer, workers.take_place
             # A copy, as in a store: what the round sets aside leaves no trace in the accounts.
             accounts = {addon: replace(account) for addon, account in ledger.accounts.items()}

@@ -18,7 +18,7 @@ from typing import Final
 from penstock.core.jobs.types import JobId, Moment
 from penstock.scheduler.arrivals import Load
 from penstock.scheduler.played_accounts import PlayedAccounts
-from penstock.scheduler.played_hosts import FreeUnits, HostInPlay, PlayedHost
+from penstock.scheduler.played_hosts import FreeUnits, HostInPlay, PlayedHost, WorkersOfOtherHosts
 from penstock.scheduler.played_queues import WaitingJobs
 from penstock.scheduler.rules import SchedulerRules
 
@@ -75,6 +75,9 @@ class Play:
             HostInPlay(number, host, host.capacity or rules.capacity, accounts.ledger(), self.waiting)
             for number, host in enumerate(hosts)
         ]
+        if len(self.hosts) > 1:
+            for host in self.hosts:
+                host.others = WorkersOfOtherHosts(host, self.hosts)
         self.free = FreeUnits(self.hosts)
         #: A heap: when, what, and the number of a job, a host or a call.
         self.due: list[tuple[Moment, int, int]] = []

@@ -18,9 +18,10 @@ from typing import Final, Self
 
 from penstock.core.errors import Unavailable
 from penstock.core.jobs.types import MILLISECOND, SECOND, Moment, Span
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.arrays import ArrayAdvancer, ArrayService
 from penstock.scheduler.batches import BatchService
-from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers, WorkerKinds
+from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers
 from penstock.scheduler.driver import Driver, Part, SteadyClock, TimedPart
 from penstock.scheduler.hosts import HostLoad, HostRegistration, Introduction
 from penstock.scheduler.job_service import JobService, YieldRequests
@@ -87,7 +88,9 @@ class SchedulerService:
         )
         self.learner.sample = self.job_service.forecaster.sample
         self.maintenance = Maintenance(store, rules, clock, on_shift=self.dispatcher.begin)
-        self.registration = HostRegistration(store, rules, self.machine, introduction)
+        self.registration = HostRegistration(
+            store, rules, self.machine, introduction, workers=self.fetchers.registered
+        )
         self.arrays = ArrayService(store, rules, self.job_service)
         self.batches = BatchService(store, rules, self.job_service)
         self.schedules = ScheduleService(store, rules)
@@ -118,6 +121,8 @@ class SchedulerService:
         learning = TimedPart(self.learner, due=store.now() + LEARN_EVERY)
         self._learning = Driver(store.now, [], [learning], name="penstock-learning")
         self.wake = self.driver.wake
+        if store.shared:
+            self.fetchers.on_new = self.wake
         self._on_commit = on_commit or self.wake
         self._waitlist_driver: Driver | None = None
         self._started, self._lock = False, Lock()

@@ -24,7 +24,7 @@ from penstock.core.jobs.admission import EVERYTHING
 from penstock.core.jobs.job import Event, EventKind
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, Moment, seconds, when
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.job_service import GrantedJob, JobService
 from penstock.scheduler.service import SchedulerService
 from penstock.scheduler.stats import Frame, LiveStats, Second, percentiles

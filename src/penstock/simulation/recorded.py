@@ -37,8 +37,8 @@ from penstock.core.jobs.types import (
     Span,
     member_of,
 )
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt
-from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.job_service import feed
 from penstock.scheduler.played_hosts import COMMANDS, FUNCTIONS
 from penstock.scheduler.playing import PlayedHost, PlayedWorker, Player

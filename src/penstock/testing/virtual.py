@@ -22,6 +22,7 @@ from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, Moment, moment_of, seconds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.library.attempt import JobAttempt, renewals
 from penstock.library.function import JobFunction
 from penstock.library.handle import JobHandle
@@ -29,7 +30,6 @@ from penstock.library.job_runner import RunningWork
 from penstock.library.options import MEMORY, LibrarySettings, Seconds, span_sec
 from penstock.library.scheduler import Scheduler
 from penstock.library.schedules import ScheduleHandle, in_words
-from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.stores.api import Query, Receipt, Store

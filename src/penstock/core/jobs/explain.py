@@ -238,7 +238,7 @@ def _queued(
 
 #: What workers and rounds do tells nothing where no program runs, or none has the function.
 _OF_A_RUNNING_PROGRAM: Final = frozenset(
-    {"awaits_worker", "workers_full", "no_worker", "worker_gone", "queued_ahead"}
+    {"awaits_worker", "worker_elsewhere", "workers_full", "no_worker", "worker_gone", "queued_ahead"}
 )
 
 

@@ -35,6 +35,7 @@ from penstock.core.jobs.reasons import (
     UnitsKept,
 )
 from penstock.core.jobs.round import (
+    LEFT,
     MOST_START_TIMEOUTS,
     AdmissionView,
     Pick,
@@ -86,7 +87,7 @@ def outlook(inputs: RoundInputs, job_id: JobId, admission_class: AdmissionClass,
     view, conditions = inputs.view, inputs.conditions
     waiting, urgent, before = _find(view, job_id, admission_class)
     reason = inputs.gates(admission_class, ready_at=ready_at, urgent=urgent).refusal()
-    if reason is None and waiting is not None and inputs.offer(admission_class) is not Placement.LEAVE:
+    if reason is None and waiting is not None and inputs.offer(admission_class) not in LEFT:
         reason = _held_by_others(inputs, waiting, admission_class, urgent=urgent)
     if isinstance(reason, NotEnoughUnits):
         reason = replace(reason, until=_room_at(view, conditions, admission_class.cost_units))
@@ -183,7 +184,7 @@ def _ahead(
 def _needs_units_alone(inputs: RoundInputs, line: ReadyQueue, head: QueuedJob) -> bool:
     """Whether the head can start when it has units. A job that waits for anything else is not ahead of any."""
     offer = inputs.offer(line.admission_class)
-    if offer is Placement.LEAVE:
+    if offer in LEFT:
         return False
     if offer is Placement.RESERVE and head.fence >= MOST_START_TIMEOUTS:  # each of them made a fence
         late = inputs.view.start_timeouts(head) >= MOST_START_TIMEOUTS

@@ -25,6 +25,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct, field
 
 from penstock.core.jobs.types import HOUR, SECOND, HostId, Moment, Span
+from penstock.core.jobs.workers import WorkerKinds
 
 #: (x, y) with rising x; straight lines between, flat beyond the ends.
 Points: TypeAlias = tuple[tuple[float, float], ...]
@@ -245,6 +246,8 @@ class Host(Struct, frozen=True, kw_only=True):
     draining: bool = False
     #: What its dispatches hold.
     units: int = 0
+    #: What its present workers can run.
+    workers: tuple[WorkerKinds, ...] = ()
 
     def alive(self, now: Moment) -> bool:
         return now < self.until

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.ordering import QueuedJob
-from penstock.core.jobs.round import RoundInputs
+from penstock.core.jobs.round import Placement, RoundInputs
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND, DispatchId, JobId, Moment, Span
 
@@ -56,7 +56,8 @@ def wanted(inputs: RoundInputs) -> list[Want]:
     wants = [
         Want(inputs, waiting, line.admission_class, line.urgent)
         for line in inputs.view.lines()
-        if (waiting := next(line.jobs, None)) is not None
+        if inputs.offer(line.admission_class) is not Placement.ELSEWHERE
+        and (waiting := next(line.jobs, None)) is not None
     ]
     wants.sort(key=lambda want: (-want.waiting.priority, want.waiting.turn, want.waiting.no))
     return [want for want in wants if not want.fits_without(())]

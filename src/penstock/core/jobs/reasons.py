@@ -27,6 +27,7 @@ from penstock.core.jobs.worker_reasons import (
     NotDispatched,
     NoWorkerSeen,
     RunnerDisabled,
+    WorkerElsewhere,
     WorkerGone,
     WorkersFull,
 )
@@ -453,6 +454,7 @@ Reason: TypeAlias = (
     | UnitsKept
     | QueuedAhead
     | AwaitsWorker
+    | WorkerElsewhere
     | WorkersFull
     | NoWorkerSeen
     | WorkerGone

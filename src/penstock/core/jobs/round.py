@@ -86,14 +86,21 @@ class Placement(Enum):
     LEASE = "lease"  # the claiming worker takes it at once
     SET_ASIDE = "set aside"  # another worker is present and free: this round keeps the units for its claim
     LEAVE = "leave"  # workers claim such jobs, and none of them is free now
+    ELSEWHERE = "elsewhere"  # a worker of another host is present for such jobs, and none of this one
 
 
 #: A member of an enumeration takes longer to look up than the check it is needed for (Python 3.11), and a round
 #: checks every ready queue.
-_LEASE, _SET_ASIDE, _LEAVE = Placement.LEASE, Placement.SET_ASIDE, Placement.LEAVE
+_LEASE, _SET_ASIDE = Placement.LEASE, Placement.SET_ASIDE
+#: Rounds of this host do nothing with such heads.
+LEFT: Final = (Placement.LEAVE, Placement.ELSEWHERE)
 
 
 def no_place(_: AdmissionClass) -> bool:
+    return False
+
+
+def one_host(_: AdmissionClass) -> bool:
     return False
 
 
@@ -105,6 +112,9 @@ class RoundInputs(NamedTuple):
     offer: Callable[[AdmissionClass], Placement]
     #: Takes one place of a free worker outside of the round that may run such a job. False: there is none.
     take_place: Callable[[AdmissionClass], bool] = no_place
+    #: Whether a worker of another host is present for such a job, and none of this one. Asked before a
+    #: reservation and exact; `offer` may go by what was known one tick ago.
+    elsewhere: Callable[[AdmissionClass], bool] = one_host
     #: Whether every refusal is to be recorded. A play needs only those that change what starts.
     records: bool = True
 
@@ -263,7 +273,7 @@ class _Round:
         for line in inputs.view.lines():
             offer = offer_of(line.admission_class)
             # Jobs for other hosts are skipped without a denial: the rounds of those hosts decide and record.
-            if offer is _LEAVE or missing(line.admission_class):
+            if offer in LEFT or missing(line.admission_class):
                 continue
             waiting = next(line.jobs, None)
             if waiting is not None:
@@ -336,10 +346,15 @@ class _Round:
             return True
         if lane.offer is _SET_ASIDE:
             return self.inputs.take_place(lane.line.admission_class)
-        if waiting.fence < MOST_START_TIMEOUTS:  # each of them made a fence
-            return True
-        late = self.inputs.view.start_timeouts(waiting) >= MOST_START_TIMEOUTS
-        return not late or self.inputs.take_place(lane.line.admission_class)
+        admission_class, inputs = lane.line.admission_class, self.inputs
+        # Each start timeout made a fence.
+        late = (
+            waiting.fence >= MOST_START_TIMEOUTS
+            and inputs.view.start_timeouts(waiting) >= MOST_START_TIMEOUTS
+        )
+        if late and not inputs.take_place(admission_class):
+            return False
+        return not inputs.elsewhere(admission_class)
 
     def _deny(self, admission_class: AdmissionClass, waiting: QueuedJob, reason: Reason) -> None:
         self.result.refused.append(waiting)
@@ -405,6 +420,8 @@ def decide_standalone_lease(
         head = next(line.jobs, None)
         if head is None or effective(head.turn, view.now, ordering.aging) < priority:
             continue
+        if inputs.offer(line.admission_class) in LEFT:
+            continue  # no free worker of this host could take it
         if inputs.gates(line.admission_class, urgent=line.urgent).refusal() is None:
             return RoundResult(), QueuedAhead(head.job_id, head.priority)
     view.ledger.take(admission_class, view.now, ordering.sharing)

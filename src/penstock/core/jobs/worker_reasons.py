@@ -36,6 +36,32 @@ class AwaitsWorker(BaseReason, frozen=True):
         return "a worker claims it"
 
 
+class WorkerElsewhere(BaseReason, frozen=True):
+    """Workers for such jobs are present on other hosts of the database, and none on this one."""
+
+    hosts: tuple[str, ...]
+    running: int = 0  # such jobs run there
+
+    code: ClassVar = "worker_elsewhere"
+    waited: ClassVar = "for a worker of another host"
+    of_host: ClassVar = True
+
+    def words(self, now: Moment) -> str:
+        runs = "" if not self.running else f", which runs {self.running} such job{'s' * (self.running > 1)}"
+        return f"Its worker is on {self._place}{runs}; this host has none for it."
+
+    def short(self, now: Moment) -> str:
+        return cut(f"waits for a worker on {self._place}")
+
+    def next_step(self) -> str:
+        return f"a worker on {self._place} claims it"
+
+    @property
+    def _place(self) -> str:
+        *others, last = self.hosts
+        return f"hosts {', '.join(others)} and {last}" if others else f"host {last}"
+
+
 class WorkersFull(BaseReason, frozen=True):
     """Workers for such jobs are present, and each has as many jobs as it takes."""
 

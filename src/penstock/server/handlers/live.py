@@ -21,8 +21,8 @@ from penstock.core.errors import NotFound
 from penstock.core.jobs.job import Event, EventKind, Job, shown
 from penstock.core.jobs.states import SETTLED, DispatchPhase
 from penstock.core.jobs.types import AddonId, JobId, dispatch_id_of, when
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.runner.output import Piece
-from penstock.scheduler.dispatcher import WorkerKinds
 from penstock.server.event_hub import event_view, second_view
 from penstock.server.problems import BadFields, naming_fields
 from penstock.server.request import Request, as_answer, number, or_none

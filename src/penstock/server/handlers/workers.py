@@ -18,7 +18,7 @@ from penstock.core.jobs.job import Dispatch, EventKind
 from penstock.core.jobs.reasons import retry_after_sec, words
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import DispatchId, EndReason, JobId, money_of, seconds, when
-from penstock.scheduler.dispatcher import WorkerKinds
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.job_service import EndReport, GrantedJob
 from penstock.server.app_state import AppState
 from penstock.server.event_hub import STARTABLE

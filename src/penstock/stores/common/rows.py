@@ -45,6 +45,7 @@ from penstock.core.jobs.types import (
     RunWhen,
     dispatch_id_of,
 )
+from penstock.core.jobs.workers import WorkerKinds
 from penstock.stores.api import Terms
 
 _STATES: Final = {str(state): state for state in JobState}
@@ -294,11 +295,15 @@ def observed_from(row: Sequence[Any], admission_class: AdmissionClass) -> Observ
     )
 
 
+_workers: Final = msgspec.json.Decoder(tuple[WorkerKinds, ...]).decode
+
+
 def host_values(host: Host) -> dict[str, Any]:
     """What a host says of itself: not whether it drains, nor its units."""
     values = msgspec.structs.asdict(host)
     del values["draining"], values["units"]
-    return values | {"quiet": str(host.quiet), "labels": json.dumps(host.labels)}
+    workers = msgspec.json.encode(host.workers).decode()
+    return values | {"quiet": str(host.quiet), "labels": json.dumps(host.labels), "workers": workers}
 
 
 def host_from(row: Sequence[Any]) -> Host:
@@ -306,6 +311,7 @@ def host_from(row: Sequence[Any]) -> Host:
     values = dict(zip(Host.__struct_fields__, row, strict=True))
     values["quiet"], values["draining"] = QuietState(values["quiet"]), bool(values["draining"])
     values["labels"] = tuple(json.loads(values["labels"]))
+    values["workers"] = _workers(values["workers"])
     return Host(**values)
 
 

@@ -548,10 +548,11 @@ FROM penstock.job_full j LEFT JOIN penstock.dispatch d ON d.dispatch_id = j.job_
 
 -- name: register_host
 -- The row of another scheduler that is alive stays as it is: then no row comes back.
-INSERT INTO penstock.host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until)
-VALUES (%(host)s, %(instance)s, %(capacity)s, %(quiet)s, %(labels)s, %(version)s, %(url)s, %(started_at)s, %(seen_at)s, %(until)s)
+INSERT INTO penstock.host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until, workers)
+VALUES (%(host)s, %(instance)s, %(capacity)s, %(quiet)s, %(labels)s, %(version)s, %(url)s, %(started_at)s, %(seen_at)s, %(until)s, %(workers)s)
 ON CONFLICT (host) DO UPDATE SET instance = excluded.instance, capacity = excluded.capacity, quiet = excluded.quiet, labels = excluded.labels,
-    version = excluded.version, url = excluded.url, started_at = excluded.started_at, seen_at = excluded.seen_at, until = excluded.until
+    version = excluded.version, url = excluded.url, started_at = excluded.started_at, seen_at = excluded.seen_at, until = excluded.until,
+    workers = excluded.workers
 WHERE host.instance = excluded.instance OR host.until <= excluded.seen_at
 RETURNING draining;
 
@@ -568,7 +569,7 @@ UPDATE penstock.host SET draining = %(draining)s WHERE host = %(host)s RETURNING
 DELETE FROM penstock.host WHERE until < %(before)s AND draining = 0;
 
 -- name: hosts
-SELECT h.host, h.instance, h.capacity, h.quiet, h.labels, h.version, h.url, h.started_at, h.seen_at, h.until, h.draining, coalesce(l.units, 0)
+SELECT h.host, h.instance, h.capacity, h.quiet, h.labels, h.version, h.url, h.started_at, h.seen_at, h.until, h.draining, coalesce(l.units, 0), h.workers
 FROM penstock.host h LEFT JOIN penstock.ledger l ON l.scope = 'host' AND l.name = h.host ORDER BY h.host;
 
 -- name: schedule_columns

@@ -376,10 +376,11 @@ LEFT JOIN active_dispatch l ON l.no = j.no AND l.fence = j.fence LEFT JOIN ended
 
 -- name: register_host
 -- The row of another scheduler that is alive stays as it is: then no row is returned.
-INSERT INTO host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until)
-VALUES (:host, :instance, :capacity, :quiet, :labels, :version, :url, :started_at, :seen_at, :until)
+INSERT INTO host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until, workers)
+VALUES (:host, :instance, :capacity, :quiet, :labels, :version, :url, :started_at, :seen_at, :until, :workers)
 ON CONFLICT (host) DO UPDATE SET instance = excluded.instance, capacity = excluded.capacity, quiet = excluded.quiet, labels = excluded.labels,
-    version = excluded.version, url = excluded.url, started_at = excluded.started_at, seen_at = excluded.seen_at, until = excluded.until
+    version = excluded.version, url = excluded.url, started_at = excluded.started_at, seen_at = excluded.seen_at, until = excluded.until,
+    workers = excluded.workers
 WHERE host.instance = excluded.instance OR host.until <= excluded.seen_at
 RETURNING draining;
 
@@ -396,7 +397,7 @@ UPDATE host SET draining = :draining WHERE host = :host RETURNING host;
 DELETE FROM host WHERE until < :before AND draining = 0;
 
 -- name: hosts
-SELECT h.host, h.instance, h.capacity, h.quiet, h.labels, h.version, h.url, h.started_at, h.seen_at, h.until, h.draining, coalesce(l.units, 0)
+SELECT h.host, h.instance, h.capacity, h.quiet, h.labels, h.version, h.url, h.started_at, h.seen_at, h.until, h.draining, coalesce(l.units, 0), h.workers
 FROM host h LEFT JOIN ledger_totals l ON l.scope = 'host' AND l.name = h.host ORDER BY h.host;
 
 -- name: schedule_columns
