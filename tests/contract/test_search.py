@@ -57,3 +57,16 @@ def test_a_count_tells_the_states_of_the_jobs_that_match_whatever_the_page_shows
     }
     assert kit.store.count(Query(addon_id="b")) == {JobState.FAILED: 1}
     assert kit.store.count(Query(job_type="nothing")) == {}
+
+
+def test_the_jobs_before_one_are_those_of_its_ready_queue(kit):
+    first, second, third = (kit.submit(cost_units=7)[0] for _ in range(3))
+    [urgent] = kit.submit(cost_units=7, priority=60)
+    [other] = kit.submit(cost_units=8)
+    [later] = kit.submit(cost_units=7, earliest_start_at=kit.now + 60 * SECOND)
+    jobs = {job.no: job.job_id for job in kit.store.find(Query())}
+
+    before = {jobs[no]: count for no, count in kit.store.jobs_before(list(jobs), 2).items()}
+    assert before == {urgent: 0, first: 1, second: 2, third: 2, other: 0}
+    assert later not in before
+    assert kit.store.jobs_before([], 2) == {}

@@ -227,9 +227,13 @@ def test_a_list_says_in_one_clause_why_each_job_is_where_it_is(client, kit):
 
     assert (jobs[failed], jobs[blocked]) == ("KeyError: 7", "")
     assert jobs[waits] == "needs 20 units; too few are free"
-    assert (jobs[behind], jobs[elsewhere]) == ("waits for its turn", "waits for a host with the label gpu")
+    assert (jobs[behind], jobs[elsewhere]) == (
+        "behind 1 job of the same kind",
+        "waits for a host with the label gpu",
+    )
     assert jobs[later].startswith("starts in about")
     assert client.get(f"/queue/jobs/{failed}").json["why"] == "KeyError: 7"
+    assert client.get(f"/queue/jobs/{behind}").json["why"] == "behind 1 job of the same kind"
     assert all(len(why) <= 60 for why in jobs.values())
 
 

@@ -550,6 +550,13 @@ class Reads(Protocol):
 
     def find(self, query: Query) -> list[Job]: ...
 
+    def jobs_before(self, nos: Sequence[int], most: int) -> dict[int, int]:
+        """
+        Of queued jobs that are ready, by their numbers: how many are before each in its ready queue, counted up to
+        `most`.
+        """
+        ...
+
     def count(self, query: Query) -> dict[JobState, int]:
         """
         How many jobs of each state the query finds, whatever its `states`, `after` and `limit`, among the newest

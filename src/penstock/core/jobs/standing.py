@@ -28,6 +28,7 @@ from penstock.core.jobs.reasons import (
 from penstock.core.jobs.states import DEFAULT, END_RULES, Category, DispatchPhase, JobState, Schedules
 from penstock.core.jobs.types import EndReason, Moment, spelled
 
+_TURN: Final = "waits for its turn"
 #: Ends of an attempt in which the job had no part, as clauses.
 _CUT_OFF: Final[Mapping[str, str]] = {
     EndReason.SCHEDULER_RESTARTED: "the scheduler was killed or stopped unexpectedly",
@@ -131,7 +132,7 @@ def _queued(
         return NotReady(job.ready_at).short(now)
     if job.intent.labels:  # on a host without them no round looks at it
         return LabelMissing(job.intent.labels).short(now)
-    return "waits for its turn"
+    return _TURN
 
 
 def _failures(job: Job, schedules: Schedules) -> str:
@@ -155,16 +156,33 @@ def _running(job: Job, now: Moment, last: Dispatch | None) -> str:
     return "" if last is None or last.started_at is None else f"running for {spelled(now - last.started_at)}"
 
 
-def recorded_standing(job: Job, now: Moment, last: Dispatch | None, schedules: Schedules) -> str:
+#: So many jobs before one in its ready queue are counted for a list.
+MOST_BEFORE: Final = 100
+
+
+def _behind(before: int) -> str:
+    count = f"{before} or more" if before >= MOST_BEFORE else str(before)
+    return f"behind {count} job{'s' * (before > 1)} of the same kind"
+
+
+def waits_for_turn(job: Job, now: Moment) -> bool:
+    """Whether nothing is recorded that holds the job: then its place in its ready queue tells more."""
+    return job.state is JobState.QUEUED and standing(job, now, recorded_reason(job, now)) == _TURN
+
+
+def recorded_standing(
+    job: Job, now: Moment, last: Dispatch | None, schedules: Schedules, before: int = 0
+) -> str:
     """
     The clause of a list, from what rounds recorded: no list decides anew about each of its jobs. Rounds record
     the head of a ready queue alone, and a count only when the reason changes, so it may no longer hold.
+    `before`: how many jobs are before it in its ready queue, up to `MOST_BEFORE`.
     """
     reason = recorded_reason(job, now)
     if isinstance(reason, NotEnoughUnits) and reason.needs <= reason.capacity:
         return f"needs {reason.needs} units; too few are free"
     text = standing(job, now, reason, last=last, schedules=schedules)
-    return "waits for its turn" if not text and job.state is JobState.QUEUED else text
+    return _behind(before) if before and text == _TURN else text
 
 
 def recorded_reason(job: Job, now: Moment) -> Reason | None:

@@ -23,7 +23,7 @@ from penstock.core.jobs.dependencies import StoredDependency, parse, stored_pare
 from penstock.core.jobs.groups import batch_of, group_of_array, unknown_batch
 from penstock.core.jobs.intent import Intent, check, title_of
 from penstock.core.jobs.job import Dispatch, Job, outcome_of
-from penstock.core.jobs.standing import recorded_standing
+from penstock.core.jobs.standing import MOST_BEFORE, recorded_standing, waits_for_turn
 from penstock.core.jobs.states import SETTLED, JobState, Move, allowed
 from penstock.core.jobs.types import (
     BATCH_TAG,
@@ -213,7 +213,7 @@ def _job(call: Request[Any, Any], job: Job) -> wire.JobInfo:
         wire.JobInfo,
         job,
         job.intent,
-        **_derived(call, job, _why(call, job, last)),
+        **_derived(call, job, _why(call, job, last, _before(call, [job]).get(job.no, 0))),
         payload=as_json(job.intent.payload),
         checkpoint=as_json(call.store.checkpoint(job.job_id) if job.fence else None),
         result=as_json(None if last is None else last.result),
@@ -228,11 +228,17 @@ def _hidden(call: Request[Any, Any], job: Job) -> Job:
     return job if viewer is None else viewer.ended_job(job)
 
 
-def _why(call: Request[Any, Any], job: Job, last: Dispatch | None) -> str:
+def _before(call: Request[Any, Any], jobs: Sequence[Job]) -> dict[int, int]:
+    """By job number: how many jobs are before it in its ready queue, if nothing else tells why it waits."""
+    now = call.store.now()
+    return call.store.jobs_before([job.no for job in jobs if waits_for_turn(job, now)], MOST_BEFORE)
+
+
+def _why(call: Request[Any, Any], job: Job, last: Dispatch | None, before: int) -> str:
     """From what was read already: a list must not try out a round for each of its rows."""
     rules = call.app_state.service.rules
     now = call.store.now()
-    return recorded_standing(job, now, last, rules.schedules)
+    return recorded_standing(job, now, last, rules.schedules, before)
 
 
 def _derived(call: Request[Any, Any], job: Job, why: str) -> dict[str, object]:
@@ -306,12 +312,17 @@ def listing(call: Request[wire.JobsQuery, None]) -> wire.Jobs:
         job for job in jobs if job.state in _FAILED or (job.state == JobState.QUEUED and job.ready_at > now)
     ]
     ended = call.store.dispatches([dispatch_id_of(job.job_id, job.fence) for job in failed if job.fence])
+    before = _before(call, jobs)
     summaries = [
         as_answer(
             wire.JobSummary,
             job,
             job.intent,
-            **_derived(call, job, _why(call, job, ended.get(dispatch_id_of(job.job_id, job.fence)))),
+            **_derived(
+                call,
+                job,
+                _why(call, job, ended.get(dispatch_id_of(job.job_id, job.fence)), before.get(job.no, 0)),
+            ),
         )
         for job in jobs
     ]

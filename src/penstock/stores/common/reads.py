@@ -158,6 +158,15 @@ class SqlReads(ABC, Generic[S]):
         rows = session.execute("jobs_by_id", {"ids": session.array(job_ids)})
         return {job.job_id: job for job in self.classes.jobs(session, rows)}
 
+    def jobs_before(self, nos: Sequence[int], most: int) -> dict[int, int]:
+        if not nos:
+            return {}
+
+        def read(session: S) -> dict[int, int]:
+            return dict(session.execute("jobs_before", {"nos": session.array(nos), "most": most}))
+
+        return self._snapshot(read)
+
     def dispatch(self, dispatch_id: DispatchId) -> Dispatch | None:
         return self._snapshot(lambda session: self._dispatches(session, [dispatch_id])).get(dispatch_id)
 

@@ -143,6 +143,16 @@ class MemoryTables:
         with self._lock:
             return [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
 
+    def jobs_before(self, nos: Sequence[int], most: int) -> dict[int, int]:
+        wanted = set(nos)
+        with self._lock:
+            return {
+                no: min(place, most)
+                for _, _, jobs in self._lines.lines()
+                for place, (_, no, _) in enumerate(jobs)
+                if no in wanted
+            }
+
     def count(self, query: Query) -> dict[JobState, int]:
         return dict(Counter(job.state for job in self.find(among_newest(query))))
 

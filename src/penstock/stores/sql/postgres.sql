@@ -467,6 +467,11 @@ SELECT d.dispatch_id, d.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted
        d.started_in
 FROM penstock.dispatch_full d
 
+-- name: jobs_before
+SELECT q.no, (SELECT count(*) FROM (
+    SELECT 1 FROM penstock.queue b WHERE b.class_no = q.class_no AND b.line = q.line AND b.line > 0 AND (b.turn, b.no) < (q.turn, q.no) LIMIT %(most)s) AS b)
+FROM penstock.queue q WHERE q.line > 0 AND q.no = ANY(%(nos)s::bigint[]);
+
 -- name: jobs_by_id
 @job_columns WHERE j.job_id = ANY(%(ids)s::text[]);
 

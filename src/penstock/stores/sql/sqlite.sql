@@ -66,6 +66,11 @@ LIMIT 1;
 SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
 FROM queue WHERE class_no = :class_no AND line = :line AND line > 0 ORDER BY turn, no;
 
+-- name: jobs_before
+SELECT q.no, (SELECT count(*) FROM (
+    SELECT 1 FROM queue b WHERE b.class_no = q.class_no AND b.line = q.line AND b.line > 0 AND (b.turn, b.no) < (q.turn, q.no) LIMIT :most))
+FROM queue q WHERE q.line > 0 AND q.no IN (SELECT value FROM json_each(:nos));
+
 -- name: running
 SELECT cost_units, admitted_at, ends_at FROM active_dispatch JOIN admission_class ON admission_class.no = active_dispatch.class_no WHERE host = :host;
 
