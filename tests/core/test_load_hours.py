@@ -48,3 +48,9 @@ def test_without_a_record_it_is_refused_by_name():
         quietest_line({12: 1.0}, "06:00", "UTC", MONDAY)
     with pytest.raises(BadIntent, match="zone"):
         quietest_line({12: 1.0}, "06:00", "Nowhere", MONDAY)
+
+
+@pytest.mark.parametrize("before", ["", "6", "24:00", "06:60", "06:00:00", "six", 6, None])
+def test_what_is_no_time_of_day_is_refused_by_name(before):
+    with pytest.raises(BadIntent, match="quietest_hour_before must be a time like 06:00"):
+        quietest_line({12: 1.0}, before, "UTC", MONDAY)

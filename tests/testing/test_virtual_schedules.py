@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import penstock
+from penstock.core.errors import BadIntent
 from penstock.core.jobs.job import EventKind
+from penstock.stores.api import RecordLoad, committed
 from penstock.testing import VirtualScheduler
 
 
@@ -245,6 +247,19 @@ def test_two_functions_cannot_share_the_name_of_a_schedule(scheduler):
 
     with pytest.raises(ValueError, match="already"):
         scheduler.schedule("@daily", name="x")(scheduler.job(name="b")(lambda: None))
+
+
+def test_a_program_asks_for_the_quietest_hour_before_a_time(scheduler):
+    note = scheduler.job(name="note")(lambda: None)
+    with pytest.raises(BadIntent, match="no recorded load"):
+        scheduler.quietest_hour_before("06:00")
+    for hour in range(168):
+        committed(scheduler.store, RecordLoad("here", hour, 1.0 if hour % 24 == 3 else 5.0))
+
+    line = scheduler.quietest_hour_before("06:00", zone="Europe/Berlin")
+
+    assert scheduler.set_schedule("note", note, line, zone="Europe/Berlin").schedule.cron == line
+    assert line in ("0 4 * * *", "0 5 * * *")  # 03:00 in UTC
 
 
 @pytest.mark.parametrize(("missed", "runs"), [("skip", 0), ("latest", 1), ("all", 3)])

@@ -196,6 +196,13 @@ class Scheduler:
         self.schedule_service.set(make_schedule(name, function, cron, options), self.principal)
         return ScheduleHandle(self, name)
 
+    def quietest_hour_before(self, before: str, *, zone: str = "UTC") -> str:
+        """
+        A daily cron line in the quietest of the twelve hours before "06:00", by the recorded load, for `set_schedule`.
+        BadIntent: no load is recorded yet, as with a fixed capacity.
+        """
+        return self.schedule_service.quietest_line(before, zone)
+
     def schedules(self) -> list[ScheduleHandle]:
         """All of them, by name, whichever program made them."""
         return [ScheduleHandle(self, record.name) for record in self.schedule_service.list()]

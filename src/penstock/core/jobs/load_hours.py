@@ -7,6 +7,7 @@ change of habits within a month and one odd night moves it little.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -22,6 +23,7 @@ _THURSDAY: Final = 72
 #: So many hours before the given time are considered.
 _CONSIDERED: Final = 12
 _DAYS: Final = 7
+_HOUR_OF_DAY: Final = re.compile(r"([01]?[0-9]|2[0-3]):[0-5][0-9]")
 
 
 def hour_of_week(moment: Moment) -> int:
@@ -60,6 +62,8 @@ def quietest_line(recorded: Mapping[int, float], before: str, zone: str, now: Mo
     problem = zone_problem(zone)
     if problem is not None:
         raise BadIntent.of(("zone", problem))
+    if not isinstance(before, str) or _HOUR_OF_DAY.fullmatch(before) is None:
+        raise BadIntent.of(("quietest_hour_before", f"must be a time like 06:00, not {before!r:.40}"))
     hour, minute = map(int, before.split(":"))
     today = wall_time(now, zone)
     best: tuple[float, int] | None = None
