@@ -7,7 +7,7 @@ from itertools import islice
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -212,6 +212,7 @@ class Owner:
 
 
 @pytest.mark.parametrize("batching", [THREADS, SERVER, PROCESSES, SDK, RUNNER], ids=lambda b: repr(b)[:70])
+@settings(deadline=None)
 @given(runs=st.lists(st.sampled_from([BRIEF_RUN, BRIEF, SHORT_RUN, AHEAD]), max_size=300))
 def test_every_attempt_is_reported_once_and_soon(batching, runs):
     owner = Owner(replace(batching), runs)
@@ -224,6 +225,7 @@ def test_every_attempt_is_reported_once_and_soon(batching, runs):
         assert all(reported_at - end <= 2 * HELD for end in ended)
 
 
+@settings(deadline=None)
 @given(
     batching=st.sampled_from([THREADS, SERVER, PROCESSES, SDK, RUNNER]),
     waiting=st.integers(0, 700),

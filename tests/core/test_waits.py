@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -94,6 +94,7 @@ def test_the_words_name_the_longest_first_and_leave_out_what_took_no_time():
     assert wait_words(()) == ""
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
