@@ -35,7 +35,7 @@ def test_a_planted_bug_still_has_its_place(mutant):
 @pytest.mark.parametrize("mutant", list(planted()))
 def test_the_tests_that_shall_find_a_planted_bug_exist(mutant):
     for path, _, name in (test.partition("::") for test in mutant.tests if test.startswith("tests/")):
-        assert (HERE.parent / path).exists()
+        assert (HERE.parent / path).is_file()  # a whole folder takes minutes for each
         assert not name or f"def {name.partition('[')[0]}(" in (HERE.parent / path).read_text("utf-8")
 
 
