@@ -71,6 +71,18 @@ def test_a_filter_retries_failed_jobs(shell):
     assert shell.job(job_id)["attempts"] == 2
 
 
+@pytest.mark.parametrize(("answer", "code"), [("", USAGE), ("n\n", INTERRUPTED)])
+def test_without_a_yes_nothing_changes(shell, answer, code):
+    job_id = shell("submit", "--not-before", "+1h", "--tag", "kept", "true").stdout.strip()
+
+    done = shell("cancel", "--tag", "kept", stdin=answer)
+
+    assert done.returncode == code
+    assert ("--yes" if code == USAGE else "Nothing changed.") in done.stderr
+    assert shell.job(job_id)["state"] == "QUEUED"
+    shell("cancel", job_id)
+
+
 @pytest.mark.parametrize("words", [("cancel",), ("retry",), ("cancel", "last", "--state", "queued")])
 def test_jobs_are_either_named_or_filtered(shell, words):
     done = shell(*words)

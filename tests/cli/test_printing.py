@@ -8,6 +8,7 @@ from io import StringIO
 from rich.console import Console
 
 from penstock.cli.admin import _rate
+from penstock.cli.job_commands import JOB_COLUMNS
 from penstock.cli.printing import Column, cut_widths, output, printable, table
 
 TITLE, CLEAR, C1, TURN = "\x1b]0;owned\x07", "\x1b[2J", "\x9b31m", "\u202e"
@@ -64,6 +65,17 @@ def test_an_id_and_a_state_stay_whole_beside_a_long_command():
         assert "…  the machine is" in lines[1]
         assert len(lines) == 2
         assert max(map(len, lines)) <= width
+
+
+def test_why_a_job_waits_is_whole_in_a_narrow_terminal():
+    file = StringIO()
+    why = "the machine is in normal use; waits for QUIET"
+    rows = [("0123abcd", "QUEUED", "python train.py " * 20, "cli", 10, 50, 0, "5 s", why)]
+    table(Console(file=file, width=60, force_terminal=True, color_system=None), JOB_COLUMNS, rows)
+    lines = file.getvalue().splitlines()
+
+    assert " ".join(line[-20:].strip() for line in lines[1:]) == why
+    assert max(map(len, lines)) <= 60
 
 
 def test_a_rate_has_no_power_of_ten():

@@ -94,6 +94,15 @@ def test_a_move_that_the_state_does_not_allow_is_refused_in_words(shell):
     assert done.stderr == "penstock: a DONE job cannot be canceled; that state is final\n"
 
 
+def test_a_retry_of_a_final_job_names_the_verb_that_runs_it_again(shell):
+    job_id = shell.submit("true")
+    shell("wait", job_id)
+    done = shell("retry", job_id)
+
+    assert done.returncode == REFUSED
+    assert "`penstock rerun JOB` submits a new job with the same request." in done.stderr
+
+
 def test_a_command_that_cannot_be_started_says_why(shell):
     done = shell("run", "--", "no-such-command")
 

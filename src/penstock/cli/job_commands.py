@@ -5,6 +5,7 @@ itself.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,15 @@ import click
 
 from penstock.cli.parsers import ADDON, DURATION, JOB, PRIORITY, WHEN, Whole, age, short, span
 from penstock.cli.printing import Column, echo, print_facts, state_text, table
-from penstock.cli.session import REFUSED, CliFailure, CliSession, failure_of, passes, wrong_options
+from penstock.cli.session import (
+    INTERRUPTED,
+    REFUSED,
+    CliFailure,
+    CliSession,
+    failure_of,
+    passes,
+    wrong_options,
+)
 from penstock.cli.submit import read_payload
 from penstock.client.signals import interruptible
 from penstock.core.errors import BadIntent
@@ -109,7 +118,7 @@ def _print_jobs(session: CliSession, page: wire.Jobs, limit: int) -> None:
 JOB_COLUMNS: Final = (
     Column("job"), Column("state"), Column("what"), Column("addon", keep=100),
     Column("units", True, 120), Column("prio", True, 120), Column("attempts", True, 130),
-    Column("age", True, 70), Column("why"),
+    Column("age", True, 70), Column("why", wrap=True),
 )  # fmt: skip
 
 
@@ -308,7 +317,7 @@ def _change(
     counts = session.client.count(**{name: value for name, value in job_filter.items() if name != "state"})
     number = sum(n for state, n in counts.items() if str(state) in able & chosen)
     if number and not yes:
-        click.confirm(f"{verb.capitalize()} {_many(number)}?", abort=True, err=True)
+        _ask_first(f"{verb.capitalize()} {_many(number)}?")
     changed = every(**job_filter) if number else wire_bulk_none()
     if not session.print_json(changed):
         echo(f"{past} {_many(changed.changed)}.")
@@ -316,6 +325,18 @@ def _change(
             echo(f"{short(refused.job_id)}  {refused.problem}", err=True)
     if changed.refused:
         raise click.exceptions.Exit(REFUSED)
+
+
+def _ask_first(question: str) -> None:
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():  # Ctrl-C
+            raise
+        raise click.UsageError("the standard input ended without an answer; `--yes` does not ask") from None
+    if not agreed:
+        echo("Nothing changed.", err=True)
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 def _many(number: int) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import click
 
-from penstock.cli.session import CliSession, failure_of, show_failure
+from penstock.cli.session import INTERRUPTED, CliSession, failure_of, show_failure
 
 #: verb: where it is, and what `--help` says before anything is loaded.
 VERBS: Final = {
@@ -120,7 +120,7 @@ def main() -> None:
         code = done.exit_code
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
-        code = 130
+        code = INTERRUPTED
     except click.ClickException as wrong:
         code = show_failure(wrong, as_json=session.as_json)
     except BrokenPipeError:
@@ -128,7 +128,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 0
     except KeyboardInterrupt:
-        code = 130
+        code = INTERRUPTED
     except Exception as error:  # noqa: BLE001 - explained in a line, or raised again
         code = show_failure(failure_of(error), as_json=session.as_json)
     sys.exit(code if isinstance(code, int) else 0)

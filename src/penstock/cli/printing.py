@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 if TYPE_CHECKING:  # every verb imports this module, and many print no table
-    from rich.console import Console, JustifyMethod
+    from rich.console import Console, JustifyMethod, OverflowMethod
     from rich.table import Table
     from rich.text import Text
 
@@ -61,11 +61,15 @@ _GAP: Final = 2
 
 
 class Column(NamedTuple):
-    """`keep`: 0 always; else the width of the terminal below which it is left out."""
+    """
+    `keep`: 0 always; else the width of the terminal below which it is left out. `wrap`: a long text takes more lines
+    and is not cut.
+    """
 
     title: str
     right: bool = False
     keep: int = 0
+    wrap: bool = False
 
     @property
     def justify(self) -> JustifyMethod:
@@ -109,7 +113,10 @@ def table(console: Console, columns: Sequence[Column], rows: Iterable[Sequence[o
     grid = Table(box=None, pad_edge=False, header_style="bold" if console.is_terminal else "")
     for place, room in zip(shown, widths, strict=True):
         column = columns[place]
-        grid.add_column(column.title, justify=column.justify, no_wrap=True, overflow="ellipsis", width=room)
+        overflow: OverflowMethod = "fold" if column.wrap else "ellipsis"
+        grid.add_column(
+            column.title, justify=column.justify, no_wrap=not column.wrap, overflow=overflow, width=room
+        )
     for line in lines:
         grid.add_row(*line)
     if console.is_terminal:

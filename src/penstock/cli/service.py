@@ -171,9 +171,7 @@ def remove(session: CliSession, system: bool, root: Path | None, dry_run: bool) 
         fail(f"{place.unit} does not exist, so there is nothing to remove")
     _take(session, list(_remove_steps(place)), dry_run=dry_run)
     if not session.as_json:
-        data = (
-            "/var/lib/penstock" if place.system else "the directory that `penstock settings data_dir` names"
-        )
+        data = "/var/lib/penstock" if place.system else "the data_dir that `penstock settings` names"
         echo(f"kept  jobs and tokens in {data}")
 
 

@@ -29,6 +29,7 @@ EXITS: Final = {"DONE": 0, "FAILED": 1, "CANCELED": 6, "BLOCKED": 7}
 UNREACHABLE: Final = 3
 NOT_FOUND: Final = 4
 REFUSED: Final = 5
+INTERRUPTED: Final = 130
 
 
 class CliSession:
@@ -224,6 +225,8 @@ def _hint(error: PenstockError) -> str:
         return ""
     if error.code == "queue_full":
         return f"Try again in {error.data.get('retry_after_sec') or 1:g} s."
+    if error.data.get("move") == "retry" and error.data.get("state") in ("DONE", "CANCELED"):
+        return "`penstock rerun JOB` submits a new job with the same request."
     return "" if error.code in _TOLD_ALREADY else getattr(error, "hint", "")
 
 

@@ -340,7 +340,11 @@ class JobService:
         known = [addon.addon_id for addon in self._store.addons()]
         if addon_id not in (EVERYTHING, *known, *self._rules.limits.budgets):
             near = get_close_matches(addon_id, known, 1)
-            meant = f"did you mean {near[0]}?" if near else "`create` sets it up in advance"
+            meant = (
+                f"did you mean {near[0]}?"
+                if near
+                else "`--create` (over HTTP `create`) sets it up in advance"
+            )
             raise NotFound(f"addon {addon_id} has never had a job; {meant}", addon_id=addon_id)
 
     def _settle(self, job_id: JobId, decide: Callable[[Job], Change | None]) -> Job:
