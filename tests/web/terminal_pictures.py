@@ -23,6 +23,8 @@ from penstock.cli.top import Top
 from tests.daemon import environment
 
 WIDTH = 100
+#: The states that have a reason.
+UNDONE = ["-s", "queued", "-s", "failed", "-s", "blocked"]
 FONT_FACES = re.compile(r"@font-face \{\{.*?\}\}\n", re.DOTALL)
 TEMPLATE = FONT_FACES.sub("", CONSOLE_SVG_FORMAT).replace(
     "font-family: Fira Code, monospace",
@@ -32,8 +34,8 @@ TEMPLATE = FONT_FACES.sub("", CONSOLE_SVG_FORMAT).replace(
 
 def take_terminals(daemon, jobs, folder):
     for name, width, words in (
-        ("ls", WIDTH, ["ls", "--limit", "14"]),
-        ("ls-60", 60, ["ls", "--limit", "14"]),
+        ("ls", WIDTH, ["ls", *UNDONE]),
+        ("ls-60", 60, ["ls", *UNDONE]),
         ("explain", WIDTH, ["explain", jobs["failed"]]),
         ("show", WIDTH, ["show", jobs["failed"]]),
         ("addons", WIDTH, ["addons"]),
