@@ -257,6 +257,20 @@ def test_a_new_kind_of_worker_is_registered_before_the_registration_is_due(hosts
     assert host.store.hosts()[0].workers == (T,)
 
 
+# what holds across hosts
+
+
+def test_shares_hold_across_hosts(hosts):
+    """Addon a holds units on one host. Of equal jobs on another host, those of b start until both hold the same."""
+    one, two = hosts("one"), hosts("two")
+    one.submit(20, cost_units=1)
+    assert len(one.claim(limit=20)) == 20
+    two.submit(20, cost_units=1)
+    of_b = two.submit(20, addon_id="b", cost_units=1)
+
+    assert sorted(two.claim(limit=20)) == sorted(of_b)
+
+
 # the rule alone
 
 WITH_T = Host(host="b", instance="b", until=100, workers=(T,))

@@ -6,14 +6,17 @@ from contextlib import ExitStack
 
 import pytest
 
+from penstock.core.jobs.admission import AdmissionLimits, Caps
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import DispatchPhase
-from penstock.core.jobs.types import SECOND, AddonId
+from penstock.core.jobs.types import SECOND, AddonId, EndReason
 from penstock.core.jobs.workers import WorkerKinds
-from penstock.scheduler.job_service import EndReport
+from penstock.scheduler.job_service import EndReport, YieldRequests
+from penstock.scheduler.preemption import Preempter
 from penstock.stores.api import SetAddon, committed
 
 A, B = WorkerKinds(AddonId("a")), WorkerKinds(AddonId("b"))
+ONLY_T, ONLY_U = (WorkerKinds(job_types=frozenset({name})) for name in "tu")
 
 
 class PullingWorker:
@@ -41,8 +44,8 @@ class PullingWorker:
 class Host:
     """A host of 40 units. Claims of workers with room wait, and the first worker always asks first."""
 
-    def __init__(self, kit):
-        self.kit = kit.under(capacity=Capacity(fixed=40), lease_for=3_600 * SECOND)
+    def __init__(self, kit, **rules):
+        self.kit = kit.under(capacity=Capacity(fixed=40), lease_for=3_600 * SECOND, **rules)
         self.workers, self._waits = [], ExitStack()
         self.began = self.kit.now
 
@@ -199,3 +202,49 @@ def test_a_full_worker_that_falls_silent_is_gone_after_a_while(host):
     host.run(40)
 
     assert DispatchPhase.RESERVED in [run.phase for run in host.kit.store.live()]
+
+
+def test_a_job_near_its_deadline_goes_before_jobs_of_another_worker(host):
+    """Of the same addon, band and share, and behind 300 others by its turn."""
+    first, second = host.worker("first", ONLY_T), host.worker("second", ONLY_U)
+    host.kit.submit(n=300, cost_units=1)
+    host.run(3)
+    soon = host.kit.now + 20 * SECOND
+    fields = {"deadline_at": soon, "time_sensitive": True, "expected_duration_sec": 5}
+    [urgent] = host.kit.submit(job_type="u", cost_units=1, **fields)
+    host.run(8)
+
+    [(started_at, job_id)] = second.started
+    assert job_id == urgent
+    assert host.since_began(started_at) <= 3 + first.length
+    assert len(first.started) < 300
+
+
+def test_a_place_under_a_cap_goes_to_the_best_job_of_any_worker(every_kit):
+    host = Host(every_kit, limits=AdmissionLimits(Caps(per_addon=3)))
+    first, second = host.worker("first", ONLY_T), host.worker("second", ONLY_U)
+    host.kit.submit(n=100, cost_units=1, priority=10)
+    host.run(3)
+    host.kit.submit(n=4, job_type="u", cost_units=1, priority=95)
+    host.run(3)
+
+    assert [len(first.started), len(second.started)] == [3, 3]
+    assert len(host.kit.store.live()) == 3
+
+
+def test_the_units_of_a_preempted_run_go_to_the_job_that_it_yielded_to(host):
+    """Though the worker of the run asks first."""
+    first, second = host.worker("first", A, room=2, length=1_000), host.worker("second", B)
+    host.kit.submit(n=5, cost_units=40, priority=10)
+    first.turn()
+    [wanted_by] = host.kit.submit(addon_id="b", cost_units=40, priority=95)
+    preempter = Preempter(
+        host.kit.store, host.kit.rules, host.kit.dispatcher, host.kit.job_service, YieldRequests()
+    )
+    preempter.step(host.kit.now)
+    assert (preempter.cycle.victim, preempter.cycle.wanted_by) == (*first.ends, wanted_by)
+
+    host.kit.job_service.end(preempter.cycle.victim, EndReason.COOPERATIVE_PREEMPTION)
+    assert host.kit.job_service.claim(A, 2, "first") == []
+    second.turn()
+    assert [job_id for _, job_id in second.started] == [wanted_by]

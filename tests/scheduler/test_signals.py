@@ -381,3 +381,15 @@ def test_who_reports_is_bounded():
             machine.report_application(f"app-{n}", {"in_flight": 1.0}, T0)
     machine.report_application("app-999", {"in_flight": 1.0}, T0 + HOUR)
     assert len(machine.readings()) == 1
+
+
+def test_how_long_a_state_lasts_counts_from_its_own_beginning():
+    """Also of a state that is not quiet: the streak of quiet is another figure."""
+    machine = HostLoad(SchedulerRules())
+    for seconds, memory in ((0, 0.0), (10, 0.99), (50, 0.99)):
+        for name, value in (("cpu", 0.0), ("memory", memory)):
+            machine.report(Reading(name, value, T0 + seconds * SECOND))
+        conditions = machine.conditions(T0 + seconds * SECOND)
+
+    assert (conditions.quiet, conditions.streak) == (QuietState.PANIC, 0)
+    assert machine.in_state_for(T0 + 50 * SECOND) == 40 * SECOND
