@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
+
+from penstock.core.jobs.arrays import ArrayChange
+from penstock.stores.api import ChangeArray, committed
 
 JOB = {"addon_id": "a", "job_type": "resize", "payload": {"size": 1}, "cost_units": 1}
 BODY = {"array": "1-1000%8", "job": JOB}
@@ -31,6 +35,35 @@ def test_an_index_without_a_job_says_what_it_waits_for(client):
 
     assert answer.status == 404
     assert f"index 17 of array {array_id} waits: 8 of 8 at once" in answer.json["detail"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "shown"),
+    [
+        (range(1, 1_001), "1-1000"),
+        ([3, 5, 6, 7], "3,5-7"),
+        (range(2, 1_001, 2), "..."),
+    ],
+)
+def test_the_failed_indices_are_shown_as_ranges_and_cut_when_they_grow_long(kit, failed, shown):
+    array_id = kit.client.post("/arrays/submit", BODY).json["array_id"]
+
+    def fail(record, *_):
+        progress = replace(record.progress, failed=len(failed))
+        return ArrayChange(record._replace(progress=progress), [], [], failed=failed)
+
+    committed(kit.store, ChangeArray(array_id, fail))
+    array = kit.client.get(f"/arrays/{array_id}").json
+
+    assert (array["failed"], len(array["failed_indices"]) <= 1_004) == (len(failed), True)
+    if "..." not in shown:
+        assert array["failed_indices"] == shown
+    else:
+        head, _, rest = array["failed_indices"].rpartition(",")
+        assert (rest, [int(index) for index in head.split(",")]) == (
+            "...",
+            list(failed)[: head.count(",") + 1],
+        )
 
 
 def test_an_array_is_canceled_as_one(client):
