@@ -183,7 +183,8 @@ function Timeline({ job, events }) {
   return html`<svg class="timeline" viewBox="0 0 1000 26" preserveAspectRatio="none" role="img" aria-label="Where the time went">
       ${shown.map((s) => html`<rect data-state=${s.state} x=${((s.from - begin) / whole) * 1000} width=${Math.max(2, ((s.to - s.from) / whole) * 1000)} y="3" height="20" rx="2"><title>${`${s.state} ${span((s.to - s.from) / 1000)}`}</title></rect>`)}
     </svg>
-    <div class="row wrap muted"><span title=${ZONE}>${moment(events[0].at)}</span><span><i class="dot" data-state="QUEUED"></i> queued ${span(total("QUEUED"))}</span>${total("DISPATCHING") > 0 && html`<span><i class="dot" data-state="DISPATCHING"></i> reserved ${span(total("DISPATCHING"))}</span>`}<span><i class="dot" data-state="RUNNING"></i> running ${span(total("RUNNING"))}</span><span class="grow"></span><span>${job.ended_at ? moment(job.ended_at) : "now"}</span></div>`;
+    <div class="row muted"><span title=${ZONE}>${moment(events[0].at)}</span><span class="grow"></span><span title=${ZONE}>${job.ended_at ? moment(job.ended_at) : "now"}</span></div>
+    <div class="row wrap muted"><span><i class="dot" data-state="QUEUED"></i> queued ${span(total("QUEUED"))}</span>${total("DISPATCHING") > 0 && html`<span><i class="dot" data-state="DISPATCHING"></i> reserved ${span(total("DISPATCHING"))}</span>`}<span><i class="dot" data-state="RUNNING"></i> running ${span(total("RUNNING"))}</span><span class="grow"></span><span>times in ${ZONE}</span></div>`;
 }
 
 function Attempts({ events }) {
