@@ -165,14 +165,14 @@ def command() -> Iterator[Operation]:
     """The daemon's side of a command: no HTTP and no command line. Launcher and warden are other processes."""
     from penstock.core.jobs.intent import Intent
     from penstock.core.jobs.types import AddonId
-    from penstock.runner.leftovers import Leftovers
+    from penstock.runner.folder import RunnerFolder
     from penstock.runner.payload import RunnerOptions
     from penstock.runner.runner import Runner
 
     with ExitStack() as down:
         where = Path(down.enter_context(tempfile.TemporaryDirectory()))
         service = _service(where, None, down)
-        runner = Runner(service, Leftovers(where), RunnerOptions(workers=1)).start()
+        runner = Runner(service, RunnerFolder(where), RunnerOptions(workers=1)).start()
         down.callback(runner.stop, 5)
 
         def submit() -> Callable[[], bool]:

@@ -18,7 +18,7 @@ from penstock import current_job
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.types import AddonId
-from penstock.runner.leftovers import Leftovers
+from penstock.runner.folder import RunnerFolder
 from penstock.runner.payload import Functions, RunnerOptions
 from penstock.runner.runner import Runner
 from penstock.scheduler.driver import SteadyClock
@@ -47,7 +47,7 @@ def research(question: str) -> Generator[dict[str, Any], None, dict[str, Any]]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        clock, runs = SteadyClock(), Leftovers(folder)
+        clock, runs = SteadyClock(), RunnerFolder(folder)
         store = SqliteStore(Path(folder) / "jobs.db", clock)
         rules = SchedulerRules(capacity=Capacity(fixed=90))
         service = SchedulerService(store, rules, clock=clock, survivors=runs.survivors()).start()

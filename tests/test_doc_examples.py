@@ -133,7 +133,7 @@ def test_the_runner_of_the_design_page_runs_a_function(tmp_path):
     before = """
 from pathlib import Path
 from penstock.core.jobs.load import Capacity
-from penstock.runner.leftovers import Leftovers
+from penstock.runner.folder import RunnerFolder
 from penstock.runner.payload import Functions, RunnerOptions
 from penstock.runner.runner import Runner
 from penstock.scheduler.driver import SteadyClock

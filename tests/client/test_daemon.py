@@ -19,8 +19,8 @@ from tests.waiting import LONG, until
 
 from penstock.core.errors import Unavailable
 from penstock.daemon.lifecycle import _LEAVE_AFTER, shares
-from penstock.runner.leftovers import Leftovers
-from penstock.runner.process_tree import RUNNER_MARK, marked
+from penstock.runner.folder import RunnerFolder
+from penstock.runner.process_tree import RUNNER_MARK, find_marked
 from penstock.runner.runner import AFTER_STOP
 from penstock.stores.sqlite.store import SqliteStore
 
@@ -180,7 +180,10 @@ def test_a_stop_leaves_no_lease_and_takes_no_longer_than_its_time_and_a_second(d
     left, states = store.live(), {str(store.job(job.job_id).state) for job in jobs}
     store.close()
 
-    until(lambda: not list(marked(RUNNER_MARK, {Leftovers(one.data).mark})), what="the end of all processes")
+    until(
+        lambda: not list(find_marked(RUNNER_MARK, {RunnerFolder(one.data).mark})),
+        what="the end of all processes",
+    )
     # Seconds count only where the machine is ours.
     assert SOAK == 1 or took <= 3
     assert (left, states) == ([], {"QUEUED"})

@@ -25,7 +25,7 @@ from penstock.core.jobs.batching import (
 )
 from penstock.core.jobs.types import MILLISECOND, SECOND
 from penstock.library.job_runner import JobRunner
-from penstock.runner.leftovers import Leftovers
+from penstock.runner.folder import RunnerFolder
 from penstock.runner.payload import RunnerOptions
 from penstock.runner.runner import Runner
 from penstock.work.executors import ProcessExecutor, ThreadExecutor
@@ -145,7 +145,7 @@ def of_sdk_worker(prefetch):
 
 def of_runner(tmp_path):
     store = Mock(shared=False)
-    return Runner(Mock(store=store), Leftovers(tmp_path), RunnerOptions(workers=PLACES)).batching
+    return Runner(Mock(store=store), RunnerFolder(tmp_path), RunnerOptions(workers=PLACES)).batching
 
 
 def test_library_sdk_worker_and_runner_own_such_a_machine(tmp_path):

@@ -120,7 +120,7 @@ MUTANTS = [
     Mutant(
         "runner: a run is over when its first process is",
         "penstock/runner/warden.py",
-        "Warden._over",
+        "Warden._is_over",
         "        return not has_children()\n",
         "        return True\n",
         ("tests/runner/test_ending.py::test_a_warden_needs_no_help_to_end_its_tree",),
@@ -198,7 +198,7 @@ MUTANTS = [
     Mutant(
         "runner: what a function leaves running stays",
         "penstock/runner/warm_workers.py",
-        "WarmWorkers._take",
+        "WarmWorkers._handle_frame",
         'if frame.get("left") or (not worker.calls and worker.left_behind()):',
         "if False:",
         ("tests/runner/test_running.py::test_what_a_function_leaves_running_is_ended_with_its_worker",),
@@ -230,7 +230,7 @@ MUTANTS = [
     Mutant(
         "runner: heartbeats stop",
         "penstock/runner/runner.py",
-        "Runner._beat",
+        "Runner._step_leases",
         "        self._beat_at = self._leases.step()\n",
         "",
         ("tests/runner/test_ending.py::test_a_job_that_takes_many_leases_and_hears_nobody_runs_once",),

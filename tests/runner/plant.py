@@ -13,9 +13,9 @@ from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import SECOND
-from penstock.runner.leftovers import Leftovers
+from penstock.runner.folder import RunnerFolder
 from penstock.runner.payload import Functions, RunnerOptions
-from penstock.runner.process_tree import RUNNER_MARK, marked
+from penstock.runner.process_tree import RUNNER_MARK, find_marked
 from penstock.runner.runner import Runner
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.rules import SchedulerRules
@@ -44,7 +44,7 @@ class Plant:
             }
             | (rules or {})
         )
-        runs = Leftovers(data)
+        runs = RunnerFolder(data)
         self.service = SchedulerService(
             self.store, self.rules, clock=clock, survivors=runs.survivors(), preempts=True
         )
@@ -126,7 +126,7 @@ class Plant:
 
     def ours(self):
         """Everything below this runner, and the launcher itself."""
-        return [process.pid for process, _ in marked(RUNNER_MARK, {Leftovers(self.data).mark})]
+        return [process.pid for process, _ in find_marked(RUNNER_MARK, {RunnerFolder(self.data).mark})]
 
 
 def count_calls(owner, name, monkeypatch):

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runner.leftovers import Leftovers
-from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, marked
+from penstock.runner.folder import RunnerFolder
+from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, find_marked
 from tests.waiting import until
 
 from .plant import HERE, SOAK, Plant
@@ -140,7 +140,7 @@ def kill(pids, chance):
 
 def processes(scheduler, data):
     found = defaultdict(list, scheduler=[scheduler.pid])
-    for process, _ in marked(RUNNER_MARK, {Leftovers(data).mark}):
+    for process, _ in find_marked(RUNNER_MARK, {RunnerFolder(data).mark}):
         if DISPATCH_MARK.encode() in environment(process.pid):
             found["job"].append(process.pid)
         else:

@@ -101,7 +101,7 @@ def test_a_token_is_good_for_its_run_and_no_longer(plant):
         capture_output=True,
         text=True,
     )
-    assert (late.returncode, late.stderr) == (2, "penstock: this token belongs to no run\n")
+    assert (late.returncode, late.stderr) == (2, "penstock: no running job has this token\n")
     assert plant.store.checkpoint(job) is None
 
 

@@ -15,8 +15,8 @@ import pytest
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import SECOND, EndReason
-from penstock.runner.leftovers import Leftovers
-from penstock.runner.process_tree import RUNNER_MARK, children, look, marked
+from penstock.runner.folder import RunnerFolder
+from penstock.runner.process_tree import RUNNER_MARK, children, find_marked, read_process
 from penstock.stores.api import SetAddon, committed
 from tests import SOURCES
 from tests.waiting import alive, until
@@ -201,7 +201,9 @@ def test_when_the_scheduler_is_killed_either_the_launcher_or_the_warden_is_enoug
     submitter = Plant(data, dispatch=False)
     _, path = submitter.tree(tmp_path)
     pids = pids_in(path)
-    [launcher] = [p.pid for p, _ in marked(RUNNER_MARK, {Leftovers(data).mark}) if p.parent == process.pid]
+    [launcher] = [
+        p.pid for p, _ in find_marked(RUNNER_MARK, {RunnerFolder(data).mark}) if p.parent == process.pid
+    ]
     for pid in children(launcher) if stopped == "warden" else [launcher]:
         os.kill(pid, signal.SIGSTOP)
     process.kill()
@@ -222,9 +224,11 @@ def test_a_new_scheduler_first_ends_what_the_killed_one_left(daemon, tmp_path, b
     submitter = Plant(data, dispatch=False)
     job, path = submitter.tree(tmp_path)
     pids = pids_in(path)
-    launcher = [p.pid for p, _ in marked(RUNNER_MARK, {Leftovers(data).mark}) if p.parent == process.pid]
+    launcher = [
+        p.pid for p, _ in find_marked(RUNNER_MARK, {RunnerFolder(data).mark}) if p.parent == process.pid
+    ]
     wardens = children(launcher[0])
-    roots = [pid for warden in wardens for pid in children(warden) if look(pid).group == pid]
+    roots = [pid for warden in wardens for pid in children(warden) if read_process(pid).group == pid]
     for number in (
         signal.SIGSTOP,
         signal.SIGKILL,
@@ -253,7 +257,7 @@ def test_when_one_of_our_processes_is_killed_nothing_is_left_and_the_job_lands(
     pids = pids_in(path)
     [root] = plant.runner.pids()
     [launcher] = [
-        p.pid for p, _ in marked(RUNNER_MARK, {Leftovers(plant.data).mark}) if p.parent == os.getpid()
+        p.pid for p, _ in find_marked(RUNNER_MARK, {RunnerFolder(plant.data).mark}) if p.parent == os.getpid()
     ]
     [warden] = [child for child in children(launcher) if root in children(child)]
     committed(plant.store, SetAddon("a", paused=True))
@@ -278,7 +282,7 @@ def test_a_warden_needs_no_help_to_end_its_tree(plant, tmp_path, how, state):
     job, path = plant.tree(tmp_path, *how)
     until(plant.runner.pids)
     [launcher] = [
-        p.pid for p, _ in marked(RUNNER_MARK, {Leftovers(plant.data).mark}) if p.parent == os.getpid()
+        p.pid for p, _ in find_marked(RUNNER_MARK, {RunnerFolder(plant.data).mark}) if p.parent == os.getpid()
     ]
     os.kill(launcher, signal.SIGSTOP)
     try:
@@ -294,7 +298,7 @@ def test_a_warden_that_is_stopped_does_not_save_its_tree(plant, tmp_path):
     job, path = plant.tree(tmp_path)
     pids = pids_in(path)
     [root] = plant.runner.pids()
-    os.kill(look(root).parent, signal.SIGSTOP)
+    os.kill(read_process(root).parent, signal.SIGSTOP)
     plant.job_service.cancel(job)
 
     reached(plant, job, pids, "CANCELED")

@@ -12,7 +12,7 @@ import pytest
 from penstock.core.errors import StoreFailed
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import SECOND, EndReason
-from penstock.runner.leftovers import OutputCleaner
+from penstock.runner.folder import OutputCleaner
 from penstock.stores.api import Apply, Complete
 from tests.waiting import alive, until
 

@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from penstock.core.errors import BadIntent
-from penstock.runner.leftovers import Leftovers
+from penstock.runner.folder import RunnerFolder
 from penstock.runner.payload import Functions, read
-from penstock.runner.process_tree import RUNNER_MARK, children, marked
+from penstock.runner.process_tree import RUNNER_MARK, children, find_marked
 from penstock.stores.api import SetAddon, committed
 from tests.waiting import alive, until
 
@@ -226,7 +226,7 @@ def test_a_module_that_lists_its_names_offers_those_and_no_others(plants):
         ("away", "unavailable", "the library is closed"),
         ("leave", "worker_crashed", "the worker exited with code 3"),
         ("unsendable", "job_error", "which JSON cannot carry"),
-        ("huge", "job_error", "the most is 1000000"),
+        ("huge", "job_error", "at most 1000000"),
         ("nothing_of_that_name", "job_error", "AttributeError"),
     ],
 )
@@ -304,7 +304,7 @@ def test_a_bad_payload_is_refused_with_its_field(job_type, payload, field):
 def test_a_warden_that_is_killed_while_it_waits_for_a_command_is_not_given_one(plant):
     plant.settled(plant.command("true"))
     [launcher] = [
-        p.pid for p, _ in marked(RUNNER_MARK, {Leftovers(plant.data).mark}) if p.parent == os.getpid()
+        p.pid for p, _ in find_marked(RUNNER_MARK, {RunnerFolder(plant.data).mark}) if p.parent == os.getpid()
     ]
     [warden] = children(launcher)
     os.kill(warden, signal.SIGKILL)

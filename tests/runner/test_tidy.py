@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.types import SECOND
-from penstock.runner.leftovers import OutputCleaner
+from penstock.runner.folder import OutputCleaner
 from penstock.stores.api import Apply, Depth, Prune, Submit, committed
 from penstock.stores.memory.store import MemoryStore
 from tests.waiting import until

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.runner.process_tree import look
+from penstock.runner.process_tree import read_process
 from penstock.scheduler.permissions import NEEDED, account
 from penstock.settings import BadSettings, load
 from tests.waiting import until
@@ -118,7 +118,7 @@ def test_a_killed_warden_leaves_no_process_of_another_user(switching, other):
     job_id = switching.command("/bin/sh", "-c", "echo up; sleep 1000")
     until(lambda: "up" in switching.output(job_id)["stdout"] if switching.last(job_id) else False)
     [root] = until(switching.runner.pids)
-    os.kill(look(root).parent, signal.SIGKILL)  # its warden
+    os.kill(read_process(root).parent, signal.SIGKILL)  # its warden
 
     until(lambda: uid_of(root) != other.uid)
 

@@ -1,9 +1,9 @@
 """
-The composition root: settings in, a running scheduler out, and an end in time whatever hangs.
+The composition root: builds a running scheduler from settings, and stops it in time.
 
-Nothing here decides anything. It opens the store, takes the right to dispatch, listens, waits for a signal,
-and closes everything in the opposite order. A timer guards the stop: when the time is over the process exits,
-and the next start recovers as after a crash.
+It opens the store, takes the right to dispatch, listens, waits for a signal, and closes everything in the
+opposite order. A timer limits the stop: when the time is over the process exits, and the next start recovers
+as after a crash.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.core.errors import DispatcherHeld, PenstockError, Unavailable
 from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import AddonId, seconds
 from penstock.core.jobs.workers import WorkerKinds
-from penstock.runner.leftovers import Leftovers
+from penstock.runner.folder import RunnerFolder
 from penstock.runner.payload import Functions, RunnerOptions
 from penstock.runner.runner import AFTER_STOP, Runner
 from penstock.scheduler.dispatcher import FOR_EVER
@@ -52,12 +52,12 @@ EXIT_BUG: Final = 70
 EXIT_UNAVAILABLE: Final = 75  # another daemon, a port in use, a database that cannot be opened
 
 
-#: Shares of the time of a stop: for running jobs to yield or be killed, and then for requests under way.
+#: The shares of running jobs, and then of requests under way, in the time of a stop.
 _RUNS: Final = 0.75
 _REQUESTS: Final = 0.15
 _LEAST_FOR_RUNS: Final = 0.1
-#: After the time of a stop the process exits by itself; a little later the kernel ends it, which needs no
-#: thread of the process.
+#: Seconds after which the process exits by itself when the time of a stop is over, and after which the kernel
+#: ends it without any thread of the process.
 _LEAVE_AFTER: Final = 0.4
 _KILL_AFTER: Final = 0.6
 
@@ -66,8 +66,8 @@ def run(
     settings: Settings, *, on_ready: Callable[[Server], None] | None = None, accept_loss: bool = False
 ) -> int:
     """
-    Run until SIGTERM or SIGINT; a second signal does not wait. Returns the exit code. `accept_loss`: start on
-    a database file that has lost acknowledged work.
+    Run the scheduler until SIGTERM or SIGINT, and return the exit code. A second signal exits at once.
+    `accept_loss`: start on a database file that has lost acknowledged jobs.
     """
     configure_logging(settings.log.format, settings.log.level)
     if os.geteuid() == 0 and "*" not in settings.runner.users:
@@ -105,14 +105,14 @@ def run_program(
     settings: Settings, *, on_ready: Callable[[Server], None] | None = None, accept_loss: bool = False
 ) -> int:
     """
-    `run` as all that a process does. After a stop the process exits at once: everything is closed, and the
-    end of the interpreter, which joins threads and frees memory, would take a second on a busy machine.
+    `run` in a process of its own. After a stop the process exits at once: everything is closed, and the
+    normal end of the interpreter would take a second on a busy machine.
     """
     code = run(settings, on_ready=on_ready, accept_loss=accept_loss)
     if code == 0:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # the reader is gone
+            with suppress(OSError, ValueError):  # the reader of the output is gone
                 stream.flush()
         os._exit(0)
     return code
@@ -121,7 +121,7 @@ def run_program(
 def shares(timeout: float) -> tuple[float, float]:
     """
     How long a stop within `timeout` seconds waits for running jobs, and then for requests. The rest of the
-    time is for the runner's overrun and for closing everything else.
+    time is for the end of the runner and of everything else.
     """
     return max(_LEAST_FOR_RUNS, _RUNS * timeout - AFTER_STOP / 2), min(5.0, _REQUESTS * timeout)
 
@@ -132,10 +132,10 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     rules, clock = settings.rules(), SteadyClock()
     store = open_store(settings.jobs_at, clock, rules.ordering, settings.sharing, accept_loss=accept_loss)
     down.callback(store.close)
-    runs, runner = Leftovers(settings.data_dir), list[Runner]()
+    runs, runner = RunnerFolder(settings.data_dir), list[Runner]()
     if settings.shared:
-        runs.take()  # a file has its own lock; here nothing else keeps two daemons out of one data directory
-        down.callback(runs.give_back)
+        runs.lock()  # with PostgreSQL only this lock keeps a second daemon out of the data directory
+        down.callback(runs.unlock)
     service = SchedulerService(
         store,
         rules,
@@ -162,7 +162,7 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
         server.set_runner(runner[0])
         down.callback(runner[0].stop, shares(seconds(settings.server.shutdown_timeout))[0])
     _send_metrics(settings, server, down)
-    # First of all, so that nothing more is granted.
+    # The first step of a stop: grant nothing more.
     down.callback(setattr, service.machine, "draining", True)
     _publish(settings, server, down)
     if server.url is not None:
@@ -172,7 +172,8 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
 
 def _instance(settings: Settings) -> str:
     """
-    The permanent id of this data directory: after a crash only this daemon can take its host name again.
+    The permanent id of this data directory. After a crash only the daemon with this id can take its host name
+    again.
     """
     file = settings.data_dir / "instance"
     if not file.exists():
@@ -198,7 +199,7 @@ def _config(settings: Settings) -> Config:
         trusted_proxies=server.trusted_proxies,
         allowed_hosts=server.allowed_hosts,
         stop_sec=shares(seconds(server.shutdown_timeout))[1],
-        output=Leftovers(settings.data_dir).output,
+        output=RunnerFolder(settings.data_dir).output,
         functions=_functions(settings),
         page=web.static() if web.complete() else None,
     )
@@ -239,7 +240,7 @@ def _send_metrics(settings: Settings, server: Server, down: ExitStack) -> None:
 def _publish(settings: Settings, server: Server, down: ExitStack) -> None:
     """
     Write the addresses to the log and to `daemon.json`, where clients read them: with port 0 only the daemon
-    knows its port.
+    knows the port.
     """
     socket = server.socket
     facts = {
@@ -271,15 +272,15 @@ def _where(settings: Settings) -> str:
 
 class _Stop:
     """
-    The first signal requests a stop within the time; the second signal, or the end of the time, ends the
-    process.
+    The signals of a daemon. The first one requests a stop within the time; the second one, or the end of the
+    time, ends the process.
     """
 
     def __init__(self, within: float) -> None:
         self._within, self._requested = within, threading.Event()
         self._timer = threading.Timer(within + _LEAVE_AFTER, self._leave)
         self._timer.daemon = True
-        #: Only the main thread may set the kernel's timer, and only a process that runs nothing but the
+        #: Whether to use the kernel's timer: only in the main thread of a process that runs nothing but the
         #: daemon.
         self._alarmed = threading.current_thread() is threading.main_thread()
         if self._alarmed:
@@ -289,8 +290,8 @@ class _Stop:
         if self._requested.is_set():
             os._exit(128 + number)
         log.info("%s: stopping within %s s", number.name, self._within)
-        # The timer thread needs the interpreter, which a busy machine or a long C call may not give it. The
-        # kernel's timer works anyway.
+        # The timer thread needs the interpreter, and may not get it on a busy machine or during a long C
+        # call. The kernel's timer does not need it.
         if self._alarmed:
             signal.setitimer(signal.ITIMER_REAL, self._within + _KILL_AFTER)
         self._requested.set()
@@ -311,13 +312,13 @@ class _Stop:
 
 def configure_logging(form: str, level: str, stream: TextIO | None = None) -> None:
     """
-    One line per event of the standard library's loggers, for a person in a terminal or as JSON; `form`: auto,
+    Log one line per record of the standard library's loggers, for a terminal or as JSON. `form`: auto,
     console or json.
     """
     out = sys.stderr if stream is None else stream
     last: list[structlog.typing.Processor]
     if form == "console" or (form == "auto" and out.isatty()):
-        # The pretty traceback shows the values of variables, and one of them may be a password.
+        # Without the values of variables in tracebacks: one may be a password.
         plain = structlog.dev.plain_traceback
         last = [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=plain)]
     else:
@@ -335,6 +336,6 @@ def configure_logging(form: str, level: str, stream: TextIO | None = None) -> No
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # The server logs once where it listens; requests are counted in the metrics instead.
+    # No line for each request: the metrics count them.
     for noisy in ("uvicorn.access", "uvicorn.error", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,10 +1,10 @@
 """
 Sends the metrics of `/metrics` to an OpenTelemetry collector (OTLP over HTTP) at regular intervals.
 
-The families are taken as they are, sums and histograms included: both readers see the same numbers, and
-counting costs nothing more. So there is no meter that is fed event by event; only the SDK's types of
-measurements and its exporter, which handles headers, certificates and retries. While the collector is away
-one line is logged, and the next sums contain what it missed.
+The metric families are converted as they are, so both readers get the same numbers and no event is counted
+twice. Of OpenTelemetry's SDK only the data types and the exporter are used, which handles headers,
+certificates and retries. While the collector is away one line is logged; the next sums contain what it
+missed.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.telemetry")
 
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
-#: How long the last export before a stop may take: a stop does not wait for a collector.
+#: The time limit of the last export before a stop.
 _LAST_EXPORT_MS: Final = 1_000
 _TIMEOUT_MS: Final = 10_000
 
 
 def otlp(address: str) -> MetricExporter:
     """
-    Headers, certificates and compression come from OpenTelemetry's own variables, OTEL_EXPORTER_OTLP_...
+    The exporter for an address. Headers, certificates and compression come from OpenTelemetry's own
+    variables, OTEL_EXPORTER_OTLP_...
     """
-    # Only where metrics are sent.
+    # Imported only if metrics are sent.
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
 
     exporter: MetricExporter = OTLPMetricExporter(endpoint=f"{address.rstrip('/')}/v1/metrics")
@@ -59,7 +60,7 @@ def otlp(address: str) -> MetricExporter:
 
 
 class OtlpExport:
-    """A thread that sends what there is every `every` seconds, and once more when it is stopped."""
+    """A thread that sends the metrics every `every` seconds, and once more when it is stopped."""
 
     def __init__(
         self,
@@ -111,8 +112,7 @@ class OtlpExport:
 
 class _RefusalLog(logging.Handler):
     """
-    Keeps the exporter's last error, which the exporter logs at each try, for the one line that this module
-    logs.
+    Keeps the last error that the exporter logged. The exporter logs each try; this module logs one line.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ def measured(families: Iterable[Family], resource: Resource, began_ns: int, now_
 
 
 def _metric(family: Family, began_ns: int, now_ns: int) -> Metric:
-    """Under a name that becomes the one of `/metrics` again where a collector passes it on to Prometheus."""
+    """One metric. A collector that passes it on to Prometheus restores the name in `/metrics`."""
     name, unit = family.name.replace("_", ".", 1), ""
     if name.endswith("_seconds"):
         name, unit = name.removesuffix("_seconds"), "s"
@@ -151,7 +151,7 @@ def _metric(family: Family, began_ns: int, now_ns: int) -> Metric:
 
 
 def _distributions(samples: list[Sample], began_ns: int, now_ns: int) -> Iterator[HistogramDataPoint]:
-    """Prometheus counts what was at most so long, OpenTelemetry what lay between two bounds."""
+    """Histograms: Prometheus counts the values up to each bound, OpenTelemetry those between two bounds."""
     rising = [
         (float(sample.labels["le"]), int(sample.value))
         for sample in samples

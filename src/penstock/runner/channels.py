@@ -1,10 +1,10 @@
 """
-How the runner and its processes talk to each other: frames on sockets, the loop that waits for them, and one
-shared page.
+Messages between the runner and its processes: frames on sockets, the loop that waits for them, and one shared
+page.
 
-A frame is a JSON object behind its length. Never pickle: the other end may run foreign code. A frame that is
-too long or is not a JSON object ends the conversation. The launcher imports this module in a Python that has
-the standard library alone.
+A frame is a JSON object after its length. It is never a pickle, because the other end may run foreign code. A
+frame that is too long or no JSON object closes the channel. The launcher imports this module in a Python that
+has only the standard library.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from time import monotonic
 from typing import Any, Final, Protocol, TypeAlias
 
 Frame: TypeAlias = dict[str, Any]
-#: Bytes of one frame: a payload of 1,000,000 characters, whatever they are, and the fields around it.
+#: Bytes of one frame: a payload of 1,000,000 characters of any kind, and the other fields.
 _MAX_FRAME: Final = 8_000_000
-#: Bytes of a ticket: the number of a call that its worker may begin.
+#: Bytes of a ticket, which is the number of a call that its worker may begin.
 TICKET: Final = 8
 _LENGTH: Final = Struct("<I")
 
@@ -56,7 +56,7 @@ class FrameReader:
         while len(self._rest) - at >= _LENGTH.size:
             length = _LENGTH.unpack_from(self._rest, at)[0]
             if length > _MAX_FRAME:
-                raise BadFrame(f"a frame of {length} bytes is announced; at most {_MAX_FRAME}")
+                raise BadFrame(f"the other end announces a frame of {length} bytes; at most {_MAX_FRAME}")
             stop = at + _LENGTH.size + length
             if len(self._rest) < stop:
                 break
@@ -78,8 +78,8 @@ def _parse(body: bytearray) -> Frame:
 
 class Channel:
     """
-    One end of a conversation, which never blocks. Bytes that do not fit into the socket are kept; `loop`
-    sends them later, and without a loop `push` does.
+    One end of a socket that carries frames; it never blocks. It keeps bytes that do not fit into the socket:
+    `loop` sends them later, or without a loop the next `push`.
     """
 
     def __init__(self, sock: socket.socket, loop: IoLoop | None = None) -> None:
@@ -97,7 +97,7 @@ class Channel:
             self._loop.push_later(self)
 
     def push(self) -> bool:
-        """Send what is kept; returns whether nothing is left."""
+        """Send the bytes that are kept. Returns whether none is left."""
         while self._unsent:
             try:
                 sent = self._sock.send(self._unsent)
@@ -110,7 +110,7 @@ class Channel:
         return True
 
     def receive(self) -> list[Frame] | None:
-        """The frames that have arrived; None: the other end is gone, or sent a bad frame."""
+        """The frames that have arrived. None: the other end is gone, or sent a bad frame."""
         try:
             data = self._sock.recv(262_144)
             return self._reader.feed(data) if data else None
@@ -150,7 +150,7 @@ class IoLoop:
             self._selector.unregister(readable)
 
     def pause(self, readable: Readable, seconds: float) -> None:
-        """Do not look at it for this long: its data cannot be taken now."""
+        """Do not read it for this long: its data cannot be processed now."""
         on_readable = self._selector.get_key(readable).data
         self._selector.unregister(readable)
         self._paused[readable] = monotonic() + seconds, on_readable
@@ -174,8 +174,8 @@ class IoLoop:
         self._unsent = {channel for channel in self._unsent if not channel.push()}
 
     def wake(self) -> None:
-        """From any thread."""
-        with self._lock, contextlib.suppress(BlockingIOError):  # it is awake
+        """Wake `wait`, from any thread."""
+        with self._lock, contextlib.suppress(BlockingIOError):  # a full pipe: the loop is awake
             if self._writer >= 0:
                 os.write(self._writer, b"1")
 
@@ -184,7 +184,7 @@ class IoLoop:
             os.read(self._reader, 4_096)
 
     def close(self) -> None:
-        with self._lock:  # a late wake must not write into a file that got this number since
+        with self._lock:  # a late `wake` must not write to a new file with this number
             os.close(self._writer)
             self._writer = -1
         self._selector.close()
@@ -196,7 +196,7 @@ _COUNT: Final = Struct("i")
 
 
 def make_page() -> int:
-    """The descriptor of a new page, for the `CallMarker` of a worker and that of its warden."""
+    """The descriptor of a new page, shared by the `CallMarker`s of a worker and its warden."""
     fd = os.memfd_create("penstock-page", os.MFD_CLOEXEC)
     os.ftruncate(fd, _PAGE_SIZE)
     return fd
@@ -204,13 +204,14 @@ def make_page() -> int:
 
 class CallMarker:
     """
-    Two numbers that a warm worker and its warden share, so that the warden knows which call printed what.
+    Two numbers that a warm worker and its warden share, so that the warden knows which call printed an
+    output.
 
-    The worker writes the number of the call that it runs. The warden counts when it begins and when it ends
-    to read, so an odd number means that it reads now. A worker begins the next call only when its pipes are
-    empty and the warden does not read: so the call that the page names has printed whatever is in a pipe.
+    The worker writes the number of the call that it runs. The warden counts each beginning and each end of a
+    read, so an odd number means that it reads now. A worker begins its next call only when its pipes are
+    empty and the warden does not read. So everything in a pipe was printed by the call that the page names.
 
-    `fd`: the page; without one it is not shared, for a warden without a worker.
+    `fd`: the page. A warden without a worker has none.
     """
 
     def __init__(self, fd: int = -1) -> None:
@@ -218,7 +219,7 @@ class CallMarker:
 
     @property
     def running(self) -> int:
-        """The call that runs or ran last; 0: there was none yet."""
+        """The call that runs or ran last. 0: there was none yet."""
         return self._numbers[0]
 
     @running.setter
@@ -234,11 +235,14 @@ class CallMarker:
             self._numbers[1] += 1
 
     def all_read(self, pipes: tuple[int, ...]) -> bool:
-        """The count is read twice: a read in between took bytes that may not be on disk yet."""
+        """
+        Whether the warden has read and stored all output. The count is read twice, because bytes of a read in
+        between may not be on disk yet.
+        """
         reads = self._numbers[1]
         return reads % 2 == 0 and not any(map(_bytes_in, pipes)) and self._numbers[1] == reads
 
 
 def _bytes_in(pipe: int) -> int:
-    """How much waits in a pipe; either end can ask."""
+    """How many bytes are in a pipe; both ends can call this."""
     return int(_COUNT.unpack(ioctl(pipe, FIONREAD, bytes(_COUNT.size)))[0])

@@ -1,7 +1,7 @@
 """
-What a running job reports and asks, and the socket by which a command does so.
+Requests of a running job (checkpoint, progress, spend, log, yield), and the socket for those of commands.
 
-The same requests come from a function through its worker, from a command through this socket, and over HTTP.
+A function sends them through its worker, a command through this socket, and either over HTTP.
 A checkpoint and an amount spent are durable before the answer; progress goes with the next heartbeat.
 
 The socket takes one JSON object a line, and answers each with one:
@@ -9,9 +9,9 @@ The socket takes one JSON object a line, and answers each with one:
     {"token": "...", "op": "progress", "progress": 0.5}
     {}
 
-Its name is in the abstract namespace: a path could be too long, and a file could be left behind. Only
-processes of the daemon's user and of those in `runner.users` get an answer, and only with the token of a job
-that runs.
+The socket's name is in the abstract namespace: a path could be too long, and a file could be left behind.
+Only processes of the daemon's user and of the users in `runner.users` get an answer, and only with the token
+of a running job.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ _MAX_MESSAGE: Final = 10_000
 
 
 class RunRequests:
-    """`note` writes into the output of the run; `on_heartbeat` gets the answer to each heartbeat."""
+    """
+    Answers the requests of running jobs. `note` writes into the output of an attempt; `on_heartbeat` gets the
+    answer to each heartbeat.
+    """
 
     def __init__(
         self,
@@ -52,49 +55,49 @@ class RunRequests:
         self._job_service, self._tracker = job_service, tracker
         self._note, self._on_heartbeat = note, on_heartbeat
 
-    def answer(self, run: ActiveDispatch, call: Frame) -> Frame:
-        # A function that sends anything will look for a stop; a command may report and never ask.
-        if run.worker is not None or call.get("op") == "should_yield":
-            self._tracker.hears(run.dispatch_id)
+    def answer(self, attempt: ActiveDispatch, call: Frame) -> Frame:
+        # A function that sends anything also checks for a stop; a command may report without ever asking.
+        if attempt.worker is not None or call.get("op") == "should_yield":
+            self._tracker.hears(attempt.dispatch_id)
         try:
-            return self._answer(run, call)
+            return self._answer(attempt, call)
         except (Refused, Unavailable) as error:
             return {"error": str(error)}
         except Exception as error:  # the job gets an answer in any case
-            log.exception("a report of job %s cannot be written", run.job.job_id)
+            log.exception("a report of job %s cannot be written", attempt.job.job_id)
             return {"error": f"the report cannot be written ({type_name(error)})"}
 
-    def _answer(self, run: ActiveDispatch, call: Frame) -> Frame:
+    def _answer(self, attempt: ActiveDispatch, call: Frame) -> Frame:
         match call.get("op"):
             case "checkpoint":
-                return self._checkpoint(run, call.get("checkpoint"))
+                return self._checkpoint(attempt, call.get("checkpoint"))
             case "parents":
-                return {"parents": run.parents or "[]"}
+                return {"parents": attempt.parents or "[]"}
             case "progress":
-                run.latest_progress = _fraction(call.get("progress"))
+                attempt.latest_progress = _fraction(call.get("progress"))
                 if message := call.get("message"):
-                    self._write_note(run, f"{run.latest_progress * 100:.0f} %: {message}")
+                    self._write_note(attempt, f"{attempt.latest_progress * 100:.0f} %: {message}")
             case "spend":
-                run.spent += _amount(call.get("amount"))
-                self._send_heartbeat(run, spent=run.spent)
+                attempt.spent += _amount(call.get("amount"))
+                self._send_heartbeat(attempt, spent=attempt.spent)
             case "log":
-                self._write_note(run, call.get("message"))
+                self._write_note(attempt, call.get("message"))
             case "hears" | "should_yield":
-                return {"yield": self._tracker.should_yield(run.dispatch_id)}
+                return {"yield": self._tracker.should_yield(attempt.dispatch_id)}
             case "yield":
-                run.yielded = True
+                attempt.yielded = True
             case other:
                 raise Refused(f"there is no request {other!r:.60}")
         return {}
 
-    def _write_note(self, run: ActiveDispatch, message: Any) -> None:
+    def _write_note(self, attempt: ActiveDispatch, message: Any) -> None:
         if not isinstance(message, str):
             raise Refused("message must be a text")
-        self._note(run, storable(message[:_MAX_MESSAGE]))
+        self._note(attempt, storable(message[:_MAX_MESSAGE]))
 
-    def _checkpoint(self, run: ActiveDispatch, checkpoint: Any) -> Frame:
+    def _checkpoint(self, attempt: ActiveDispatch, checkpoint: Any) -> Frame:
         if checkpoint is None:
-            return {"checkpoint": run.checkpoint}
+            return {"checkpoint": attempt.checkpoint}
         if not isinstance(checkpoint, str) or len(checkpoint) > _MAX_CHECKPOINT:
             raise Refused(f"checkpoint must be at most {_MAX_CHECKPOINT} characters of JSON")
         checkpoint = storable_json(checkpoint)
@@ -102,13 +105,13 @@ class RunRequests:
             parsed(checkpoint)
         except (ValueError, RecursionError) as error:
             raise Refused(f"checkpoint is not JSON: {error}") from error
-        self._send_heartbeat(run, checkpoint=checkpoint)
-        run.checkpoint = checkpoint
+        self._send_heartbeat(attempt, checkpoint=checkpoint)
+        attempt.checkpoint = checkpoint
         return {}
 
-    def _send_heartbeat(self, run: ActiveDispatch, **report: Any) -> None:
-        answer = self._job_service.heartbeat(run.dispatch_id, progress=run.latest_progress, **report)
-        self._on_heartbeat(run, answer)
+    def _send_heartbeat(self, attempt: ActiveDispatch, **report: Any) -> None:
+        answer = self._job_service.heartbeat(attempt.dispatch_id, progress=attempt.latest_progress, **report)
+        self._on_heartbeat(attempt, answer)
 
 
 def _fraction(value: Any) -> float:
@@ -134,17 +137,18 @@ _PAUSE_SEC: Final = 0.5
 
 
 class ControlSocket:
+    """The socket by which running commands send requests, one JSON object a line."""
+
     def __init__(
         self, name: str, loop: IoLoop, answer: Callable[[str, Frame], Frame], users: Collection[int] = ()
     ) -> None:
         """
-        `answer` gets a token and the request that came with it. `users`: others whose processes get an
-        answer.
+        `answer` gets a token and its request. `users`: further users whose processes get an answer.
         """
         self._users = {os.getuid(), 0, *users}
         self.address = f"@{name}"
         self._loop, self._answer = loop, answer
-        #: With the beginning of a line whose rest has not arrived.
+        #: For each client, the beginning of a line whose rest has not arrived.
         self._clients: dict[socket.socket, bytes] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(f"\0{name}")
@@ -156,8 +160,8 @@ class ControlSocket:
         try:
             client, _ = self._socket.accept()
         except BlockingIOError:
-            return  # it is gone again
-        except OSError:  # out of descriptors: it stays in the backlog
+            return  # the client is gone again
+        except OSError:  # out of descriptors: the client stays in the backlog
             self._loop.pause(self._socket, _PAUSE_SEC)
             return
         if len(self._clients) >= _MAX_CLIENTS or _user(client) not in self._users:
@@ -202,7 +206,7 @@ class ControlSocket:
 
 
 def _send(client: socket.socket, data: bytes) -> bool:
-    """False: the client does not read its answers. One that reads them never fills a socket."""
+    """Send, or return False: only a client that does not read its answers fills the socket."""
     try:
         return not data or client.send(data) == len(data)
     except OSError:

@@ -1,5 +1,5 @@
 """
-What a running command reports about itself: `penstock job ...`, or
+Reports and requests of a running command: `penstock job ...`, or
 `python -m penstock.runner.job ...`.
 
     checkpoint               print the last checkpoint as JSON; nothing if there is none
@@ -33,30 +33,30 @@ _WRONG, _UNREACHABLE = 2, 69
 def main(argv: Sequence[str]) -> int:
     match list(argv):
         case ["checkpoint"]:
-            call: dict[str, Any] = {"op": "checkpoint"}
+            request: dict[str, Any] = {"op": "checkpoint"}
         case ["checkpoint", text]:
-            call = {"op": "checkpoint", "checkpoint": text}
+            request = {"op": "checkpoint", "checkpoint": text}
         case ["parents"]:
-            call = {"op": "parents"}
+            request = {"op": "parents"}
         case ["progress", number, *words]:
-            call = {"op": "progress", "progress": _number(number), "message": " ".join(words)}
+            request = {"op": "progress", "progress": _number(number), "message": " ".join(words)}
         case ["spend", amount]:
-            call = {"op": "spend", "amount": amount}
+            request = {"op": "spend", "amount": amount}
         case ["log", *words] if words:
-            call = {"op": "log", "message": " ".join(words)}
+            request = {"op": "log", "message": " ".join(words)}
         case ["should-yield"]:
-            call = {"op": "should_yield"}
+            request = {"op": "should_yield"}
         case ["yield"]:
-            call = {"op": "yield"}
+            request = {"op": "yield"}
         case _:
             sys.stderr.write(f"{(__doc__ or '').strip()}\n")
             return _WRONG
-    return _carry_out(call)
+    return _print_answer(request)
 
 
-def _carry_out(call: dict[str, Any]) -> int:
+def _print_answer(request: dict[str, Any]) -> int:
     try:
-        answer = say(call)
+        answer = send_request(request)
     except (OSError, LookupError) as error:
         sys.stderr.write(f"penstock: the scheduler cannot be reached: {error}\n")
         return _UNREACHABLE
@@ -70,31 +70,31 @@ def _carry_out(call: dict[str, Any]) -> int:
     return int(not answer["yield"]) if "yield" in answer else 0
 
 
-def say(call: dict[str, Any]) -> dict[str, Any]:
-    """One question, one answer. LookupError: this is no command of a job."""
+def send_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Send one request and return its answer. Raises LookupError outside a command of a job."""
     try:
         address, token = os.environ["PENSTOCK_SOCKET"], os.environ["PENSTOCK_JOB_TOKEN"]
     except KeyError as missing:
         raise LookupError(
-            f"{missing.args[0]} is not set: this is for commands that the scheduler runs"
+            f"{missing.args[0]} is not set: use this only in commands that the scheduler runs"
         ) from None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(30)
         sock.connect(f"\0{address[1:]}" if address.startswith("@") else address)
-        sock.sendall(json.dumps(call | {"token": token}).encode() + b"\n")
+        sock.sendall(json.dumps(request | {"token": token}).encode() + b"\n")
         with sock.makefile("rb") as lines:
             answer = lines.readline()
     if not answer:
-        raise ConnectionError("it hung up without an answer")
-    found: dict[str, Any] = json.loads(answer)
-    return found
+        raise ConnectionError("it closed the connection without an answer")
+    decoded: dict[str, Any] = json.loads(answer)
+    return decoded
 
 
 def _number(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        return text  # the scheduler says what is wrong with it
+        return text  # the scheduler refuses it with a reason
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """
-The process that forks: the scheduler's own has threads and must not.
+The launcher: the process that forks wardens. The scheduler's own process has threads and must not fork.
 
 It is small, has no thread and runs no foreign code. It forks a warden for each pair of sockets that it gets.
-As the next subreaper above, it inherits what a killed warden left, and ends that. It exits when the scheduler
-is gone and nothing is left below it.
+It is the subreaper above the wardens, so it inherits the processes of a killed warden, and ends them. It
+exits when the scheduler is gone and no process is left below it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from penstock.runner.process_tree import (
     descendants,
     drain_pipe,
     has_children,
-    look,
-    send,
+    read_process,
+    send_signal,
 )  # fmt: skip
 from penstock.runner.warden import Warden
 
@@ -44,9 +44,9 @@ def main(control_fd: int) -> None:
 
 def _child_wakeups() -> int:
     """
-    A descriptor that is readable when a child has ended. The signals that end a terminal session or a service
-    are for the scheduler, which then ends the launcher in order. They have a handler: an ignored signal would
-    stay ignored in every program that is started from here.
+    A descriptor that is readable when a child has ended. Signals that end a terminal session or a service are
+    for the scheduler, which then ends the launcher in order. The launcher handles them and does nothing: an
+    ignored signal would stay ignored in every program that is started from here.
     """
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -112,11 +112,11 @@ class Launcher:
                 self._wardens.discard(pid)
 
     def _end_strays(self) -> bool:
-        """A child that is not a warden was below a warden that has been killed."""
+        """End the children that are no wardens: they were below a warden that was killed."""
         strays = [child for child in children(os.getpid()) if child not in self._wardens]
         for stray in strays:
-            if root := look(stray):
-                send(root, signal.SIGKILL)
+            if root := read_process(stray):
+                send_signal(root, signal.SIGKILL)
             for process in descendants(stray):
-                send(process, signal.SIGKILL)
+                send_signal(process, signal.SIGKILL)
         return bool(strays)

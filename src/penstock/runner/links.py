@@ -1,6 +1,6 @@
 """
-A dispatch that runs here, and the runner's ends of the sockets to its processes: the launcher, the wardens,
-the warm workers.
+An attempt of this runner, and the runner's ends of the sockets to its processes: the launcher, the wardens
+and the warm workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.core.jobs.job import Dispatch, Job
 from penstock.core.jobs.types import Money, seconds
 from penstock.runner.channels import TICKET, Channel, Frame, IoLoop, make_page
 from penstock.runner.payload import FunctionPayload, Work
-from penstock.runner.process_tree import RUNNER_MARK, children, look, send
+from penstock.runner.process_tree import RUNNER_MARK, children, read_process, send_signal
 from penstock.scheduler.permissions import SystemUser
 from penstock.work.leases import ActiveLease, facts_of
 from penstock.work.outcome import Outcome
@@ -34,24 +34,24 @@ class ActiveDispatch(ActiveLease):
     dispatch: Dispatch  # as the store last returned it
     work: Work
     checkpoint: str | None
-    #: When its claim was sent (`boot_time`).
+    #: When the runner sent the claim (`boot_time`).
     sent_at: float
-    #: Its warden kills it at this moment (`boot_time`) unless the runner names a later one before.
+    #: The warden kills the attempt at this moment (`boot_time`), unless the runner names a later one before.
     until: float = 0.0
-    #: With it a command can call the control socket while it runs. A function calls through its worker.
+    #: A running command sends it to the control socket. A function sends its requests through its worker.
     token: str = ""
     warden: WardenLink | None = None
     worker: WorkerLink | None = None
-    call: int = 0  # its number among the calls of its worker
-    waits_since: float = 0.0  # for a worker
-    #: What it reported, while some of its processes live or some of its output is not written.
+    call: int = 0  # the number of the call in its worker
+    waiting_since: float = 0.0  # since when it has waited for a worker
+    #: The reported outcome, while a process of the attempt lives or some of its output is not written.
     outcome: Outcome | None = None
     yielded: bool = False
-    noted: bool = False  # it logged something, which its warden writes asynchronously
+    has_notes: bool = False  # its warden still writes a log line
     spent: Money = 0
-    #: JSON: the results of its parents; None: it has none.
+    #: The results of its parents, as JSON. None: it has no parents.
     parents: str | None = None
-    peak: int = 0  # bytes: the most that one process of a command had in memory
+    peak_memory: int = 0  # bytes, of the largest process of a command
 
     def __post_init__(self) -> None:
         ttl = seconds(self.dispatch.expires_at - self.dispatch.admitted_at)
@@ -59,24 +59,25 @@ class ActiveDispatch(ActiveLease):
 
     @property
     def pid(self) -> int | None:
-        """The command, or the worker that has the function; None: neither has begun."""
+        """The process of the command, or of the worker that has the function. None: neither has started."""
         return (self.warden.root or None) if self.warden is not None else None
 
     def order(self, op: str, **more: Any) -> None:
-        """To its warden, if it has one yet."""
+        """Send an order to the warden, if the attempt has one yet."""
         if self.warden is not None:
             self.warden.order(op, **more)
 
     @property
     def folder(self) -> list[str]:
-        """Where its output is, below the folder of all runs."""
+        """The folder of its output, below the runner's folder."""
         return [self.job.job_id, str(self.dispatch.fence)]
 
 
 def python_code(path: tuple[str, ...], module: str, call: str) -> str:
     """
-    A program that finds this package where this process found it, whatever is installed for that Python. Our
-    folder comes first only during the import: the modules beside this package must not hide the job's own.
+    Code for `python -c` that imports `module` from this very package, whatever that Python has installed. The
+    package's folder comes first only during the import: modules beside the package must not hide the job's
+    own.
     """
     home = str(Path(__file__).resolve().parents[2])
     return (
@@ -86,6 +87,8 @@ def python_code(path: tuple[str, ...], module: str, call: str) -> str:
 
 
 class LauncherLink:
+    """The launcher and the socket to it. `mark`: the launcher's value of RUNNER_MARK."""
+
     def __init__(self, mark: str) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = python_code((), "penstock.runner.launcher", str(theirs.fileno()))
@@ -105,8 +108,8 @@ class LauncherLink:
 
     def launch(self, fds: list[int]) -> None:
         """
-        The descriptors go to a new warden. If the launcher is dead, the sockets among them close, as their
-        other ends see.
+        Start a warden with these descriptors. If the launcher is dead they are closed, which their other ends
+        see.
         """
         try:
             socket.send_fds(self._sock, [b"w"], fds)
@@ -117,19 +120,19 @@ class LauncherLink:
                 os.close(fd)
 
     def close(self, wait_sec: float | None) -> None:
-        """The launcher ends what is left below it and exits. `wait_sec`: how long to wait for that."""
+        """Let the launcher end all processes below it and exit. `wait_sec`: how long to wait for its exit."""
         self._sock.close()
         try:
             self._process.wait(wait_sec)
         except subprocess.TimeoutExpired:
-            self._process.returncode = 0  # init reaps it when this process is gone
+            self._process.returncode = 0  # not reaped here: init does it when this process is gone
 
 
 class WardenLink(Channel):
-    """One warden. `mark`: what its tree carries in the environment."""
+    """One warden and the socket to it. `mark`: the value of DISPATCH_MARK in its processes."""
 
     def __init__(self, mark: str, launcher: LauncherLink, loop: IoLoop, worker: Sequence[int] = ()) -> None:
-        """`worker`: descriptors for a warm worker below it; they are closed here whatever happens."""
+        """`worker`: descriptors for a warm worker below the warden. They are closed here in any case."""
         try:
             ours, theirs = socket.socketpair()
         except OSError:
@@ -143,10 +146,10 @@ class WardenLink(Channel):
         launcher.launch([theirs.detach(), *worker])
 
     def watch_over(self, mark: str) -> None:
-        """Begin with a new tree. A warden without a worker runs one command after the other."""
+        """Begin with a new tree: a warden without a worker runs one command after the other."""
         self.mark = mark
         self.root = 0
-        self.written: list[int] = []  # calls whose output is on disk
+        self.written_calls: list[int] = []  # calls whose output is on disk
         self.report: Frame | None = None  # how its tree ended
         self.refused: Frame | None = None
 
@@ -154,14 +157,14 @@ class WardenLink(Channel):
         self.send({"op": op, **more})
 
     def update(self) -> bool:
-        """Take the warden's messages. False: it is gone, and without a `report` it was killed."""
+        """Read the warden's messages. False: the warden is gone; if it left no `report`, it was killed."""
         frames = self.receive()
         for frame in frames or ():
             match frame["op"]:
                 case "started":
                     self.pid, self.root = frame["warden"], frame["pid"]
                 case "written":
-                    self.written.append(frame["call"])
+                    self.written_calls.append(frame["call"])
                 case "refused":
                     self.refused = frame
                 case "gone":
@@ -169,16 +172,16 @@ class WardenLink(Channel):
         return frames is not None
 
     def force(self) -> None:
-        """Kill a warden that does not do its duty. The launcher inherits what is below it, and ends that."""
-        if self.pid and (process := look(self.pid)):
-            send(process, signal.SIGKILL)
+        """Kill a warden that does not react. The launcher inherits its processes and ends them."""
+        if self.pid and (process := read_process(self.pid)):
+            send_signal(process, signal.SIGKILL)
 
 
 class WorkerLink(Channel):
-    """A warm worker: the channel to it, the calls that it has, and the warden above it."""
+    """A warm worker: the channel to it, its calls, and the warden above it."""
 
     def __init__(self, mark: str, launcher: LauncherLink, loop: IoLoop) -> None:
-        with ExitStack() as undo:  # out of descriptors halfway, it must leave none behind
+        with ExitStack() as undo:  # if descriptors run out halfway, close those made so far
             ours, theirs = map(undo.enter_context, socket.socketpair())
             self._tickets_out, self._tickets = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             undo.callback(os.close, self._tickets_out)
@@ -194,34 +197,37 @@ class WorkerLink(Channel):
             theirs.close()
             undo.pop_all()
         super().__init__(ours, loop)
-        self.user: SystemUser | None = None  # the one it runs as; None: the daemon's own
-        #: By number, in their order: the first may run, the others have not begun.
+        self.user: SystemUser | None = None  # None: the daemon's own user
+        #: By number, in order: the first may run, the others have not begun.
         self.calls: dict[int, ActiveDispatch] = {}
-        #: They have ended, but some of their processes live, or their output is not written.
+        #: Ended calls of which a process lives, or some output is not written.
         self.closing: dict[int, ActiveDispatch] = {}
         self.begun = 0  # the number of the last call
         self.last = False  # it gets no further calls
         self.active_at = 0.0  # when it last got a call or sent a frame
 
-    def hand_over(self, runs: list[ActiveDispatch]) -> None:
-        """Tickets go before calls: a call without a ticket counts as taken back."""
+    def hand_over(self, attempts: list[ActiveDispatch]) -> None:
+        """Send calls to the worker. Tickets go first: a call without a ticket counts as taken back."""
         first = min((*self.calls, *self.closing, self.begun + 1))
-        given = dict(enumerate(runs, self.begun + 1))
-        self.begun += len(runs)
-        for call, run in given.items():
-            run.call, run.worker, run.warden = call, self, self.warden
+        given = dict(enumerate(attempts, self.begun + 1))
+        self.begun += len(attempts)
+        for call, attempt in given.items():
+            attempt.call, attempt.worker, attempt.warden = call, self, self.warden
         self.calls |= given
         os.write(self._tickets, b"".join(call.to_bytes(TICKET, "little") for call in given))
         self.warden.order(
             "begin",
             first=first,
-            calls=[[call, *run.folder] for call, run in given.items()],
-            until=min(run.until for run in self.calls.values()),
+            calls=[[call, *attempt.folder] for call, attempt in given.items()],
+            until=min(attempt.until for attempt in self.calls.values()),
         )
-        self.send(*(_call(run) for run in runs))
+        self.send(*(_call(attempt) for attempt in attempts))
 
     def take_back(self) -> list[ActiveDispatch]:
-        """Every call that it has not begun. The worker skips their frames, which have no ticket any more."""
+        """
+        Take back every call that the worker has not begun. It skips their frames, which have no ticket any
+        more.
+        """
         try:
             tickets = os.read(self._tickets_out, 65_536)
         except BlockingIOError:
@@ -230,7 +236,7 @@ class WorkerLink(Channel):
         return [self.calls.pop(call) for call in calls if call in self.calls]
 
     def left_processes(self) -> bool:
-        """Whether its function left processes running: beside it, below the warden, or below itself."""
+        """Whether a function left processes running, below the worker or below its warden."""
         return children(self.warden.pid) != [self.warden.root] or bool(children(self.warden.root))
 
     def close(self) -> None:
@@ -240,12 +246,12 @@ class WorkerLink(Channel):
             os.close(self._tickets_out)
 
 
-def _call(run: ActiveDispatch) -> Frame:
-    work = cast("FunctionPayload", run.work)
-    facts = facts_of(run.job, run.dispatch, run.job.attempt, run.checkpoint, run.parents)
+def _call(attempt: ActiveDispatch) -> Frame:
+    work = cast("FunctionPayload", attempt.work)
+    facts = facts_of(attempt.job, attempt.dispatch, attempt.job.attempt, attempt.checkpoint, attempt.parents)
     return {
         "op": "call",
-        "call": run.call,
+        "call": attempt.call,
         # The arguments travel as they are.
         "facts": facts._replace(payload="null"),
         "function": work.function,

@@ -1,11 +1,11 @@
-"""The output of jobs, on disk: bounded, the beginning and the end kept, readable while it grows.
+"""The output of jobs on disk: bounded, with its beginning and end kept, readable while it grows.
 
-The output of an attempt is one stream of records (which pipe, when, the bytes), cut into files that are named
-by where they begin. The first file keeps the head. When it is full, two further ones take turns: the older is
+The output of an attempt is one stream of records (which pipe, when, the bytes), cut into files whose names
+are their offsets. The first file keeps the head. When it is full, two further files take turns: the older is
 deleted when the newer is full, so the tail is always there. A reader keeps an offset into the stream and
-learns how much of it is no longer there.
+learns how many bytes are no longer there.
 
-The launcher imports this module in a Python that has the standard library alone.
+The launcher imports this module in a Python that has only the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-#: By the number in the record. `log`: what the job reported through `log`, not what it printed.
+#: By the number in the record. `log`: lines that the job reported, not what it printed.
 STREAMS: Final = ("stdout", "stderr", "log")
 _HEADER: Final = Struct("<BxxxIq")
 _NAME: Final = re.compile(r"\d{16}")
@@ -37,7 +37,7 @@ class OutputLimits:
 
 def open_folder(root: str, *parts: str) -> int:
     """
-    The descriptor of a folder below `root`, made if it does not exist. No part of its path may be a link.
+    The descriptor of a folder below `root`, made if it is missing. No part of its path may be a link.
     """
     handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in parts:
@@ -57,8 +57,8 @@ def open_folder(root: str, *parts: str) -> int:
 
 def fresh_folder(root: str, *parts: str) -> int:
     """
-    The same, and empty. A folder of that name is kept under another name: it is from an attempt that the
-    database no longer has, because a backup was restored, and fences begin again where the backup was taken.
+    The descriptor of a new, empty folder. An existing one is renamed: it belongs to an attempt that the
+    database no longer has, because a restored backup begins again with the fences of its time.
     """
     *above, last = parts
     parent = open_folder(root, *above)
@@ -71,7 +71,7 @@ def fresh_folder(root: str, *parts: str) -> int:
 
 
 class OutputRecorder:
-    """Writes the output of one attempt. On a full disk output is lost, and the job continues."""
+    """Writes the output of one attempt. On a full disk the output is lost, and the job continues."""
 
     def __init__(self, folder: int, output_limits: OutputLimits) -> None:
         self._folder, self._output_limits = folder, output_limits
@@ -92,7 +92,7 @@ class OutputRecorder:
     def _append(self, record: bytes) -> None:
         written = os.write(self._file, record)
         if written < len(record):
-            # Half a record would hide everything after it.
+            # A reader could read nothing after half a record.
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             raise OSError("no room for a whole record")
         self._offset += written
@@ -118,7 +118,10 @@ def _name(offset: int) -> str:
 
 
 class Piece(NamedTuple):
-    """`end`: the offset to continue from. `skipped`: how many bytes before it are no longer there."""
+    """
+    A piece of output. `end`: the offset to continue from. `skipped`: bytes before it that are no longer
+    there.
+    """
 
     stream: str
     at: int
@@ -128,13 +131,13 @@ class Piece(NamedTuple):
 
 
 class Output:
-    """Reads what the recorder of one attempt writes, from any process."""
+    """Reads the recorded output of one attempt, from any process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def read(self, offset: int = 0, most: int = 1_048_576) -> Iterator[Piece]:
-        """What is there now from `offset` on, about `most` bytes."""
+        """The output from `offset` on, as far as it exists now: about `most` bytes."""
         until = offset + most
         starts = self._starts()
         for place, start in enumerate(starts):
@@ -162,8 +165,8 @@ class Output:
                     stream, length, at = _HEADER.unpack(header)
                     data = file.read(length)
                     if len(data) < length or stream >= len(STREAMS):
-                        return  # it is being written
+                        return  # the record is being written
                     offset += _HEADER.size + length
                     yield Piece(STREAMS[stream], at, data, offset)
         except FileNotFoundError:
-            return  # deleted meanwhile: the next read reports how much was skipped
+            return  # the file was deleted meanwhile: the next read reports the skipped bytes

@@ -2,8 +2,8 @@
 
 There are three job types: `penstock.command` (a list of arguments, without a shell), `penstock.shell` (a
 script for /bin/sh; a type of its own, so that a token can allow one and not the other), `penstock.function`
-(a Python function by name). A payload is taken as it is or refused with the field that is wrong. Unknown
-fields are refused too: a misspelt limit would otherwise be none.
+(a Python function by name). A payload is accepted whole or refused with the name of the wrong field. Unknown
+fields are refused too: a misspelt limit would otherwise have no effect.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class CommandPayload:
     stdin: str | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
     nice: int = 0
-    #: It calls `penstock job should-yield`, so it gets time for that before SIGTERM.
+    #: The command calls `penstock job should-yield`, so it gets time for that before SIGTERM.
     listens: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionPayload:
     function: str  # module:name
-    #: Allowed by `module:*` alone: the worker refuses a name that the module has merely imported.
+    #: Only `module:*` allows it: the worker refuses a name that the module has merely imported.
     by_star: bool = False
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    #: With limits it gets a worker of its own, for a limit cannot be taken back.
+    #: A function with limits gets a worker of its own, because a limit cannot be raised again.
     limits: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -63,16 +63,15 @@ Work: TypeAlias = CommandPayload | FunctionPayload
 @dataclass(frozen=True, slots=True)
 class Functions:
     """
-    Which functions may be run: by a registered name, or by an import path that is on the list
-    (`shop.jobs:index`, or `shop.jobs:*` for what the module defines, or lists in its `__all__`). None unless
-    the settings say so.
+    The functions that may run: registered names and import paths (`shop.jobs:index`; `shop.jobs:*` means all
+    names in the module's `__all__`, or without one all functions that it defines). By default there are none.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
     paths: Collection[str] = ()
 
     def find(self, name_or_path: str) -> tuple[str, bool]:
-        """The import path, and whether only a `module:*` allows it."""
+        """The import path of a function, and whether only a `module:*` allows it."""
         path = self.names.get(name_or_path, name_or_path)
         module, colon, name = path.partition(":")
         if not colon or not _MODULE.fullmatch(module) or not _NAME.fullmatch(name):

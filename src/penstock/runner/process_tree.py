@@ -34,7 +34,7 @@ class TreeProcess(NamedTuple):
     pid: int
     parent: int
     group: int
-    born: int
+    start_ticks: int
     state: str
 
 
@@ -78,7 +78,7 @@ def drain_pipe(reader: int) -> None:
         os.read(reader, 4_096)
 
 
-def look(pid: int) -> TreeProcess | None:
+def read_process(pid: int) -> TreeProcess | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  # pathlib costs more than the reading
             text = file.read()
@@ -109,7 +109,7 @@ def descendants(pid: int) -> list[TreeProcess]:
     while line:
         following: list[int] = []
         for child in line:
-            process = look(child)
+            process = read_process(child)
             if process is not None and child not in seen:
                 seen.add(child)
                 found.append(process)
@@ -118,7 +118,7 @@ def descendants(pid: int) -> list[TreeProcess]:
     return [process for process in found if process.state not in "ZX"]
 
 
-def marked(
+def find_marked(
     variable: str, values: Collection[str] | Callable[[str], bool]
 ) -> Iterator[tuple[TreeProcess, str]]:
     """
@@ -138,20 +138,20 @@ def marked(
         _, found, rest = environment.partition(prefix)
         if not found or not wanted(value := os.fsdecode(rest.partition(b"\0")[0])):
             continue
-        process = look(int(name))
+        process = read_process(int(name))
         if process is not None and process.state not in "ZX":
             yield process, value
 
 
-def send(process: TreeProcess, signum: int) -> bool:
+def send_signal(process: TreeProcess, signum: int) -> bool:
     """False: it is gone."""
     try:
         handle = os.pidfd_open(process.pid)
     except OSError:
         return False
     try:
-        now = look(process.pid)
-        if now is None or now.born != process.born:
+        now = read_process(process.pid)
+        if now is None or now.start_ticks != process.start_ticks:
             return False
         signal.pidfd_send_signal(handle, signum)
     except OSError:

@@ -1,9 +1,8 @@
 """
-The processes of the runner: it starts them, gives them orders, and believes that they are gone only when they
-are.
+The processes of the runner: starts them, gives them orders, and reports their end.
 
-A run is over when its warden reports that nothing is left below it. If the warden itself was killed, the mark
-in the environment finds what it left, and the run is over when no process with that mark is found any more.
+An attempt is over when its warden reports that no process is left below it. If the warden itself was killed,
+its processes are found by the mark in their environment, and the attempt is over when there are none.
 """
 
 from __future__ import annotations
@@ -21,32 +20,34 @@ from penstock.core.jobs.batching import Batching
 from penstock.core.jobs.tracker import end_of_exit
 from penstock.core.jobs.types import EndReason
 from penstock.runner.channels import Frame, IoLoop
-from penstock.runner.leftovers import Leftovers
+from penstock.runner.folder import RunnerFolder
 from penstock.runner.links import ActiveDispatch, LauncherLink, WardenLink, WorkerLink, python_code
 from penstock.runner.payload import CommandPayload, RunnerOptions
-from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, marked, send
+from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, find_marked, send_signal
 from penstock.runner.warm_workers import WarmWorkers
 from penstock.scheduler.permissions import SystemUser
 from penstock.work.outcome import RELEASED, Outcome
 
 log = logging.getLogger("penstock.runner")
 
-#: Seconds between two searches for what a killed warden left; they grow, for a process may survive SIGKILL
-#: for hours.
+#: Seconds between two searches for the processes of a killed warden, first and last. The pauses grow, because
+#: a process may survive SIGKILL for hours.
 _SWEEP_FIRST, _SWEEP_LAST = 0.05, 2.0
-#: For this long after a start failed for want of descriptors, no more commands are started than ran then.
+#: Seconds without further commands after a start failed because this process was out of descriptors.
 _SHORT_SEC = 5.0
 
 
 class ProcessSupervisor:
     """
-    `answer`: to a request of a function. `on_end`: a run has ended, and nothing of it is left. All in the
-    thread of `loop`.
+    Starts and ends the processes of the runner, all in the thread of `loop`.
+
+    `answer` answers a request of a function. `on_end` is called when an attempt has ended and none of its
+    processes is left.
     """
 
     def __init__(
         self,
-        runs: Leftovers,
+        folder: RunnerFolder,
         settings: RunnerOptions,
         loop: IoLoop,
         batching: Batching,
@@ -54,18 +55,20 @@ class ProcessSupervisor:
         answer: Callable[[ActiveDispatch, Frame], Frame],
         on_end: Callable[[ActiveDispatch, Outcome], None],
     ) -> None:
-        self._runs, self._mark, self._settings, self._loop = str(runs.path), runs.mark, settings, loop
+        self._folder, self._mark, self._settings, self._loop = str(folder.path), folder.mark, settings, loop
         self._on_end = on_end
         self._commands: dict[WardenLink, ActiveDispatch] = {}
-        #: Wardens that wait for a command, the one that was used last at the end.
+        #: Wardens that wait for a command; the one used last is at the end.
         self._spare: list[WardenLink] = []
-        self.functions = WarmWorkers(settings, loop, batching, hire=self._hire, answer=answer, on_end=on_end)
-        self._fallen: dict[str, WardenLink] = {}  # wardens that were killed, by the mark of what they left
+        self.functions = WarmWorkers(
+            settings, loop, batching, start_worker=self._start_worker, answer=answer, on_end=on_end
+        )
+        self._killed_wardens: dict[str, WardenLink] = {}  # by the mark of their processes
         self._sweep_at, self._sweep_every = 0.0, _SWEEP_FIRST
         self._launcher: LauncherLink | None = None  # between the end of one and the start of the next
-        #: As many commands as this process had descriptors for when it last ran out of them.
-        self._most_commands: int | None = None
-        self._most_until = 0.0
+        #: How many commands ran when this process last ran out of descriptors.
+        self._command_limit: int | None = None
+        self._limit_until = 0.0
 
     def open(self) -> LauncherLink:
         """Start the launcher, unless it runs."""
@@ -79,57 +82,60 @@ class ProcessSupervisor:
     @property
     def slots(self) -> int:
         """How many more commands may start."""
-        if self._most_commands is not None and time.monotonic() >= self._most_until:
-            self._most_commands = None
+        if self._command_limit is not None and time.monotonic() >= self._limit_until:
+            self._command_limit = None
         most = self._settings.slots
-        if self._most_commands is not None:
-            most = min(most, self._most_commands)
+        if self._command_limit is not None:
+            most = min(most, self._command_limit)
         return most - len(self._commands)
 
-    def start(self, run: ActiveDispatch, command: CommandPayload, extra: Mapping[str, str]) -> None:
-        """`extra`: for its environment. OSError: nothing was started, for want of descriptors."""
+    def start(self, attempt: ActiveDispatch, command: CommandPayload, extra: Mapping[str, str]) -> None:
+        """
+        Start a command. `extra`: further variables of its environment. Raises OSError when this process is
+        out of descriptors; then nothing was started.
+        """
         try:
-            warden = self._free_warden(run.dispatch_id)
+            warden = self._free_warden(attempt.dispatch_id)
         except OSError:
-            self._most_commands, self._most_until = len(self._commands), time.monotonic() + _SHORT_SEC
+            self._command_limit, self._limit_until = len(self._commands), time.monotonic() + _SHORT_SEC
             raise
-        user = self._settings.user_of(run.job.intent.addon_id)
+        user = self._settings.user_of(attempt.job.intent.addon_id)
         try:
             self._order(
                 warden,
                 user,
                 argv=command.argv,
-                # Another user cannot enter the folder that a job has below the daemon's.
+                # Another user cannot enter a folder below the daemon's.
                 cwd=command.cwd or (None if user is None else user.home),
-                env={**command.env, DISPATCH_MARK: run.dispatch_id, **extra},
+                env={**command.env, DISPATCH_MARK: attempt.dispatch_id, **extra},
                 stdin=command.stdin,
                 limits=dict(command.limits),
                 nice=command.nice,
-                folder=run.folder,
-                until=run.until,
+                folder=attempt.folder,
+                until=attempt.until,
             )
-        except BaseException:  # the order does not fit into a frame: the warden has no command, and goes
-            self._forget(warden)
+        except BaseException:  # the order does not fit into a frame, so the warden has no command
+            self._close_warden(warden)
             raise
-        run.warden = warden
-        self._commands[warden] = run
+        attempt.warden = warden
+        self._commands[warden] = attempt
 
     def _free_warden(self, mark: str) -> WardenLink:
         if not self._spare:
-            return self._watched(WardenLink(mark, self.open(), self._loop))
+            return self._watch(WardenLink(mark, self.open(), self._loop))
         warden = self._spare.pop()
         warden.watch_over(mark)
         return warden
 
-    def _watched(self, warden: WardenLink) -> WardenLink:
+    def _watch(self, warden: WardenLink) -> WardenLink:
         self._loop.add(warden, partial(self._read_warden, warden))
         return warden
 
-    def _hire(self, limits: Mapping[str, int], user: SystemUser | None) -> WorkerLink:
+    def _start_worker(self, limits: Mapping[str, int], user: SystemUser | None) -> WorkerLink:
         settings, mark = self._settings, f"worker-{token_hex(8)}"
         worker = WorkerLink(mark, self.open(), self._loop)
         self._order(
-            self._watched(worker.warden),
+            self._watch(worker.warden),
             user,
             argv=[settings.python, "-c", python_code(settings.path, "penstock.runner.worker", "")],
             cwd=settings.cwd,
@@ -148,7 +154,7 @@ class ProcessSupervisor:
         output_limits = self._settings.output
         warden.order(
             "run",
-            runs=self._runs,
+            runs_folder=self._folder,
             output_limits=[output_limits.head, output_limits.tail],
             stragglers=self._settings.stragglers_sec,
             user=None if user is None else [user.uid, user.gid, list(user.groups)],
@@ -158,65 +164,65 @@ class ProcessSupervisor:
 
     # orders
 
-    def ask_to_stop(self, run: ActiveDispatch, *, canceled: bool) -> None:
+    def ask_to_stop(self, attempt: ActiveDispatch, *, canceled: bool) -> None:
         """
-        Let the run see that it should yield, or (`canceled`) that its outcome does not count any more. A
-        command sees it when it asks; a function that has not begun ends at once.
+        Tell the attempt that it should yield, or (`canceled`) that its outcome no longer counts. A command
+        learns it when it asks; a function that has not begun ends at once.
         """
-        if self.functions.take_back(run):
-            self._on_end(run, RELEASED)
-        elif run.worker is not None:
-            run.worker.send({"op": "stop", "dispatch": run.dispatch_id, "canceled": canceled})
+        if self.functions.take_back(attempt):
+            self._on_end(attempt, RELEASED)
+        elif attempt.worker is not None:
+            attempt.worker.send({"op": "stop", "dispatch": attempt.dispatch_id, "canceled": canceled})
 
-    def renew(self, run: ActiveDispatch, until: float) -> None:
-        run.until = until
-        if run.worker is None or run.call == next(iter(run.worker.calls), 0):
-            run.order("until", until=until)
+    def renew(self, attempt: ActiveDispatch, until: float) -> None:
+        attempt.until = until
+        if attempt.worker is None or attempt.call == next(iter(attempt.worker.calls), 0):
+            attempt.order("until", until=until)
 
-    def note(self, run: ActiveDispatch, text: str) -> None:
-        run.noted = True
-        run.order("note", call=run.call, text=text)
+    def note(self, attempt: ActiveDispatch, text: str) -> None:
+        attempt.has_notes = True
+        attempt.order("note", call=attempt.call, text=text)
 
     # reports
 
     def _read_warden(self, warden: WardenLink) -> None:
         alive = warden.update()
-        if warden.written:
-            self.functions.written(warden)
+        if warden.written_calls:
+            self.functions.on_written(warden)
         if warden.report is not None and warden in self._commands:
-            self._gone(warden)
+            self._on_tree_gone(warden)
             warden.watch_over("")
             warden.idle_since = time.monotonic()
             self._spare.append(warden)
         elif warden.report is not None:
-            self._forget(warden)
-            self._gone(warden)
+            self._close_warden(warden)
+            self._on_tree_gone(warden)
         elif not alive:
-            self._forget(warden)
+            self._close_warden(warden)
             self._begin_sweep(warden)
 
     def _begin_sweep(self, warden: WardenLink) -> None:
         if warden in self._spare:
             self._spare.remove(warden)
             return
-        log.warning("the warden of %s was killed; its processes are ended", warden.mark)
-        self._fallen[warden.mark] = warden
+        log.warning("the warden of %s was killed; killing its processes", warden.mark)
+        self._killed_wardens[warden.mark] = warden
         self._sweep_at, self._sweep_every = 0.0, _SWEEP_FIRST
 
-    def _forget(self, warden: WardenLink) -> None:
+    def _close_warden(self, warden: WardenLink) -> None:
         self._loop.drop(warden)
         warden.close()
 
-    def _gone(self, warden: WardenLink) -> None:
-        run = self._commands.pop(warden, None)
-        if run is not None and warden.report is not None:
-            run.peak = warden.report["peak"]
-        for each in self.functions.gone(warden) if run is None else [run]:
-            self._on_end(each, each.outcome or _judge(each, warden))
+    def _on_tree_gone(self, warden: WardenLink) -> None:
+        attempt = self._commands.pop(warden, None)
+        if attempt is not None and warden.report is not None:
+            attempt.peak_memory = warden.report["peak"]
+        for each in self.functions.on_warden_gone(warden) if attempt is None else [attempt]:
+            self._on_end(each, each.outcome or _outcome_of(each, warden))
 
     def _replace_launcher(self) -> None:
         """
-        The wardens of a killed launcher continue, for each has its own channel. New ones need a new launcher.
+        Start another launcher. The wardens of a killed one continue, because each has its own channel.
         """
         log.warning("the launcher was killed; another one takes its place")
         self._close_launcher(None)
@@ -233,61 +239,61 @@ class ProcessSupervisor:
     def step(self) -> float | None:
         """Returns the seconds until the next step is due."""
         now = time.monotonic()
-        if self._fallen and now >= self._sweep_at:
+        if self._killed_wardens and now >= self._sweep_at:
             self._sweep()
             self._sweep_at = now + self._sweep_every
             self._sweep_every = min(2 * self._sweep_every, _SWEEP_LAST)
         pauses = [self.functions.step()]
-        if self._fallen:
+        if self._killed_wardens:
             pauses.append(self._sweep_at - now)
         while len(self._spare) > self._settings.warm:
             idle_for = now - self._spare[0].idle_since
             if idle_for < self._settings.idle_sec:
                 pauses.append(self._settings.idle_sec - idle_for)
                 break
-            self._forget(self._spare.pop(0))
+            self._close_warden(self._spare.pop(0))
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def _sweep(self) -> None:
         alive = set()
-        for process, mark in marked(DISPATCH_MARK, self._fallen):
-            send(process, signal.SIGKILL)
+        for process, mark in find_marked(DISPATCH_MARK, self._killed_wardens):
+            send_signal(process, signal.SIGKILL)
             alive.add(mark)
-        for mark in [mark for mark in self._fallen if mark not in alive]:
-            self._gone(self._fallen.pop(mark))
+        for mark in [mark for mark in self._killed_wardens if mark not in alive]:
+            self._on_tree_gone(self._killed_wardens.pop(mark))
 
     def pids(self) -> list[int]:
         """The topmost process of each command and each worker."""
         return [warden.root for warden in (*self._commands, *self.functions.wardens) if warden.root]
 
     def close(self, wait_sec: float) -> None:
-        """A warden whose channel closes ends what is below it."""
+        """Close all channels. A warden whose channel closes kills the processes below it."""
         self.functions.close()
         for warden in (*self._commands, *self._spare, *self.functions.wardens):
             if warden.fileno() >= 0:
-                self._forget(warden)
+                self._close_warden(warden)
         self._close_launcher(wait_sec)
 
 
-def _judge(run: ActiveDispatch, warden: WardenLink) -> Outcome:
-    """How a tree that is gone has ended."""
+def _outcome_of(attempt: ActiveDispatch, warden: WardenLink) -> Outcome:
+    """The outcome of an attempt, from the last report of its warden."""
     if warden.refused is not None:
-        how = EndReason.WORKER_CRASHED if warden.refused["ours"] else EndReason.JOB_ERROR
-        return Outcome(how, error=warden.refused["error"])
+        end = EndReason.WORKER_CRASHED if warden.refused["ours"] else EndReason.JOB_ERROR
+        return Outcome(end, error=warden.refused["error"])
     if warden.report is None:
-        return Outcome(EndReason.WORKER_CRASHED, error="the process that watched over it was killed")
+        return Outcome(EndReason.WORKER_CRASHED, error="its supervising process (the warden) was killed")
     code, killed, stderr = (warden.report[name] for name in ("code", "killed", "stderr"))
     if killed is not None and code in {None, -signal.SIGKILL}:
         return Outcome(EndReason.WORKER_CRASHED, error=f"{killed}\n{stderr}".rstrip())
-    if run.worker is not None:
+    if attempt.worker is not None:
         why = f"the worker {_exit_words(code)} while it ran the function"
         return Outcome(EndReason.WORKER_CRASHED, error=f"{why}\n{stderr}".rstrip())
-    if run.yielded and code == 0:
+    if attempt.yielded and code == 0:
         return Outcome(EndReason.COOPERATIVE_PREEMPTION)
-    how, result = end_of_exit(code), json.dumps({"exit_code": code})
-    if how is EndReason.COMPLETED:
-        return Outcome(how, result=result)
-    return Outcome(how, result=result, error=f"the command {_exit_words(code)}\n{stderr}".rstrip())
+    end, result = end_of_exit(code), json.dumps({"exit_code": code})
+    if end is EndReason.COMPLETED:
+        return Outcome(end, result=result)
+    return Outcome(end, result=result, error=f"the command {_exit_words(code)}\n{stderr}".rstrip())
 
 
 def _exit_words(code: int) -> str:

@@ -1,10 +1,10 @@
 """
-The process between the runner and a job: one for each command and each warm worker.
+The warden: the process between the runner and a job, one for each command and each warm worker.
 
-It has no thread and runs no foreign code. It is the child subreaper of all that is started below it, so "no
-child left" means exactly that the whole tree is gone, whatever the job did to hide. It writes the output to
-disk, passes signals on, and ends the tree by itself when the runner's end of its socket closes or the lease
-is not renewed in time.
+It has no thread and runs no foreign code. It is the child subreaper of all processes below it, so it has no
+child left only when the whole tree is gone, whatever the job did to hide. It writes the output to disk,
+passes signals on, and kills the tree when the runner's end of its socket closes or the lease is not renewed
+in time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from penstock.runner.process_tree import (
     drop_ambient_capabilities,
     has_children,
     no_new_privileges,
-    send,
+    send_signal,
 )  # fmt: skip
 
-#: How much of the end of stderr goes with the report, for the error message.
+#: Bytes of the end of stderr in the report, for the error message.
 _MAX_STDERR: Final = 4_096
-#: Seconds between two kills while a process lives: one that was forking has finished forking by then.
-_AGAIN: Final = 0.02
+#: Seconds between two kills while a process lives: a process that was forking has finished by then.
+_KILL_INTERVAL_SEC: Final = 0.02
 _KILOBYTE: Final = 1_024
 
 LIMITS: Final = {
@@ -48,8 +48,8 @@ LIMITS: Final = {
     "processes": (resource.RLIMIT_NPROC, 1),
 }
 
-#: The machine had no room for one more process, which is not the job's fault. Everything else is.
-_NO_ROOM: Final = {
+#: Errors of a machine without room for one more process. All other errors are the job's fault.
+_NO_RESOURCES: Final = {
     errno.EAGAIN,
     errno.ENOMEM,
     errno.EMFILE,
@@ -61,38 +61,40 @@ _NO_ROOM: Final = {
 
 
 def boot_time() -> float:
-    """Counts through a suspended machine, as leases do."""
+    """Seconds since boot. They count while the machine is suspended, as leases do."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Warden:
     def __init__(self, control: socket.socket, worker: list[int], children_wakeup: int) -> None:
         """
-        `worker`: descriptors for a warm worker: its socket, its tickets, its page. `children_wakeup`:
-        readable when a child has ended.
+        `worker`: the descriptors of a warm worker, which are its socket, its tickets and its page.
+        `children_wakeup`: readable when a child has ended.
         """
         self._control, self._worker, self._wakeup = Channel(control), worker, children_wakeup
         self._page = CallMarker(worker[2]) if worker else CallMarker()
         self._poll = select.poll()
-        self._output_limits, self._runs, self._stragglers = OutputLimits(), "", 1.0
+        self._output_limits, self._root_folder, self._straggler_sec = OutputLimits(), "", 1.0
         self._orphaned = False
         self._reset()
 
     def _reset(self) -> None:
-        """Begin with a new tree. One warden runs many commands: a fork costs more than a small command."""
+        """
+        Begin with a new tree. One warden runs many commands, because a fork costs more than a small command.
+        """
         self._pipes: dict[int, int] = {}  # descriptor -> stream
         self._listening = False
-        #: By the number of the call, 0 for a command: where its output goes, and its recorder once there is
-        #: any.
+        #: By the number of the call (0: a command): the folder of its output, and its recorder once it
+        #: printed.
         self._folders: dict[int, list[str]] = {}
         self._recorders: dict[int, OutputRecorder | None] = {}
-        self._printing = 0  # the call whose end of stderr is kept
+        self._stderr_call = 0  # the call whose end of stderr is kept
         self._stderr_end = b""
         self._root = 0
-        self._code: int | None = None  # of the root, once it has ended
-        self._peak = 0  # bytes: the most that one of its processes had in memory
-        self._until: float | None = None
-        self._killing: str | None = None
+        self._exit_code: int | None = None  # of the root, once it has ended
+        self._peak_memory = 0  # bytes: the most that one of its processes had in memory
+        self._lease_until: float | None = None
+        self._kill_reason: str | None = None
         self._kill_at: float | None = None
 
     def run(self) -> NoReturn:
@@ -107,7 +109,7 @@ class Warden:
         os._exit(0)
 
     def _watch_over_one(self) -> None:
-        while not self._over():
+        while not self._is_over():
             for fd, _ in self._poll.poll(self._wait_ms()):
                 if fd == self._control.fileno():
                     self._read_orders()
@@ -129,16 +131,16 @@ class Warden:
             self._kill("the scheduler is gone")
             return
         for frame in frames:
-            self._obey(frame)
+            self._carry_out(frame)
 
-    def _obey(self, frame: Frame) -> None:
+    def _carry_out(self, frame: Frame) -> None:
         match frame["op"]:
             case "run":
                 self._start(frame)
             case _ if self._root == 0:
                 return  # for a command that ended meanwhile
             case "begin":
-                self._until = frame["until"]
+                self._lease_until = frame["until"]
                 self._forget_before(frame["first"])
                 self._folders |= {call: folder for call, *folder in frame["calls"]}
                 self._listen()
@@ -146,9 +148,9 @@ class Warden:
                 self._forget(frame["call"])
                 self._send({"op": "written", "call": frame["call"]})
             case "until":
-                self._until = frame["until"]
+                self._lease_until = frame["until"]
             case "term":
-                self._term()
+                self._terminate()
             case "kill":
                 self._kill(frame["why"])
             case "note":
@@ -157,19 +159,19 @@ class Warden:
     # starting
 
     def _start(self, order: Frame) -> None:
-        self._runs, self._until = order["runs"], order["until"]
+        self._root_folder, self._lease_until = order["runs_folder"], order["until"]
         self._output_limits = OutputLimits(*order["output_limits"])
-        self._stragglers = order["stragglers"]
+        self._straggler_sec = order["stragglers"]
         try:
             if order["folder"]:
                 self._folders[0] = order["folder"]
                 self._recorders[0] = self._recorder(0)
             process = self._spawn(order)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            # An error between fork and exec comes as a SubprocessError without its number.
-            ours = getattr(error, "errno", None) in _NO_ROOM
-            self._send({"op": "refused", "error": _why(error, order), "ours": ours})
-            self._code = -1
+            # Popen reports an error between fork and exec as a SubprocessError without an errno.
+            is_runners_fault = getattr(error, "errno", None) in _NO_RESOURCES
+            self._send({"op": "refused", "error": _start_error(error, order), "ours": is_runners_fault})
+            self._exit_code = -1
             return
         self._root = process.pid
         process.returncode = 0  # `_reap` does it; Popen must not try
@@ -215,15 +217,15 @@ class Warden:
                 os.close(stdin)
 
     def _own_folder(self, job: str) -> str:
-        """For a job that names no working folder: its own, the same for each attempt."""
-        os.close(open_folder(self._runs, job, "work"))
-        return f"{self._runs}/{job}/work"
+        """The working folder of a job that names none; all its attempts have the same one."""
+        os.close(open_folder(self._root_folder, job, "work"))
+        return f"{self._root_folder}/{job}/work"
 
     @staticmethod
     def _stdin(text: str | None) -> int:
         if text is None:
             return subprocess.DEVNULL
-        # A file and not a pipe: the job need not read it, and the warden need not feed it.
+        # A file, not a pipe: the job need not read it, and the warden need not write while the job reads.
         fd = os.memfd_create("penstock-stdin", os.MFD_CLOEXEC)
         with open(fd, "wb", closefd=False) as file:  # a descriptor
             file.write(text.encode())
@@ -238,7 +240,10 @@ class Warden:
             self._poll.register(fd, select.POLLIN)
 
     def _stop_listening(self) -> None:
-        """A worker may get its call before the warden does. Its output waits in the pipe meanwhile."""
+        """
+        Read no output until the warden knows the call, which its worker may get first. The pipe keeps the
+        output.
+        """
         self._listening = False
         for fd in self._pipes:
             self._poll.unregister(fd)
@@ -270,15 +275,16 @@ class Warden:
         return False
 
     def _record(self, call: int, stream: int, data: bytes) -> None:
-        if self._printing != call:
-            self._printing, self._stderr_end = call, b""
+        if self._stderr_call != call:
+            self._stderr_call, self._stderr_end = call, b""
         if stream == 1:
             self._stderr_end = (self._stderr_end + data)[-_MAX_STDERR:]
         self._write(call, stream, data)
 
     def _write(self, call: int, stream: int, data: bytes) -> None:
         if call not in self._recorders and call in self._folders:
-            # Most functions print nothing, and a folder and a file cost more than the rest of a small job.
+            # Made on the first output: most functions print nothing, and a folder and a file cost more than a
+            # small job.
             try:
                 self._recorders[call] = self._recorder(call)
             except OSError:
@@ -287,7 +293,7 @@ class Warden:
             recorder.write(stream, data)
 
     def _recorder(self, call: int) -> OutputRecorder:
-        return OutputRecorder(fresh_folder(self._runs, *self._folders[call]), self._output_limits)
+        return OutputRecorder(fresh_folder(self._root_folder, *self._folders[call]), self._output_limits)
 
     def _forget_before(self, first: int) -> None:
         for call in [call for call in self._folders if call < first]:
@@ -300,27 +306,30 @@ class Warden:
 
     # ending
 
-    def _term(self) -> None:
-        """SIGTERM to the group in one call, so that none escapes by forking; to the others one by one."""
-        if self._root and self._code is None:
+    def _terminate(self) -> None:
+        """
+        Send SIGTERM to the group in one call, so that no process escapes by forking; to the others one by
+        one.
+        """
+        if self._root and self._exit_code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._root, signal.SIGTERM)
         for process in descendants(os.getpid()):
             if process.group != self._root:
-                send(process, signal.SIGTERM)
-            send(process, signal.SIGCONT)  # a stopped process would not see it
+                send_signal(process, signal.SIGTERM)
+            send_signal(process, signal.SIGCONT)  # a stopped process would not handle SIGTERM
 
     def _kill(self, why: str) -> None:
-        self._killing = self._killing or why
+        self._kill_reason = self._kill_reason or why
         self._kill_at = boot_time()
 
     def _kill_all(self) -> None:
-        if self._root and self._code is None:
+        if self._root and self._exit_code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._root, signal.SIGKILL)
         for process in descendants(os.getpid()):
-            send(process, signal.SIGKILL)
-        self._kill_at = boot_time() + _AGAIN
+            send_signal(process, signal.SIGKILL)
+        self._kill_at = boot_time() + _KILL_INTERVAL_SEC
 
     def _reap(self) -> None:
         while True:
@@ -330,39 +339,43 @@ class Warden:
                 return
             if pid == 0:
                 return
-            self._peak = max(self._peak, used.ru_maxrss * _KILOBYTE)
+            self._peak_memory = max(self._peak_memory, used.ru_maxrss * _KILOBYTE)
             if pid == self._root:
-                self._code = os.waitstatus_to_exitcode(status)
+                self._exit_code = os.waitstatus_to_exitcode(status)
                 if self._kill_at is None and descendants(os.getpid()):
-                    # What the job left running gets SIGTERM, then SIGKILL.
-                    self._term()
-                    self._kill_at = boot_time() + self._stragglers
+                    # Processes that the job left running get SIGTERM, then SIGKILL.
+                    self._terminate()
+                    self._kill_at = boot_time() + self._straggler_sec
 
     def _check_times(self) -> None:
         now = boot_time()
-        if self._until is not None and now >= self._until and self._killing is None:
+        if self._lease_until is not None and now >= self._lease_until and self._kill_reason is None:
             self._kill("the lease was not renewed in time")
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_all()
 
     def _wait_ms(self) -> int | None:
-        moments = [m for m in (self._kill_at, None if self._killing else self._until) if m is not None]
+        moments = [
+            moment
+            for moment in (self._kill_at, None if self._kill_reason else self._lease_until)
+            if moment is not None
+        ]
         return None if not moments else max(0, int((min(moments) - boot_time()) * 1_000) + 1)
 
-    def _over(self) -> bool:
-        if self._code is None and not (self._killing is not None and self._root == 0):
+    def _is_over(self) -> bool:
+        if self._exit_code is None and not (self._kill_reason is not None and self._root == 0):
             return False
         return not has_children()
 
     def _report(self) -> None:
         if self._folders:
             self._drain()
-        last = self._stderr_end if self._printing == self._page.running else b""
+        last = self._stderr_end if self._stderr_call == self._page.running else b""
         report = {
             "op": "gone",
-            "code": self._code,
-            "killed": self._killing,
-            "peak": self._peak,
+            "code": self._exit_code,
+            "killed": self._kill_reason,
+            "peak": self._peak_memory,
             "stderr": last.decode(errors="replace"),
         }
         for call in list(self._folders):
@@ -383,7 +396,10 @@ class Warden:
 
 
 def _prepare(warden: int, limits: dict[str, int], nice: int) -> Callable[[], None]:
-    """Run in the child, between fork and exec. All lookups come before: an error there can report little."""
+    """
+    The function that the child calls between fork and exec. All lookups are made here: an error in the child
+    can report little.
+    """
     wanted = [(resource.RLIMIT_CORE, 0)]
     for name, value in limits.items():
         which, unit = LIMITS[name]
@@ -391,7 +407,7 @@ def _prepare(warden: int, limits: dict[str, int], nice: int) -> Callable[[], Non
         wanted.append((which, value * unit if most == resource.RLIM_INFINITY else min(value * unit, most)))
 
     def prepare() -> None:
-        # The user has been switched by now, which makes the kernel forget the death signal.
+        # Popen has switched the user by now, which makes the kernel forget the death signal.
         die_with_the_parent(warden)
         drop_ambient_capabilities()
         no_new_privileges()
@@ -403,7 +419,7 @@ def _prepare(warden: int, limits: dict[str, int], nice: int) -> Callable[[], Non
     return prepare
 
 
-def _why(error: Exception, order: dict[str, Any]) -> str:
+def _start_error(error: Exception, order: dict[str, Any]) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         what = error.filename if error.filename is not None else order["argv"][0]
         return f"cannot start {what!r}: {os.strerror(error.errno)}"

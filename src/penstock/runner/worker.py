@@ -66,14 +66,14 @@ class FunctionWorker:
         self._sock, self._frames = sock, FrameReader()
         self._tickets, self._page = tickets, page
         self._pipes = (os.dup(1), os.dup(2))  # a function may close its own
-        self._family = os.open(f"/proc/{os.getppid()}/task/{os.getppid()}/children", os.O_RDONLY)
-        self._alone = f"{os.getpid()} ".encode()
+        self._children_fd = os.open(f"/proc/{os.getppid()}/task/{os.getppid()}/children", os.O_RDONLY)
+        self._only_child = f"{os.getpid()} ".encode()
         self._calls: deque[Frame] = deque()
         self._answers: deque[Frame] = deque()
         self._lock = Lock()
-        self._stop_for, self._canceled = "", False  # the dispatch that should stop
+        self._stopped_dispatch, self._canceled = "", False  # the dispatch that should stop
         self._functions: dict[tuple[str, bool], tuple[Any, bool]] = {}
-        self._listening = ""  # the dispatch that the scheduler knows to look at these
+        self._stoppable_dispatch = ""  # the dispatch that the scheduler knows to look at these
 
     def run(self) -> None:
         while True:
@@ -88,7 +88,7 @@ class FunctionWorker:
             answer["sec"] = time.perf_counter() - began
             answer["call"] = frame["call"]
             _flush()
-            if self._left_something():
+            if self._left_processes():
                 answer["left"] = True
                 self._sock.sendall(pack(answer))
                 while True:  # no other function may run beside what this one left: the warden ends the worker
@@ -97,9 +97,9 @@ class FunctionWorker:
                 time.sleep(0.000_2)
             self._sock.sendall(pack(answer))
 
-    def _left_something(self) -> bool:
+    def _left_processes(self) -> bool:
         """Processes of the function: children of this one, or orphans that the warden has inherited."""
-        return has_children() or os.pread(self._family, 4_096, 0) != self._alone
+        return has_children() or os.pread(self._children_fd, 4_096, 0) != self._only_child
 
     def _call(self, frame: Frame) -> Frame:
         facts = _facts(frame["facts"])
@@ -121,7 +121,7 @@ class FunctionWorker:
             function = getattr(module, name)
             if not callable(function):
                 raise TypeError(f"{path} is not a function")
-            if by_star and not _exposes(module, name):
+            if by_star and not _is_exported(module, name):
                 raise PermissionError(
                     f"{path} is not defined in its module, only imported there: "
                     "name it in the settings (runner.functions), or in the module's __all__"
@@ -143,15 +143,15 @@ class FunctionWorker:
 
     def asked_to_stop(self, call: int, dispatch_id: str) -> tuple[bool, bool]:
         """Whether this dispatch should stop, and whether it is canceled."""
-        if self._listening != dispatch_id:
-            self._listening = dispatch_id
+        if self._stoppable_dispatch != dispatch_id:
+            self._stoppable_dispatch = dispatch_id
             self.ask(call, "hears")
         with self._lock:
-            self._look()
-        asked = self._stop_for == dispatch_id
+            self._receive_now()
+        asked = self._stopped_dispatch == dispatch_id
         return asked, asked and self._canceled
 
-    def _look(self) -> None:
+    def _receive_now(self) -> None:
         try:
             self._receive(socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -168,10 +168,10 @@ class FunctionWorker:
                 case "answer":
                     self._answers.append(frame)
                 case "stop":
-                    self._stop_for, self._canceled = frame["dispatch"], frame["canceled"]
+                    self._stopped_dispatch, self._canceled = frame["dispatch"], frame["canceled"]
 
 
-def _exposes(module: ModuleType, name: str) -> bool:
+def _is_exported(module: ModuleType, name: str) -> bool:
     """What `module:*` allows: the names in `__all__`, or without one what the module itself defines."""
     listed = getattr(module, "__all__", None)
     if listed is not None:

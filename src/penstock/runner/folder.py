@@ -1,10 +1,10 @@
 """
-What earlier runs left: the processes of a runner that was killed (SPEC TR-11), and the outputs of forgotten
-jobs.
+The runner's folder, and the removal of what is left over: processes of a runner that was killed (SPEC TR-11),
+and outputs of jobs that the store has forgotten.
 
-Every process below a runner has a mark in its environment, made from the folder of the runs, which one runner
-at a time may use. So for the holder of the lock on that folder every process with the mark is left over. They
-are ended before anything runs again, and nothing else on the machine is touched.
+Every process below a runner has a mark in its environment, made from the path of the folder. One runner at a
+time may lock the folder, so every process with the mark that runs before it starts any is left over. It ends
+those first, and touches no other process of the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.core.errors import DispatcherHeld, NotFound
 from penstock.core.jobs.job import Dispatch, EventKind
 from penstock.core.jobs.types import DispatchId, JobId
 from penstock.runner.output import Output
-from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, marked, send
+from penstock.runner.process_tree import DISPATCH_MARK, RUNNER_MARK, find_marked, send_signal
 from penstock.scheduler.maintenance import Survivors
 from penstock.stores.api import Store
 
@@ -37,16 +37,16 @@ _TIME_FOR_WARDENS: Final = 2.0
 _PATIENCE: Final = 10.0
 
 
-class Leftovers:
-    """The folder with the outputs and working folders of all runs, and the mark of their processes."""
+class RunnerFolder:
+    """The folder with the outputs and working folders of all attempts, and the mark of their processes."""
 
     def __init__(self, data: Path | str) -> None:
         self.path = Path(data).resolve() / "runs"
         self.mark = blake2b(str(self.path).encode(), digest_size=12).hexdigest()
         self._lock = -1
 
-    def take(self) -> None:
-        """Refused while another runner works here."""
+    def lock(self) -> None:
+        """Lock the folder. Raises DispatcherHeld while another runner works here."""
         if self._lock >= 0:
             return
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ class Leftovers:
             raise DispatcherHeld(f"another runner works in {self.path}", holder=str(self.path)) from None
         self._lock = lock
 
-    def give_back(self) -> None:
+    def unlock(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -73,12 +73,12 @@ class Leftovers:
 
     def survivors(self) -> Survivors:
         """
-        For the scheduler: ends what is left of the runner's dispatches, and returns those that are gone for
-        certain.
+        A function for the scheduler: it ends the processes of earlier dispatches, and returns the dispatches
+        of which none is left.
         """
 
         def gone(dispatches: Sequence[Dispatch]) -> Collection[DispatchId]:
-            self.take()
+            self.lock()
             alive = self.end_leftovers()
             return [d.dispatch_id for d in dispatches if d.worker == WORKER and d.dispatch_id not in alive]
 
@@ -86,49 +86,48 @@ class Leftovers:
 
     def end_leftovers(self) -> set[str]:
         """
-        Returns the dispatches whose processes do not die. Jobs are killed at once. Launchers and wardens get
-        time to end what is below them, as they do when their runner is gone.
+        End all processes with the mark, and return the dispatches whose processes do not die. Jobs are killed
+        at once; launchers and wardens get time to end the processes below them.
         """
         began = time.monotonic()
-        while leftovers := list(marked(RUNNER_MARK, {self.mark})):
+        while leftovers := list(find_marked(RUNNER_MARK, {self.mark})):
             took = time.monotonic() - began
-            jobs = {process.pid: mark for process, mark in marked(DISPATCH_MARK, lambda _: True)}
+            jobs = {process.pid: mark for process, mark in find_marked(DISPATCH_MARK, lambda _: True)}
             if took > _PATIENCE:
                 pids = [process.pid for process, _ in leftovers]
                 log.error("processes of an earlier runner survive SIGKILL: %s", pids)
                 return {jobs[pid] for pid in pids if pid in jobs}
             for process, _ in leftovers:
                 if process.pid in jobs or took > _TIME_FOR_WARDENS:
-                    send(process, signal.SIGKILL)
+                    send_signal(process, signal.SIGKILL)
             time.sleep(0.02)
         return set()
 
 
-#: From the start to the first step, and between two steps of a pass at least.
+#: The pause before the first step, and the shortest pause between two steps.
 _PAUSE_SEC: Final = 1.0
-#: How many times as long as the step before it a pause is.
+#: A pause is this many times as long as the step before it.
 _PAUSE_SHARE: Final = 30
-#: How often the trail is asked whether jobs were pruned.
+#: Seconds between two checks whether jobs were pruned.
 _LOOK_SEC: Final = 30.0
 _BATCH: Final = 500
 
 
 class OutputCleaner:
     """
-    Removes outputs and working folders when the store has forgotten their jobs.
+    Removes the outputs and working folders of jobs that the store has forgotten.
 
-    It has a thread of its own: a job may have left a million files, and the runner's thread has heartbeats to
-    send. It passes over all folders, the oldest first: once soon after the start, then whenever the store has
-    pruned jobs. A pass is cut into small steps with pauses, so that a hundred thousand folders take a small
-    share of one core, and a stop waits for none of it.
+    It has a thread of its own: a job may have left a million files, and the runner's thread must send
+    heartbeats. It checks all folders, the oldest first: once soon after the start, then whenever the store
+    has pruned jobs. A pass consists of small steps with pauses, so that a hundred thousand folders take a
+    small share of one core, and a stop waits for no pass.
     """
 
     def __init__(self, store: Store, runs: Path, batch: int = _BATCH) -> None:
         self._store, self._runs, self._batch = store, runs, batch
-        #: Folders that this pass has not checked, the oldest last: a job's id begins with the time of its
-        #: submit.
+        #: Folders that this pass has not checked, the oldest last: a job's id begins with its time of submit.
         self._names: list[str] = []
-        #: The newest event when the last pass began; None: a pass is due.
+        #: The newest event when the last pass began. None: a pass is due.
         self._passed_at: int | None = None
         self._over = Event()
         self._thread = Thread(target=self._loop, name="penstock-tidy", daemon=True)
@@ -137,7 +136,7 @@ class OutputCleaner:
         self._thread.start()
 
     def stop(self) -> None:
-        """Does not wait for the removal of a large folder: the next start continues it."""
+        """Stop without waiting for the removal of a large folder: the next start continues it."""
         self._over.set()
         self._thread.join(0.1)
 
@@ -170,6 +169,6 @@ class OutputCleaner:
         while not self._over.wait(pause):
             try:
                 pause = self.step()
-            except Exception:  # the store is away: another pass comes
+            except Exception:  # the store is away: the next pass tries again
                 log.exception("old outputs could not be removed; the next pass tries again")
                 self._passed_at, pause = None, _LOOK_SEC
