@@ -106,7 +106,7 @@ def readers(daemon: Any) -> Iterator[None]:
 def read(daemon: Any, over: threading.Event, lists: bool) -> None:
     beats, jobs = (HTTPConnection(urlsplit(daemon.url).netloc, timeout=30) for _ in range(2))
     headers = {"Authorization": f"Bearer {daemon.token}"}
-    beats.request("GET", f"{PREFIX}/pulse", headers=headers)
+    beats.request("GET", f"{PREFIX}/stats/stream", headers=headers)
     stream = beats.getresponse()
     while not over.is_set():
         if stream.readline().startswith(b"data:") and lists:

@@ -55,7 +55,7 @@ SPEC = """
     queue/jobs/{job_id}/edit queue/jobs/{job_id}/explain queue/jobs/{job_id}/logs queue/dispatchable queue/claim
     lease/request lease/heartbeat lease/release lease/report pause resume kick events stats leases capacity signals
     alerts queue/count queue/cancel/bulk queue/retry/bulk queue/jobs/{job_id}/rerun
-    health addons addons/edit tokens tokens/create tokens/{token_id}/revoke programs programs/attach pulse/history login
+    health addons addons/edit tokens tokens/create tokens/{token_id}/revoke programs programs/attach stats/history login
 """
 
 
@@ -190,7 +190,7 @@ def test_refusals_are_the_errors_of_the_library_with_their_fields(client):
 def test_a_field_that_no_job_has_is_refused_before_anything_is_sent(client):
     with pytest.raises(BadIntent, match="costs is not a field of a job"):
         submit(client, costs=3)
-    with pytest.raises(BadIntent, match="payload has no form in JSON"):
+    with pytest.raises(BadIntent, match="payload cannot be written as JSON"):
         client.submit("photos", "work", object())
 
     assert {} == {state: n for state, n in client.stats().jobs.items() if n}

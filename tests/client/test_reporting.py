@@ -23,7 +23,7 @@ from penstock.core.errors import (
 from penstock.core.jobs.batching import BatchPlan
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason
-from penstock.wire import Ended, ProblemDetails
+from penstock.wire import OutcomeAnswer, ProblemDetails
 from penstock.work.context import JobContext, JobFacts
 from penstock.work.leases import FunctionLease, LeaseKeeper
 from penstock.work.outcome import DONE, RELEASED, STOPPED, CurrentJob, Outcome
@@ -56,7 +56,7 @@ class Scheduler:
         answer = self.answers.pop(0) if self.answers else {}
         if isinstance(answer, Exception):
             raise answer
-        return [Ended(o.lease_id, "j", JobState.DONE, answer.get(o.lease_id)) for o in outcomes]
+        return [OutcomeAnswer(o.lease_id, "j", JobState.DONE, answer.get(o.lease_id)) for o in outcomes]
 
     def release(self, lease_id):
         self.released.append(lease_id)
@@ -334,4 +334,4 @@ def test_an_answer_that_is_not_ours_says_so():
     error = from_answer(502, b"<html>Bad Gateway</html>")
 
     assert isinstance(error, Unavailable)
-    assert "not the scheduler's" in str(error)
+    assert "does not come from a scheduler" in str(error)

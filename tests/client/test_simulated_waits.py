@@ -13,7 +13,7 @@ import pytest
 from tests.waiting import until
 
 import penstock
-from penstock.cli.db import opened
+from penstock.cli.db import opened_store
 from penstock.client.client import job_of
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.load import Capacity
@@ -36,7 +36,7 @@ UNITS = 20
 
 def share_within_a_second_or_a_fifth(place, functions=4):
     """Of the waits, each job's with its own. `functions`: how many the runner runs at once."""
-    with opened(str(place)) as store:
+    with opened_store(str(place)) as store:
         load, hosts, changes, _ = recorded(store)
         waited = {e.job_id: e.data["waited"] for e in feed(store) if e.kind is EventKind.RUNNING}
         jobs = sorted(store.find(Query(limit=1_000)), key=lambda job: (job.created_at, job.no))

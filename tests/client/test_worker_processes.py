@@ -108,7 +108,7 @@ def test_a_function_that_does_not_look_is_left_to_its_lease_and_not_given_back(d
     first.send_signal(signal.SIGTERM)
     assert 0 == first.wait(LONG)
 
-    assert "left to the expiry of their leases" in workers.said()
+    assert "their leases will expire" in workers.said()
     until(lambda: client.job(job_id).state in ("QUEUED", "DISPATCHING"))
     assert "lease_expired" in {event.reason for event in client.events(job_id=job_id).events}
 

@@ -103,7 +103,7 @@ MUTANTS = [
     Mutant(
         "dependencies: a token of one addon sees the parents of another",
         "penstock/server/handlers/jobs.py",
-        "_derived",
+        "_derived_fields",
         "str(one) if _may_know(call, one.job_id) else",
         "str(one) if True else",
         ("tests/server/test_batches.py",),

@@ -48,7 +48,7 @@ MUTANTS = [
     Mutant(
         "http: an expired token counts",
         "penstock/server/tokens.py",
-        "TokenFile.proven",
+        "TokenFile.verify",
         "or self._expired(entry[1])",
         "",
         ("tests/server/test_tokens.py::test_a_token_expires_by_the_clock",),
@@ -56,7 +56,7 @@ MUTANTS = [
     Mutant(
         "http: the id of a token is enough",
         "penstock/server/tokens.py",
-        "TokenFile.proven",
+        "TokenFile.verify",
         "if entry is None or not same or",
         "if entry is None or",
         ("tests/server/test_rights.py::test_no_route_and_no_verb_works_without_a_token",),
@@ -194,7 +194,7 @@ MUTANTS = [
     Mutant(
         "http: children outlive their parent",
         "penstock/server/tokens.py",
-        "_living",
+        "_without_orphans",
         "if k.token.parent_id is None or k.token.parent_id in ids]",
         "if True]",
         ("tests/server/test_tokens.py::test_children_end_with_their_parent",),
@@ -202,7 +202,7 @@ MUTANTS = [
     Mutant(
         "http: a stream outlives its token",
         "penstock/server/tokens.py",
-        "TokenWatch._look",
+        "TokenWatch._check",
         "if not self._tokens.alive(principal):",
         "if False:",
         ("tests/server/test_waiting.py::test_a_long_poll_ends_when_its_token_is_revoked",),
@@ -226,7 +226,7 @@ MUTANTS = [
     Mutant(
         "http: the place of a mistake is found by a regular expression",
         "penstock/server/request.py",
-        "_from",
+        "_problem_of",
         '    message, _, place = str(error).rpartition(" - at ")\n',
         '    place = __import__("re").search(r"(?s)( - at (`key` in )?`\\$.*`)?$", str(error))[0][6:]\n    message = str(error)[: -len(place) - 6] if place else ""\n',
         ("tests/server/test_loop_cost.py::test_no_body_costs_more_than_its_size",),
@@ -243,8 +243,8 @@ MUTANTS = [
         "http: one addon may have all threads",
         "penstock/server/app_state.py",
         "FairPool._next",
-        " or self._running[o] < self._per_owner), None)",
-        " or True), None)",
+        " or self._running[owner] < self._per_owner:",
+        " or True:",
         ("tests/server/test_fairness.py::test_slow_reads_of_one_addon_delay_no_heartbeat_of_another",),
     ),
     Mutant(

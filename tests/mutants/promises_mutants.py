@@ -50,7 +50,7 @@ MUTANTS = [
     # 14: outputs of removed jobs
     Mutant(
         "promise: outputs are removed an hour after the start",
-        "penstock/runner/leftovers.py",
+        "penstock/runner/folder.py",
         "OutputCleaner._loop",
         "        pause = _PAUSE_SEC\n",
         "        pause = 3_600.0\n",
@@ -77,7 +77,7 @@ MUTANTS = [
     Mutant(
         "promise: a star allows more than the module lists",
         "penstock/runner/worker.py",
-        "_exposes",
+        "_is_exported",
         "    if listed is not None:\n",
         "    if False:\n",
         ("tests/runner/test_running.py", "-k", "star_allows or lists_its_names"),
@@ -183,7 +183,7 @@ MUTANTS = [
     Mutant(
         "promise: one addon takes all places of attached programs",
         "penstock/server/app_state.py",
-        "Programs._make_room",
+        "AttachedPrograms._make_room",
         "        if held[addon_id] + 1 >= most:\n",
         "        if True:\n",
         ("tests/server/test_page.py", "-k", "one_addon_cannot"),
@@ -314,7 +314,7 @@ MUTANTS = [
     Mutant(
         "promise: a worker cannot tell its pid",
         "penstock/server/handlers/workers.py",
-        "_beat",
+        "_renew",
         "        pid=beat.pid,\n",
         "",
         ("tests/server/test_flow.py", "-k", "which_process"),

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.waiting import LONG, until
 
-from penstock.server.app_state import OURS, FairPool
+from penstock.server.app_state import SERVER_OWNER, FairPool
 
 
 class Gate:
@@ -60,7 +60,7 @@ def test_one_owner_never_has_all_threads(gate):
     async def test(pool):
         slow = [pool.run("a", gate, n) for n in range(50)]
         assert await pool.run("b", lambda: "at once") == "at once"
-        assert await pool.run(OURS, lambda: "at once") == "at once"
+        assert await pool.run(SERVER_OWNER, lambda: "at once") == "at once"
         assert len(gate.begun) <= 3
         gate.open.set()
         assert await asyncio.gather(*slow) == list(range(50))
@@ -70,7 +70,7 @@ def test_one_owner_never_has_all_threads(gate):
 
 def test_the_servers_own_calls_have_no_limit(gate):
     async def test(pool):
-        slow = [pool.run(OURS, gate, n) for n in range(4)]
+        slow = [pool.run(SERVER_OWNER, gate, n) for n in range(4)]
         await asyncio.to_thread(until, lambda: len(gate.begun) == 4)
         gate.open.set()
         await asyncio.gather(*slow)

@@ -256,7 +256,7 @@ def test_nothing_that_a_bound_token_can_get_names_anything_of_another_addon(tmp_
         assert [set(e["data"]) for e in events] == [set(whole[e["seq"]]["data"]) for e in events]
         with Stream(history.ours, "?after=0") as stream:
             check(history, "stream", repr(stream.take(len(events))).encode())
-        for path in ("/pulse", "/pulse/history"):
+        for path in ("/stats/stream", "/stats/history"):
             assert history.ours.get(path).status == 403
 
 

@@ -1,4 +1,4 @@
-"""What the page serves by itself: files, the login link, the session; and what it lives on: pulse, programs, metrics."""
+"""What the page serves by itself: files, the login link, the session; and what it lives on: live stats, programs, metrics."""
 
 from __future__ import annotations
 
@@ -211,7 +211,9 @@ def test_without_a_page_there_is_nothing_to_log_in_to(client):
 def test_a_beat_tells_all_that_the_page_shows(paged):
     paged.client.post("/queue/jobs/submit", {"addon_id": "a", "job_type": "t", "payload": {"x": 1}})
     connection = paged.client.connect()
-    connection.request("GET", f"{PREFIX}/pulse", headers={"Authorization": f"Bearer {paged.client.token}"})
+    connection.request(
+        "GET", f"{PREFIX}/stats/stream", headers={"Authorization": f"Bearer {paged.client.token}"}
+    )
     lines = iter(connection.getresponse().readline, b"")
     beats = (json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: "))
     beat = next(one for one in beats if one["jobs"])
@@ -222,7 +224,7 @@ def test_a_beat_tells_all_that_the_page_shows(paged):
     assert beat["quiet"] == "QUIET"
 
 
-@pytest.mark.parametrize("path", ["/pulse", "/pulse/history", "/metrics"])
+@pytest.mark.parametrize("path", ["/stats/stream", "/stats/history", "/metrics"])
 def test_what_tells_of_all_addons_is_not_told_to_one(paged, path):
     bound = paged.client.mint(addon_id="a")
 
@@ -231,7 +233,7 @@ def test_what_tells_of_all_addons_is_not_told_to_one(paged, path):
 
 def test_history_has_a_list_per_figure(paged):
     def past():
-        return paged.client.get("/pulse/history").json
+        return paged.client.get("/stats/history").json
 
     until(lambda: len(past()["at"]) >= 2)
     past = past()

@@ -217,7 +217,7 @@ def test_a_token_of_another_addon_meets_nothing_of_ours(kit):
     untouched = {r.path.removeprefix(f"{PREFIX}/") for r in ROUTES} - seen
     assert untouched == {
         "queue/jobs/submit", "queue/jobs/submit/bulk", "queue/find", "stats", "capacity", "addons", "health", "kick",
-        "tokens", "tokens/create", "tokens/{token_id}/revoke", "login", "run/say", "pulse", "pulse/history", "programs", "programs/attach",
+        "tokens", "tokens/create", "tokens/{token_id}/revoke", "login", "run/self", "stats/stream", "stats/history", "programs", "programs/attach",
         "hosts", "arrays/submit", "batches/submit", "schedules/add", "hosts/drain", "hosts/undrain", "alerts", "types",
     }  # fmt: skip
 

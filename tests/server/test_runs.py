@@ -8,7 +8,7 @@ import sys
 import pytest
 from http_kit import Client, ServerKit
 
-from penstock.runner.leftovers import Leftovers
+from penstock.runner.folder import RunnerFolder
 from penstock.runner.payload import RunnerOptions
 from penstock.runner.runner import Runner
 
@@ -76,7 +76,7 @@ def ask(path, body=None):
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
-say = lambda **body: ask("run/say", body)
+say = lambda **body: ask("run/self", body)
 print(json.dumps([
     say(op="checkpoint", checkpoint={"page": 7}), say(op="checkpoint"), say(op="should_yield"), say(op="spend", amount=0.25),
     say(op="progress", progress=0.5), say(op="log", message="half way"), say(op="spend")[0], ask("stats")[0], ask("queue/claim", {})[0],
@@ -86,7 +86,7 @@ print(os.environ["PENSTOCK_JOB_TOKEN"])
 
 
 def test_a_run_speaks_for_itself_over_http_and_its_token_is_good_for_nothing_else(tmp_path):
-    runs = Leftovers(tmp_path)
+    runs = RunnerFolder(tmp_path)
     kit = ServerKit(tmp_path, output=runs.output)
     runner = Runner(kit.service, runs, RunnerOptions(url=kit.server.url)).start()
     kit.server.set_runner(runner)
@@ -100,7 +100,7 @@ def test_a_run_speaks_for_itself_over_http_and_its_token_is_good_for_nothing_els
     finally:
         runner.stop(5)
         late = Client(kit.server, lines[1])
-        refused = late.post("/run/say", {"op": "should_yield"}).status
+        refused = late.post("/run/self", {"op": "should_yield"}).status
         kit.close()
 
     assert (job["state"], job["checkpoint"], job["spent"]) == ("DONE", {"page": 7}, 0.25)
@@ -110,11 +110,11 @@ def test_a_run_speaks_for_itself_over_http_and_its_token_is_good_for_nothing_els
 
 
 def test_only_a_runs_own_token_speaks_for_it(client):
-    assert client.post("/run/say", {"op": "should_yield"}).status == 403
+    assert client.post("/run/self", {"op": "should_yield"}).status == 403
 
 
 def test_the_output_of_a_command_is_followed_to_its_end(tmp_path):
-    runs = Leftovers(tmp_path)
+    runs = RunnerFolder(tmp_path)
     kit = ServerKit(tmp_path, output=runs.output)
     runner = Runner(kit.service, runs).start()
     try:

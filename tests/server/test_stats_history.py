@@ -88,8 +88,8 @@ def test_the_api_answers_a_range_by_the_minute_and_refuses_one_that_is_too_long(
     fill(StatsHistory(tmp_path / HISTORY_FILE), time.time() // 60 * 60 - 300, 4, done=2)
     kit = ServerKit(tmp_path, start=False)
     try:
-        hour = kit.client.get("/pulse/history?range_sec=3600").json
-        refused = kit.client.get("/pulse/history?range_sec=604801")
+        hour = kit.client.get("/stats/history?range_sec=3600").json
+        refused = kit.client.get("/stats/history?range_sec=604801")
     finally:
         kit.close()
 

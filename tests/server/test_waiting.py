@@ -67,7 +67,7 @@ def later(function, *args):
 
 def waiters(kit):
     """How many requests wait for an event now."""
-    return kit.server.app_state.trail.waiting
+    return kit.server.app_state.event_hub.waiting
 
 
 def test_a_claim_wakes_at_once_when_a_job_is_submitted(live):

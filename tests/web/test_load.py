@@ -105,7 +105,9 @@ def test_ten_pages_get_the_same_beat_and_it_is_made_once(tmp_path, monkeypatch):
 
     def follow(lines):
         connection = kit.client.connect()
-        connection.request("GET", f"{PREFIX}/pulse", headers={"Authorization": f"Bearer {kit.client.token}"})
+        connection.request(
+            "GET", f"{PREFIX}/stats/stream", headers={"Authorization": f"Bearer {kit.client.token}"}
+        )
         answer = connection.getresponse()
         while len(lines) < 3:
             line = answer.readline()

@@ -1,1 +1,1 @@
-"""The other side of the HTTP API: a typed client and the SDK worker. `docs/workers.md` shows how they are used."""
+"""A typed client of the HTTP API, and the SDK worker. `docs/workers.md` shows how to use them."""

@@ -1,8 +1,8 @@
 """
-`penstock.attach()`: this program's pools and graphs on the scheduler's page.
+`penstock.attach()`: shows this program's pools and graphs on the scheduler's page.
 
-A thread sends a snapshot about once a second, so the program does not notice it; if the scheduler is away, the next
-snapshot is simply later.
+A thread sends a snapshot about once a second and takes next to no time. While the scheduler is away nothing
+is shown; the program itself continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.telemetry.registry import Registered, TaskSnapshot, registered
 
 log = logging.getLogger("penstock.client")
 
-#: What the scheduler takes of one program.
+#: The most that the scheduler shows of one program.
 _MOST_TASKS: Final = 100
 _MOST_WORKERS: Final = 1_000
 _MOST_BARS: Final = 2_000
@@ -34,8 +34,9 @@ _WORDS: Final = 20_000
 
 def attach(url: str | None = None, *, name: str | None = None, interval: float = 1.0) -> Attachment:
     """
-    Show every pool and graph of this process, those to come as well, until it is closed or the process ends. `url` and the token are found
-    as a `Client` finds them; `name` is what the page calls this program.
+    Show every present and future pool and graph of this process, until `close()` or the end of the process.
+    The url and the token have the same defaults as in `Client`; `name` is the name of this program on the
+    page.
 
     For example:
 
@@ -48,6 +49,8 @@ def attach(url: str | None = None, *, name: str | None = None, interval: float =
 
 
 class Attachment:
+    """Sends snapshots of this program's pools and graphs until it is closed."""
+
     def __init__(self, client: Client, name: str, interval: float) -> None:
         self.name = name
         self._client, self._interval = client, interval
@@ -62,7 +65,7 @@ class Attachment:
                 self._client.attach(self.name, _tasks(registered()[:_MOST_TASKS]))
                 complained = ""
             except Unavailable:
-                pass  # it is away; the pools are not
+                pass  # the scheduler is away: the pools continue without it
             except PenstockError as refused:
                 if complained != refused.code:
                     log.warning("the pools of %s are not shown: %s", self.name, refused)
@@ -71,7 +74,7 @@ class Attachment:
                 return
 
     def close(self) -> None:
-        """The page forgets it half a minute later."""
+        """Send no more snapshots. The page removes the program half a minute later."""
         self._closed.set()
         self._client.hang_up()
         self._thread.join()
@@ -90,7 +93,7 @@ def _program() -> str:
 
 
 def _tasks(things: list[Registered]) -> list[wire.TaskInfo]:
-    """The graphs share what there is room for."""
+    """The pools and graphs as the scheduler takes them. The graphs share the room for bars."""
     graphs = sum(isinstance(thing, GraphExecutor) for thing in things)
     most = _MOST_BARS // max(1, graphs)
     return [
@@ -100,7 +103,7 @@ def _tasks(things: list[Registered]) -> list[wire.TaskInfo]:
 
 
 def _task(snapshot: TaskSnapshot, lanes: LaneBars | None, most_bars: int) -> wire.TaskInfo:
-    """As the wire takes it: JSON has no infinity, and a page no room for a thousand workers."""
+    """A snapshot for JSON, which has no infinity, and for a page without room for a thousand workers."""
     fields: dict[str, Any] = snapshot._asdict() | {
         "name": _text(snapshot.name, _LINE),
         "max_queue_depth": None if math.isinf(snapshot.max_queue_depth) else snapshot.max_queue_depth,

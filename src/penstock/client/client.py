@@ -1,8 +1,9 @@
 """
-The typed client of the HTTP API, one method per route, answers as the types of `penstock.wire`.
+The typed client of the HTTP API: one method per route, with answers of the types in `penstock.wire`.
 
-A request is sent again only where that is safe: when it certainly did not arrive, when it only reads, or when what it does twice is what it
-does once (a submit with an idempotency key). Refusals are raised as the errors of the library (`penstock.core.errors`).
+A request is repeated only where that is safe: when it certainly did not arrive, when it only reads, or when
+repeating it changes nothing (a submit with an idempotency key). Refusals are raised as the errors of the
+library (`penstock.core.errors`).
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ _encode = msgspec.json.Encoder().encode
 
 class Client:
     """
-    Threads may share one. Without a url: PENSTOCK_URL, else the Unix socket in the data directory of this user's daemon. Without a
-    token: PENSTOCK_TOKEN, else the file that PENSTOCK_TOKEN_FILE names, else the one in that data directory.
+    A client of one scheduler. Threads may share it.
 
-    `retry_for`: for so many seconds, what may be sent again is, before Unreachable is raised.
+    Default of `url`: PENSTOCK_URL, else the Unix socket in the data directory of this user's daemon. Default
+    of `token`: PENSTOCK_TOKEN, else the file that PENSTOCK_TOKEN_FILE names, else the file in that data
+    directory.
+
+    `retry_for`: for how many seconds a repeatable request is repeated before it raises Unreachable.
 
     For example:
 
@@ -57,7 +61,10 @@ class Client:
         self.transport = Transport(self.url, self.token, timeout=timeout)
 
     def hang_up(self) -> None:
-        """Let go of requests that wait, from any thread. They raise Unreachable, unless their answer is on its way already."""
+        """
+        End waiting requests, from any thread. They raise Unreachable, unless their answer is on its way
+        already.
+        """
         self.transport.hang_up()
 
     def close(self) -> None:
@@ -69,31 +76,35 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # submitters and people
+    # jobs
 
     def submit(self, addon_id: str, job_type: str, payload: Any = None, **fields: Any) -> wire.Submitted:
-        """`fields`: any of `wire.SubmitBody`. Durable when it returns."""
+        """Submit a job, which is durable when this returns. `fields`: any field of `wire.SubmitBody`."""
         return self.submit_job(job_of(addon_id, job_type, payload, **fields))
 
     def submit_job(self, job: wire.SubmitBody) -> wire.Submitted:
-        again = job.idempotency_key is not None
-        return self._post("queue/jobs/submit", job, wire.Submitted, again=again, wait_sec=job.wait_sec)
+        repeatable = job.idempotency_key is not None
+        return self._post(
+            "queue/jobs/submit", job, wire.Submitted, repeatable=repeatable, wait_sec=job.wait_sec
+        )
 
     def submit_many(self, jobs: Sequence[wire.SubmitBody], *, wait_sec: float = 0) -> list[wire.Submitted]:
-        """All or none, in one transaction."""
-        again = all(job.idempotency_key is not None for job in jobs)
+        """
+        Submit all jobs or none, in one transaction. `wait_sec`: how long to wait for room in a full queue.
+        """
+        repeatable = all(job.idempotency_key is not None for job in jobs)
         body = wire.SubmitMany(jobs=list(jobs), wait_sec=wait_sec)
         return self._post(
-            "queue/jobs/submit/bulk", body, wire.BulkSubmitted, again=again, wait_sec=wait_sec
+            "queue/jobs/submit/bulk", body, wire.BulkSubmitted, repeatable=repeatable, wait_sec=wait_sec
         ).jobs
 
     def job(self, job_id: str, *, wait_sec: float = 0) -> wire.JobInfo:
-        """With `wait_sec` the answer comes when the job is settled, or when the time is over."""
+        """A job now; or, with `wait_sec`, when it is settled or the time is over."""
         query = {"wait_sec": wait_sec} if wait_sec else {}
         return self._get(f"queue/jobs/{_part(job_id)}", wire.JobInfo, query, wait_sec=wait_sec)
 
     def wait(self, job_id: str, timeout: float | None = None) -> wire.JobInfo:
-        """Until the job is settled; after `timeout` seconds as it then is."""
+        """Wait until the job is settled, or for `timeout` seconds; return it as it is then."""
         left = timeout
         while True:
             turn = 30.0 if left is None else min(30.0, left)
@@ -116,7 +127,10 @@ class Client:
         limit: int = 50,
         newest_first: bool = False,
     ) -> wire.Jobs:
-        """`since` and `before`: when a job was created. `text`: a part of its type, payload, tags or error."""
+        """
+        List jobs. `since` and `before`: when they were created. `text`: a part of type, payload, tags or
+        error.
+        """
         job_filter: dict[str, Any] = {"state": ",".join(states), "addon_id": addon_id, "job_type": job_type}
         job_filter |= {"tag": tag, "since": since, "before": before, "text": text}
         return self._get(
@@ -126,46 +140,54 @@ class Client:
         )
 
     def count(self, **job_filter: Any) -> dict[JobState, int]:
-        """How many jobs of each state match: any of `wire.JobFilter` but `state`."""
+        """How many jobs of each state match the filter: any field of `wire.JobFilter` but `state`."""
         return self._get("queue/count", wire.JobCounts, job_filter).jobs
 
     def cancel_all(self, **job_filter: Any) -> wire.BulkChanged:
-        """Cancel every job that the filter finds: any of `wire.JobFilter`. Jobs that could not be canceled are `refused`."""
+        """
+        Cancel every job that matches the filter (fields of `wire.JobFilter`). `refused` has those that could
+        not be.
+        """
         return self._change_all("queue/cancel/bulk", job_filter)
 
     def retry_all(self, **job_filter: Any) -> wire.BulkChanged:
-        """Queue every FAILED or BLOCKED job again that the filter finds."""
+        """Queue again every FAILED or BLOCKED job that matches the filter."""
         return self._change_all("queue/retry/bulk", job_filter)
 
     def _change_all(self, path: str, job_filter: dict[str, Any]) -> wire.BulkChanged:
         total = wire.BulkChanged(0, [], 0)
         while total.next is not None:
             body = wire.BulkChange(**job_filter, after=total.next)
-            page = self._post(path, body, wire.BulkChanged, again=True)
+            page = self._post(path, body, wire.BulkChanged, repeatable=True)
             total = wire.BulkChanged(total.changed + page.changed, [*total.refused, *page.refused], page.next)
         return total
 
     def rerun(self, job_id: str, payload: Any = UNSET, **fields: Any) -> wire.Submitted:
-        """A new job with the request of this one; `payload` and any of `wire.Rerun` replace what it had."""
+        """
+        Submit a new job with the request of this one. `payload` and any field of `wire.Rerun` replace its
+        values.
+        """
         if payload is not UNSET:
             fields["payload"] = Raw(json_of(payload).encode())
         return self._post(f"queue/jobs/{_part(job_id)}/rerun", wire.Rerun(**fields), wire.Submitted)
 
     def find(self, part: str, *, limit: int = 10) -> list[str]:
-        """Job ids that contain this."""
-        return self._get("queue/find", wire.Found, {"part": part, "limit": limit}).job_ids
+        """The ids of jobs that contain this part."""
+        return self._get("queue/find", wire.FoundJobs, {"part": part, "limit": limit}).job_ids
 
     def cancel(self, job_id: str, *, now: bool = False) -> wire.JobInfo:
-        """`now`: the runner kills the job at once, without asking it to stop first."""
+        """Cancel a job. `now`: the runner kills it at once, instead of asking it to stop first."""
         body = wire.Cancel(now=True) if now else None
-        return self._post(f"queue/jobs/{_part(job_id)}/cancel", body, wire.JobInfo, again=True)
+        return self._post(f"queue/jobs/{_part(job_id)}/cancel", body, wire.JobInfo, repeatable=True)
 
     def retry(self, job_id: str) -> wire.JobInfo:
         return self._post(f"queue/jobs/{_part(job_id)}/retry", None, wire.JobInfo)
 
     def edit(self, job_id: str, **fields: Any) -> wire.JobInfo:
-        """`priority`, `earliest_start_at`, `deadline_at` of a queued job; None takes a time away."""
-        return self._post(f"queue/jobs/{_part(job_id)}/edit", wire.Edit(**fields), wire.JobInfo, again=True)
+        """Change `priority`, `earliest_start_at` or `deadline_at` of a queued job. None removes a time."""
+        return self._post(
+            f"queue/jobs/{_part(job_id)}/edit", wire.Edit(**fields), wire.JobInfo, repeatable=True
+        )
 
     def dependencies(self, job_id: str) -> wire.JobDependencies:
         """The jobs that a job waits for or waited for, and those that wait for it."""
@@ -177,16 +199,20 @@ class Client:
     def logs(
         self, job_id: str, *, attempt: int | None = None, offset: int = 0, wait_sec: float = 0
     ) -> wire.Logs:
-        """What a command or function printed; with `wait_sec` it waits for more."""
+        """The output of a command or function. `wait_sec`: how long to wait for more of it."""
         query = {"attempt": attempt, "offset": offset, "wait_sec": wait_sec or None}
         return self._get(f"queue/jobs/{_part(job_id)}/logs", wire.Logs, query, wait_sec=wait_sec)
 
     # arrays
 
     def submit_array(self, array: str, job: wire.SubmitBody) -> wire.ArrayInfo:
-        """`array`: the indices, and how many at once: `1-1000%8`. `job`: what `job_of` makes."""
-        again = job.idempotency_key is not None
-        return self._post("arrays/submit", wire.ArrayBody(array=array, job=job), wire.ArrayInfo, again=again)
+        """
+        Submit an array. `array`: the indices, and how many run at once: `1-1000%8`. `job`: made by `job_of`.
+        """
+        repeatable = job.idempotency_key is not None
+        return self._post(
+            "arrays/submit", wire.ArrayBody(array=array, job=job), wire.ArrayInfo, repeatable=repeatable
+        )
 
     def arrays(self, *, addon_id: str | None = None, limit: int = 50) -> list[wire.ArrayInfo]:
         """The newest first."""
@@ -194,14 +220,14 @@ class Client:
 
     def array(self, array_id: str, *, index: int | None = None, wait_sec: float = 0) -> wire.ArrayInfo:
         """
-        With `wait_sec` the answer comes when the last index has ended, or when the time is over. With
-        `index` it names the newest job of that index (`job_id`).
+        An array now; or, with `wait_sec`, when its last index has ended or the time is over. With `index` its
+        `job_id` is the newest job of that index.
         """
         query = {"index": index} | ({"wait_sec": wait_sec} if wait_sec else {})
         return self._get(f"arrays/{_part(array_id)}", wire.ArrayInfo, query, wait_sec=wait_sec)
 
     def cancel_array(self, array_id: str) -> wire.ArrayInfo:
-        return self._post(f"arrays/{_part(array_id)}/cancel", None, wire.ArrayInfo, again=True)
+        return self._post(f"arrays/{_part(array_id)}/cancel", None, wire.ArrayInfo, repeatable=True)
 
     def retry_array(self, array_id: str) -> wire.ArrayInfo:
         return self._post(f"arrays/{_part(array_id)}/retry", None, wire.ArrayInfo)
@@ -220,9 +246,10 @@ class Client:
         idempotency_key: str | None = None,
     ) -> wire.BatchInfo:
         """
-        All or none. `jobs` and the callbacks: what `job_of` makes. An `open` batch does not end before `close_batch`; until
-        then, and while one of its jobs lives, `submit(..., batch=name)` adds more. The same request with the same
-        `idempotency_key` finds the batch; without a key another batch of that name is refused (KeyConflict).
+        Submit a batch with all its jobs, or nothing. `job_of` makes the jobs and callbacks. An `open` batch
+        does not end before `close_batch`; until then, and while one of its jobs lives, `submit(...,
+        batch=name)` adds more. The same request with the same `idempotency_key` returns the batch that
+        exists; without a key a second batch of that name is refused (KeyConflict).
         """
         body = wire.BatchBody(
             name=name,
@@ -234,23 +261,23 @@ class Client:
             # With a key the request can be sent again if its answer is lost.
             idempotency_key=idempotency_key or str(uuid4()),
         )
-        return self._post("batches/submit", body, wire.BatchInfo, again=True)
+        return self._post("batches/submit", body, wire.BatchInfo, repeatable=True)
 
     def batches(self, *, addon_id: str | None = None, limit: int = 50) -> list[wire.BatchInfo]:
-        """The newest first, without their callbacks."""
+        """The batches, newest first, without their callbacks."""
         return self._get("batches", wire.BatchList, {"addon_id": addon_id, "limit": limit}).batches
 
     def batch(self, name: str, *, wait_sec: float = 0) -> wire.BatchInfo:
-        """With `wait_sec` the answer comes when the batch has ended, or when the time is over."""
+        """A batch now; or, with `wait_sec`, when it has ended or the time is over."""
         query = {"wait_sec": wait_sec} if wait_sec else {}
         return self._get(f"batches/{_part(name)}", wire.BatchInfo, query, wait_sec=wait_sec)
 
     def close_batch(self, name: str) -> wire.BatchInfo:
-        """It ends with the jobs that it has."""
-        return self._post(f"batches/{_part(name)}/close", None, wire.BatchInfo, again=True)
+        """Close an open batch: it takes no more jobs, and ends when its jobs have ended."""
+        return self._post(f"batches/{_part(name)}/close", None, wire.BatchInfo, repeatable=True)
 
     def cancel_batch(self, name: str) -> wire.BatchChangedAnswer:
-        return self._post(f"batches/{_part(name)}/cancel", None, wire.BatchChangedAnswer, again=True)
+        return self._post(f"batches/{_part(name)}/cancel", None, wire.BatchChangedAnswer, repeatable=True)
 
     def retry_batch(self, name: str) -> wire.BatchChangedAnswer:
         return self._post(f"batches/{_part(name)}/retry", None, wire.BatchChangedAnswer)
@@ -264,26 +291,29 @@ class Client:
         return self._get(f"schedules/{_part(name)}", wire.ScheduleInfo)
 
     def add_schedule(self, name: str, job: wire.SubmitBody, **fields: Any) -> wire.ScheduleInfo:
-        """`job`: what `job_of` makes. `fields`: `cron`, `every_sec` or `at`, and the others of `wire.ScheduleBody`."""
+        """
+        Add a schedule. `job`: made by `job_of`. `fields`: `cron`, `every_sec` or `at`, and other fields of
+        `wire.ScheduleBody`.
+        """
         body = wire.ScheduleBody(name=name, job=job, **fields)
         return self._post("schedules/add", body, wire.ScheduleInfo)
 
     def edit_schedule(self, name: str, **fields: Any) -> wire.ScheduleInfo:
-        """Any of `wire.ScheduleEdit`."""
+        """Change a schedule. `fields`: any field of `wire.ScheduleEdit`."""
         path = f"schedules/{_part(name)}/edit"
-        return self._post(path, wire.ScheduleEdit(**fields), wire.ScheduleInfo, again=True)
+        return self._post(path, wire.ScheduleEdit(**fields), wire.ScheduleInfo, repeatable=True)
 
     def pause_schedule(self, name: str) -> wire.ScheduleInfo:
-        return self._post(f"schedules/{_part(name)}/pause", None, wire.ScheduleInfo, again=True)
+        return self._post(f"schedules/{_part(name)}/pause", None, wire.ScheduleInfo, repeatable=True)
 
     def resume_schedule(self, name: str) -> wire.ScheduleInfo:
-        return self._post(f"schedules/{_part(name)}/resume", None, wire.ScheduleInfo, again=True)
+        return self._post(f"schedules/{_part(name)}/resume", None, wire.ScheduleInfo, repeatable=True)
 
     def run_schedule(self, name: str, *, idempotency_key: str | None = None) -> wire.Submitted:
-        """A job of the schedule at once, whatever its overlap says and also while it is paused."""
+        """Submit a job of the schedule now, whatever its overlap says and even while it is paused."""
         body = wire.ScheduleRun(idempotency_key=idempotency_key)
-        again = idempotency_key is not None
-        return self._post(f"schedules/{_part(name)}/run", body, wire.Submitted, again=again)
+        repeatable = idempotency_key is not None
+        return self._post(f"schedules/{_part(name)}/run", body, wire.Submitted, repeatable=repeatable)
 
     def remove_schedule(self, name: str) -> None:
         self._post(f"schedules/{_part(name)}/remove", None, wire.Ok)
@@ -316,20 +346,23 @@ class Client:
         return self._post("queue/claim", body, wire.ClaimAnswer, wait_sec=wait_sec)
 
     def lease(self, job_id: str, *, worker: str = "") -> wire.LeaseGranted:
-        """The two-step way: the reservation of a DISPATCHING job becomes the lease."""
+        """Turn the reservation of a DISPATCHING job into a lease (two-step workers)."""
         return self._post("lease/request", wire.LeaseRequest(job_id=job_id, worker=worker), wire.LeaseGranted)
 
     def ask(self, addon_id: str, job_type: str, **fields: Any) -> wire.LeaseGranted:
-        """May this much work start now? A lease without a job, or why not and when to ask again."""
+        """
+        Request a lease without a job, for other work. The answer is the lease, or why not and when to ask
+        again.
+        """
         body = wire.LeaseRequest(addon_id=addon_id, job_type=job_type, **fields)
         return self._post("lease/request", body, wire.LeaseGranted)
 
     def ack(
         self, job_id: str, lease_id: str, *, worker: str = "", pid: int | None = None
     ) -> wire.HeartbeatAnswer:
-        """The worker has started. `pid`: of the process that runs the job."""
+        """Report that the worker has started. `pid`: the process that runs the job."""
         body = wire.Ack(lease_id=lease_id, worker=worker, pid=pid)
-        return self._post(f"queue/jobs/{_part(job_id)}/ack", body, wire.HeartbeatAnswer, again=True)
+        return self._post(f"queue/jobs/{_part(job_id)}/ack", body, wire.HeartbeatAnswer, repeatable=True)
 
     def heartbeat(
         self,
@@ -341,7 +374,10 @@ class Client:
         pid: int | None = None,
         timeout: float | None = None,
     ) -> wire.HeartbeatAnswer:
-        """`spent`: the total of this lease so far. `checkpoint` is JSON. `pid`: of the process that runs the job. Sent again for as long as `timeout` allows, but no longer."""
+        """
+        Renew a lease. `spent`: the total of this lease so far. `checkpoint`: JSON. `pid`: the process that
+        runs the job. With a `timeout` the request takes at most that long and is not repeated.
+        """
         body = wire.Heartbeat(
             lease_id=lease_id,
             progress=progress,
@@ -350,23 +386,28 @@ class Client:
             pid=pid,
         )
         return self._post(
-            "lease/heartbeat", body, wire.HeartbeatAnswer, timeout=timeout, again=timeout is None
+            "lease/heartbeat", body, wire.HeartbeatAnswer, timeout=timeout, repeatable=timeout is None
         )
 
     def complete(self, job_id: str, lease_id: str, result: Any = None) -> wire.Completed:
         body = wire.OutcomeReport(lease_id=lease_id, state="DONE", result=Raw(json_of(result).encode()))
-        return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, again=True)
+        return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, repeatable=True)
 
     def fail(
         self, job_id: str, lease_id: str, error: str, *, failure: wire.Failure = wire.Failure.JOB_ERROR
     ) -> wire.Completed:
         body = wire.OutcomeReport(lease_id=lease_id, state="FAILED", error=error, failure=failure)
-        return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, again=True)
+        return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, repeatable=True)
 
-    def complete_many(self, outcomes: Sequence[wire.OutcomeReport]) -> list[wire.Ended]:
-        """Each on its own merits: a stale one among them has a `problem`, the others are settled."""
+    def complete_many(self, outcomes: Sequence[wire.OutcomeReport]) -> list[wire.OutcomeAnswer]:
+        """
+        Report outcomes. Each is judged on its own: a stale one gets a `problem`, the others are settled.
+        """
         return self._post(
-            "queue/complete/bulk", wire.Outcomes(outcomes=list(outcomes)), wire.SettledJob, again=True
+            "queue/complete/bulk",
+            wire.Outcomes(outcomes=list(outcomes)),
+            wire.OutcomeAnswers,
+            repeatable=True,
         ).outcomes
 
     def exchange(
@@ -378,20 +419,20 @@ class Client:
         limit: int = 1,
         worker: str = "",
     ) -> wire.ExchangeAnswerBody:
-        """`complete_many` and a `claim` that does not wait, in one round trip and one commit."""
+        """`complete_many` and a `claim` that does not wait, in one request and one commit."""
         body = wire.ExchangeRequest(
             outcomes=list(outcomes), addon_id=addon_id, job_types=tuple(job_types), limit=limit, worker=worker
         )
         return self._post("queue/exchange", body, wire.ExchangeAnswerBody)
 
-    def report(self, lease_id: str, **fields: Any) -> wire.LoadReported:
-        """Progress, spending and perhaps the outcome, in one call: any of `wire.Report`."""
-        return self._post("lease/report", wire.LoadReport(lease_id=lease_id, **fields), wire.LoadReported)
+    def report(self, lease_id: str, **fields: Any) -> wire.LeaseReported:
+        """Report progress, spending and perhaps the outcome of a lease: fields of `wire.LeaseReport`."""
+        return self._post("lease/report", wire.LeaseReport(lease_id=lease_id, **fields), wire.LeaseReported)
 
     def release(self, lease_id: str) -> wire.Completed:
-        return self._post("lease/release", wire.Release(lease_id=lease_id), wire.Completed, again=True)
+        return self._post("lease/release", wire.Release(lease_id=lease_id), wire.Completed, repeatable=True)
 
-    # looking at it all
+    # status
 
     def events(
         self, *, after: int = 0, limit: int = 100, job_id: str | None = None, wait_sec: float = 0
@@ -403,8 +444,8 @@ class Client:
         self, *, after: int | None = None, job_id: str | None = None, addon_id: str | None = None
     ) -> EventStream:
         """
-        Events as they happen, for ever; lost connections are made again where they broke off. It begins with what happens from now on, or
-        after the number `after`; for one job with its first event, and `after` counts that job's `n`.
+        Follow the events for ever, across lost connections. The stream begins now, or after event number
+        `after`. The stream of one job begins with its first event, and its `after` counts the job's `n`.
         """
         query = {"job_id": job_id, "addon_id": addon_id}
         return EventStream(self.transport, _path("events/stream", query), after)
@@ -413,24 +454,28 @@ class Client:
         return self._get("stats", wire.Stats)
 
     def types(self) -> list[wire.TypeInfo]:
-        """What was learned about each job type, and how good the predictions about it were."""
+        """What was learned about each job type, and how good its predictions were."""
         return self._get("types", wire.TypeList).types
 
     def history(self, range_sec: int = 900) -> wire.History:
-        """The figures of the charts, a list per figure: the last quarter of an hour, or up to seven days."""
-        return self._get("pulse/history", wire.History, {"range_sec": range_sec})
+        """
+        The figures of the charts, one list per figure: the last quarter of an hour, or up to seven days.
+        """
+        return self._get("stats/history", wire.History, {"range_sec": range_sec})
 
     def alerts(self) -> list[wire.AlertInfo]:
-        """The newest alerts to owners, newest first."""
+        """The latest alerts, newest first."""
         return self._get("alerts", wire.AlertList).alerts
 
     def programs(self) -> list[wire.Program]:
-        """Pools and graphs of the programs that attached them."""
+        """The attached programs, with their pools and graphs."""
         return self._get("programs", wire.ProgramList).programs
 
     def attach(self, name: str, tasks: Sequence[wire.TaskInfo]) -> None:
-        """Shows a program's pools and graphs on the page. Repeat it about once a second while they should be shown."""
-        self._post("programs/attach", wire.Attach(name=name, tasks=list(tasks)), wire.Ok, again=True)
+        """Show a program's pools and graphs on the page. Repeat it about once a second."""
+        self._post(
+            "programs/attach", wire.AttachRequest(name=name, tasks=list(tasks)), wire.Ok, repeatable=True
+        )
 
     def leases(self, *, addon_id: str | None = None, limit: int = 100) -> list[wire.Lease]:
         return self._get("leases", wire.LeaseList, {"addon_id": addon_id, "limit": limit}).leases
@@ -439,45 +484,49 @@ class Client:
         return self._get("addons", wire.Addons)
 
     def set_addon(self, addon_id: str, **fields: Any) -> wire.AddonInfo:
-        """`weight`, `paused`; `create`: also an addon that has never had a job."""
+        """Set an addon's `weight` or `paused`. `create`: even if the addon has never had a job."""
         return self._post(
-            "addons/edit", wire.AddonEdit(addon_id=addon_id, **fields), wire.AddonInfo, again=True
+            "addons/edit", wire.AddonEdit(addon_id=addon_id, **fields), wire.AddonInfo, repeatable=True
         )
 
     def capacity(self) -> wire.CapacityInfo:
         return self._get("capacity", wire.CapacityInfo)
 
     def signals(self, addon_id: str, **readings: float) -> None:
-        """An application's own readings, such as `p95_ms=180`."""
-        self._post("signals", wire.LoadSignals(addon_id=addon_id, readings=readings), wire.Ok, again=True)
+        """Report an application's own load readings, such as `p95_ms=180`."""
+        self._post(
+            "signals", wire.LoadSignals(addon_id=addon_id, readings=readings), wire.Ok, repeatable=True
+        )
 
     def pause(self, addon_id: str | None = None, *, create: bool = False) -> None:
-        """`create`: also an addon that has never had a job."""
-        self._post("pause", wire.Scoped(addon_id=addon_id, create=create), wire.Ok, again=True)
+        """Start no more jobs, of one addon or of all. `create`: even if the addon has never had a job."""
+        self._post("pause", wire.AddonScope(addon_id=addon_id, create=create), wire.Ok, repeatable=True)
 
     def resume(self, addon_id: str | None = None) -> None:
-        self._post("resume", wire.Scoped(addon_id=addon_id), wire.Ok, again=True)
+        self._post("resume", wire.AddonScope(addon_id=addon_id), wire.Ok, repeatable=True)
 
     def hosts(self) -> wire.Hosts:
-        """The hosts that share these jobs: alive or lost, with what capacity, drained or not."""
+        """The hosts that share these jobs, with their state and capacity."""
         return self._get("hosts", wire.Hosts)
 
     def drain(self, host: str) -> None:
-        """It starts nothing more, also after a restart, until `undrain`. What runs there goes on."""
-        self._post("hosts/drain", wire.HostNamed(host=host), wire.Ok, again=True)
+        """
+        Start no more jobs on this host until `undrain`, even after a restart. Its running jobs continue.
+        """
+        self._post("hosts/drain", wire.HostRequest(host=host), wire.Ok, repeatable=True)
 
     def undrain(self, host: str) -> None:
-        self._post("hosts/undrain", wire.HostNamed(host=host), wire.Ok, again=True)
+        self._post("hosts/undrain", wire.HostRequest(host=host), wire.Ok, repeatable=True)
 
     def kick(self) -> None:
-        self._post("kick", None, wire.Ok, again=True)
+        self._post("kick", None, wire.Ok, repeatable=True)
 
     def login(self, *, read_only: bool = False) -> wire.Login:
-        """A link that opens the page, good once. `read_only`: the page can change nothing."""
+        """A link that opens the page once. `read_only`: the page can change nothing."""
         return self._post("login", wire.LoginRequest(read_only=read_only), wire.Login)
 
     def health(self) -> wire.HostInfo:
-        """Which version answers, since when, and what is wrong."""
+        """The version of the scheduler, since when it runs, and what is wrong with its host."""
         return self._get("health", wire.HostInfo)
 
     # tokens
@@ -492,12 +541,12 @@ class Client:
     def revoke_token(self, token_id: str) -> None:
         self._post(f"tokens/{_part(token_id)}/revoke", None, wire.Ok)
 
-    # the way there and back
+    # requests and answers
 
     def _get(
         self, path: str, answer: type[Answer], query: dict[str, Any] | None = None, *, wait_sec: float = 0
     ) -> Answer:
-        return self._ask("GET", _path(path, query or {}), None, answer, again=True, wait_sec=wait_sec)
+        return self._ask("GET", _path(path, query or {}), None, answer, repeatable=True, wait_sec=wait_sec)
 
     def _post(
         self,
@@ -505,12 +554,14 @@ class Client:
         body: Struct | None,
         answer: type[Answer],
         *,
-        again: bool = False,
+        repeatable: bool = False,
         wait_sec: float = 0,
         timeout: float | None = None,
     ) -> Answer:
         content = b"{}" if body is None else _body(body)
-        return self._ask("POST", path, content, answer, again=again, wait_sec=wait_sec, timeout=timeout)
+        return self._ask(
+            "POST", path, content, answer, repeatable=repeatable, wait_sec=wait_sec, timeout=timeout
+        )
 
     def _ask(
         self,
@@ -519,7 +570,7 @@ class Client:
         body: bytes | None,
         answer: type[Answer],
         *,
-        again: bool,
+        repeatable: bool,
         wait_sec: float = 0,
         timeout: float | None = None,
     ) -> Answer:
@@ -528,7 +579,7 @@ class Client:
             f"{wire.PREFIX}/{path}",
             body,
             timeout=(self._timeout if timeout is None else timeout) + wait_sec,
-            again=again,
+            repeatable=repeatable,
             retry_for=self.retry_for if timeout is None else 0.0,
         )
         if reply.status >= 400:
@@ -549,7 +600,7 @@ def job_of(addon_id: str, job_type: str, payload: Any = None, **fields: Any) -> 
         if payload is not None and b"null" in content:
             refuse_not_finite(msgspec.to_builtins(payload), "it")
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise _bad("payload", f"has no form in JSON: {safe_str(error)}") from None
+        raise _bad("payload", f"cannot be written as JSON: {safe_str(error)}") from None
     return wire.SubmitBody(addon_id=addon_id, job_type=job_type, payload=Raw(content), **fields)
 
 
@@ -561,7 +612,10 @@ def _body(body: Struct) -> bytes:
 
 
 def _not_utf8(fields: dict[str, Any]) -> BadIntent:
-    """A file name or an argument in another encoding, as Python reads them. It is refused: replaced, it would name something else."""
+    """
+    The error for a field that is not UTF-8, such as a file name in another encoding. Replacing characters
+    would name another file.
+    """
     for name, value in fields.items():
         try:
             _encode(value)

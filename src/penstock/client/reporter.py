@@ -1,5 +1,5 @@
 """
-Reports outcomes to the scheduler: many in one request, repeated until it answers or the lease is over.
+Reports outcomes to the scheduler, many in one request, until it answers or the lease is over.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable, 
 from penstock.core.jobs.batching import SOON, BatchPlan
 from penstock.core.jobs.types import EndReason, seconds
 from penstock.core.text import safe_str, storable
-from penstock.wire import Ended, Failure, OutcomeReport
+from penstock.wire import Failure, OutcomeAnswer, OutcomeReport
 from penstock.work.leases import FunctionLease
 from penstock.work.outcome import RELEASED, Outcome
 
 log = logging.getLogger("penstock.worker")
 
-#: A batch of results that is larger than this goes in pieces; the scheduler takes a megabyte.
+#: Results beyond this many bytes are split over several requests; the scheduler takes a megabyte.
 MOST_BYTES: Final = 500_000
 PAUSE: Final = 0.25
 _REPORTED: Final = {EndReason.COMPLETED, *map(EndReason, Failure)}
@@ -35,20 +35,25 @@ class OutcomeToSend(NamedTuple):
 
     @property
     def released(self) -> bool:
-        """The lease is given back without a result: the function stopped on request, or never began."""
+        """
+        Whether the lease is given back without a result: the function stopped on request, or never began.
+        """
         return self.outcome.end not in _REPORTED
 
 
 class Reporter:
     """
-    `complete` and `release` send requests. `reported` is called with each lease about which nothing more is sent. `renew`
-    sends what a lease has not reported; False: the scheduler did not answer. `plan`: how many of this many outcomes to
-    send now. `on_idle` is called when nothing is left to send.
+    Sends outcomes in a thread of its own.
+
+    `complete` and `release` send the requests. `reported` is called with each lease when nothing more is sent
+    for it. `renew` sends what a lease has not reported yet, and returns False when the scheduler did not
+    answer. `plan` says how many of the waiting outcomes to send now. `on_idle` is called when nothing is left
+    to send.
     """
 
     def __init__(
         self,
-        complete: Callable[[Sequence[OutcomeReport]], list[Ended]],
+        complete: Callable[[Sequence[OutcomeReport]], list[OutcomeAnswer]],
         release: Callable[[str], object],
         reported: Callable[[FunctionLease, Outcome | None], None],
         renew: Callable[[FunctionLease], bool],
@@ -74,7 +79,7 @@ class Reporter:
                 self._changed.notify()
 
     def close(self) -> None:
-        """`run` sends what is left and returns."""
+        """Let `run` send the remaining outcomes and return."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -91,7 +96,7 @@ class Reporter:
                     self._changed.wait(PAUSE)
 
     def _next_count(self) -> int:
-        """Waits until outcomes are due, and returns how many; 0: the reporter is closed, and has sent all."""
+        """Wait until outcomes are due, and return how many. 0: the reporter is closed and has sent all."""
         with self._changed:
             while self._out or not self._closing:
                 count = self._plan(len(self._out)).report
@@ -124,12 +129,12 @@ class Reporter:
         return batch
 
     def _send(self, batch: list[OutcomeToSend]) -> list[OutcomeToSend]:
-        """Returns what must be sent again, because the scheduler did not answer."""
+        """Send a batch. Returns the outcomes to send again, because the scheduler did not answer."""
         given = [report for report in batch if report.released]
         reports = [report for report in batch if not report.released]
         try:
             for lease, _ in batch:
-                # After the end of the attempt the scheduler refuses what it spent.
+                # Send the spending first: after the end of the attempt the scheduler refuses it.
                 if lease.owes_report and not self._renew(lease):
                     raise Unreachable("the spending of an attempt could not be reported", sent=True)
             if reports:
@@ -152,7 +157,7 @@ class Reporter:
         except Exception as error:
             if isinstance(error, Unavailable) and not _is_internal(error):
                 raise
-            self._apart(batch, error)  # refused, a fault of the scheduler, or it cannot be encoded
+            self._send_separately(batch, error)  # refused, a fault of the scheduler, or not to be encoded
             return
         for report, answer in zip(batch, answers, strict=True):
             if answer.problem is None:
@@ -160,8 +165,8 @@ class Reporter:
             else:
                 self._refused(report, error_of(answer.problem))
 
-    def _apart(self, batch: list[OutcomeToSend], error: Exception) -> None:
-        """The scheduler refuses the request for one of them: sends each alone to learn which."""
+    def _send_separately(self, batch: list[OutcomeToSend], error: Exception) -> None:
+        """Send each outcome alone, to find the one for which the scheduler refused the batch."""
         if len(batch) == 1:
             self._refused(batch[0], error)
             return
@@ -171,7 +176,7 @@ class Reporter:
     def _refused(self, report: OutcomeToSend, error: Exception) -> None:
         lease, outcome = report
         if isinstance(error, (StaleDispatch, NotFound)):
-            log.warning("job %s: its end was refused: %s", lease.facts.job_id, error)
+            log.warning("job %s: its outcome was refused: %s", lease.facts.job_id, error)
             self._reported(lease, None)
         elif isinstance(error, Unavailable) and not _is_internal(error):
             self.put(lease, outcome)
@@ -179,7 +184,7 @@ class Reporter:
             words = storable(f"its result was not accepted: {safe_str(error)}")
             self.put(lease, Outcome(EndReason.JOB_ERROR, error=words))
         else:
-            log.error("job %s: its end was not accepted: %s", lease.facts.job_id, safe_str(error))
+            log.error("job %s: its outcome was not accepted: %s", lease.facts.job_id, safe_str(error))
             self._reported(lease, None)
 
     def _give_back(self, report: OutcomeToSend) -> None:
@@ -191,7 +196,7 @@ class Reporter:
 
 
 def _is_internal(error: Exception) -> bool:
-    """The scheduler fails on this request: it would fail again, where one that is away or busy comes back."""
+    """Whether the scheduler itself fails on this request, so that repeating it is of no use."""
     return getattr(error, "code", "") == "internal"
 
 

@@ -1,9 +1,10 @@
 """
-Signals, handled by a thread of their own.
+Handles signals in a thread of its own.
 
-A handler runs in the middle of whatever the main thread was doing, perhaps while it holds a lock that the handler would need: to set an
-event or to write a log line there can hang the program for good. And it runs only when the main thread comes round to it, which one that
-waits for a lock does not when the kernel gave the signal to another thread. So the interpreter itself writes the signal's number to a pipe.
+A Python signal handler interrupts the main thread, which may hold a lock that the handler needs: setting an
+event or writing a log line there can hang the program for good. And a handler never runs while the main
+thread waits for a lock, if the kernel gave the signal to another thread. So the interpreter writes the number
+of the signal to a pipe, and a thread reads the pipe.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: Has no meaning here; with a handler it interrupts a system call.
+#: A signal without a meaning here. With a handler it interrupts a system call.
 _NUDGE = signal.SIGURG
 _NUDGES = (0.02, 0.2, 1.0)  # seconds
 
@@ -23,8 +24,8 @@ _NUDGES = (0.02, 0.2, 1.0)  # seconds
 @contextmanager
 def handled_signals(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
     """
-    SIGTERM, SIGINT and SIGHUP, as they come: a terminal that is closed asks for an end too, unless we were started to outlive it (nohup).
-    Only the main thread may have handlers; elsewhere this does nothing.
+    Call `handle` with each SIGTERM, SIGINT and SIGHUP. A closing terminal sends SIGHUP; a program that was
+    started with nohup ignores it. Only the main thread may set handlers; in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -46,8 +47,9 @@ def handled_signals(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
 @contextmanager
 def interruptible() -> Iterator[None]:
     """
-    Ctrl-C reaches a main thread that waits for an answer. Between its last look at signals and the system call it waits in, a signal is only noted; that moment is
-    long where another thread is to be given the interpreter first. So a main thread that was interrupted is nudged until it has looked.
+    Make Ctrl-C reach a main thread that waits in a system call. A signal that comes just before the system
+    call is only noted, and the call then waits regardless. So after a SIGINT the thread gets further signals
+    until it has handled it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -90,7 +92,7 @@ def _piped(handle: Callable[[signal.Signals], None]) -> Iterator[None]:
 
 @contextmanager
 def _ignored(*numbers: signal.Signals) -> Iterator[None]:
-    """By a handler that does nothing, not by the kernel: they interrupt what waits."""
+    """Ignore these signals by a handler that does nothing: unlike SIG_IGN it interrupts system calls."""
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     try:
         yield

@@ -1,16 +1,16 @@
 """
-HTTP/1.1 over TCP, TLS or a Unix socket, with connections that are kept, for any number of threads.
+HTTP/1.1 over TCP, TLS or a Unix socket, with connections that are reused by any number of threads.
 
 Daemon and clients find their default address here, so they cannot disagree. A refusal of the scheduler
-becomes the same error that the library raises: code that catches StaleDispatch or QueueFull need not know
-which of the two it talks to. An error that came as problem+json has its fields: `status`, `title`, `hint`,
-`problems`, `retry_after_sec`, and what the error knows by name.
+becomes the error that the library raises for it, such as StaleDispatch or QueueFull, so the same code handles
+both. An error that came as problem+json has its fields: `status`, `title`, `hint`, `problems`,
+`retry_after_sec` and `data`.
 
-The caller decides which requests may be sent twice, because only the caller knows what a request does. A
-request that certainly did not arrive is sent again in any case.
+The caller decides which requests may be repeated, because only the caller knows what a request does. A
+request that certainly did not arrive is repeated in any case.
 
 A stream of server-sent events is an iterator that outlives its connections. The next connection begins after
-the last event that was handed out, so no event is missed and none comes twice.
+the last event that the iterator returned, so no event is missed or repeated.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def local_url(environ: Mapping[str, str]) -> str:
 
 
 def token_of(environ: Mapping[str, str]) -> str:
-    """Nothing where there is no file: through the socket of one's own daemon none is needed."""
+    """The token of this environment; empty without a file: the Unix socket of one's own daemon needs none."""
     if token := environ.get("PENSTOCK_TOKEN"):
         return token.strip()
     file = Path(environ.get("PENSTOCK_TOKEN_FILE") or data_dir(environ) / "token")
@@ -61,7 +61,7 @@ def token_of(environ: Mapping[str, str]) -> str:
 
 
 def _xdg(environ: Mapping[str, str], name: str, otherwise: str) -> Path:
-    """The standard says that a relative path in these variables must be ignored."""
+    """A directory of the XDG standard, which ignores relative paths."""
     folder = environ.get(name, "")
     return (
         Path(folder) if folder.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / otherwise
@@ -72,10 +72,10 @@ def from_answer(status: int, body: bytes) -> PenstockError:
     try:
         return error_of(msgspec.json.decode(body, type=ProblemDetails))
     except msgspec.MsgspecError:
-        # Not from us: a proxy, or another program on that port.
+        # A proxy sent this, or another program on that port.
         text = body[:200].decode("utf-8", "replace")
         kind = Unavailable if status >= 500 else Refused
-        return kind(f"the answer {status} is not the scheduler's: {text!r}", status=status)
+        return kind(f"the answer {status} does not come from a scheduler: {text!r}", status=status)
 
 
 def error_of(problem: ProblemDetails) -> PenstockError:
@@ -91,7 +91,7 @@ def error_of(problem: ProblemDetails) -> PenstockError:
         "retry_after_sec": problem.retry_after_sec,
     }
     error = kind(problem.detail or problem.title, **fields)
-    # A code that this client does not know yet is kept as the server sent it.
+    # Keep a code that this client does not know yet.
     error.__dict__.update(code=problem.code, status=problem.status)
     if problem.hint:
         error.add_note(problem.hint)
@@ -108,7 +108,8 @@ def _kinds(root: type[PenstockError]) -> Iterator[tuple[str, type[PenstockError]
 _KINDS = dict(_kinds(Refused)) | dict(_kinds(Unavailable))
 
 
-#: Between tries: at first at once, for a kept connection may simply have been closed; then at leisure.
+#: Seconds between tries. The first retry comes at once, because the server may just have closed a kept
+#: connection.
 _PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -139,19 +140,22 @@ class Transport:
         body: bytes | None = None,
         *,
         timeout: float | None = None,
-        again: bool = False,
+        repeatable: bool = False,
         retry_for: float = 0.0,
     ) -> Reply:
-        """`again`: carrying it out twice is as good as once, so it is repeated when no answer came, or 503, for so many seconds."""
+        """
+        Send a request and return its reply. `repeatable`: repeating it changes nothing, so without an answer,
+        or after 503, it is repeated for `retry_for` seconds.
+        """
         until = time.monotonic() + retry_for
         for turn in range(1_000_000):
             try:
                 reply = self._once(method, path, body, self._timeout if timeout is None else timeout)
             except Unreachable as lost:
-                if (lost.sent and not again) or not self._pause(turn, until):
+                if (lost.sent and not repeatable) or not self._pause(turn, until):
                     raise
                 continue
-            if not (again and reply.status == 503 and self._pause(turn, until)):
+            if not (repeatable and reply.status == 503 and self._pause(turn, until)):
                 return reply
         raise AssertionError("unreachable")
 
@@ -168,12 +172,12 @@ class Transport:
         try:
             answer = self._send(connection, method, path, body, {"Accept": "application/json"})
             data = answer.read()
-            answer.close()  # else it closes itself when it is freed, and a Ctrl-C in that moment is lost
+            answer.close()  # now, not when it is freed: a Ctrl-C at that moment would be lost
         except (OSError, HTTPException) as error:
             connection.close()
             raise self._unreachable(error, sent=True) from error
         except BaseException:
-            connection.close()  # half an answer is on it
+            connection.close()  # it may hold half an answer
             raise
         finally:
             self._asking.discard(connection)
@@ -186,7 +190,7 @@ class Transport:
     def stream(
         self, path: str, headers: dict[str, str], timeout: float
     ) -> tuple[HTTPConnection, HTTPResponse]:
-        """An answer that is read bit by bit, on a connection of its own."""
+        """Open an answer that is read piece by piece, on a connection of its own."""
         connection = self._connect(timeout)
         try:
             wanted = {"Accept": "text/event-stream", **headers}
@@ -217,7 +221,7 @@ class Transport:
                 connection = self._idle.pop()
             except IndexError:
                 return self._connect(timeout)
-            # A server that went away, or closed a connection that was idle too long, has closed its end by now.
+            # Readable while idle: the server has closed its end of the connection.
             if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
                 connection.sock.settimeout(timeout)
                 return connection
@@ -243,12 +247,14 @@ class Transport:
             return Unreachable(
                 f"No scheduler is running at {self.url} ({why}). Start one with `penstock up`.", sent=False
             )
-        return Unreachable(f"the scheduler at {self.url} was lost before it answered ({why})", sent=True)
+        return Unreachable(
+            f"the connection to the scheduler at {self.url} broke before it answered ({why})", sent=True
+        )
 
     def hang_up(self) -> None:
         """
-        Say on every connection that waits for an answer that no more will be asked. The scheduler then gives up waiting, and takes back what it
-        would have answered with; an answer that is on its way already still arrives.
+        Close the sending side of every connection that waits for an answer. The scheduler then ends the
+        request and takes back what it would have granted. An answer that is on its way already still arrives.
         """
         for connection in list(self._asking):
             if connection.sock is not None:
@@ -271,18 +277,21 @@ class _UnixConnection(HTTPConnection):
         self.sock.settimeout(self.timeout)
         try:
             self.sock.connect(self._path)
-        except BaseException:  # Ctrl-C included: no half-open socket is left for the garbage collector
+        except BaseException:  # Ctrl-C too: leave no half-open socket to the garbage collector
             self.sock.close()
             raise
 
 
-#: The server sends something more often than this; a connection that is silent for longer is dead.
+#: A connection that is silent for this many seconds is dead: the server sends something more often.
 SILENCE: Final = 60.0
 PAUSES: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class EventStream:
-    """Iterate, and `close()` from anywhere to end the iteration. `give_up_after`: seconds without a connection; None: never."""
+    """
+    An iterator over events. `close()` from any thread ends it. `give_up_after`: it fails after so many
+    seconds without a connection; None: never.
+    """
 
     def __init__(
         self, transport: Transport, path: str, after: int | None, *, give_up_after: float | None = 30.0
@@ -324,9 +333,7 @@ class EventStream:
             name, colon, value = line.rstrip(b"\r\n").partition(b":")
             if name:
                 fields[name] = value.removeprefix(b" ")
-            elif (
-                not colon
-            ):  # an empty line ends an event; one that begins with a colon only says that somebody is there
+            elif not colon:  # an empty line ends an event; a line that begins with a colon is a heartbeat
                 if b"data" in fields:
                     yield int(fields[b"id"]), msgspec.json.decode(fields[b"data"], type=wire.EventInfo)
                 fields = {}

@@ -1,16 +1,16 @@
 """
-The SDK worker: functions by job type, run under leases that are renewed beside them.
+The SDK worker: claims jobs, runs a function for each, and renews the leases meanwhile.
 
-    main      claims jobs while there is nothing to report, and waits in the request until there are some
-    executor  runs functions, on threads, an event loop or worker processes
-    leases    renews every lease, and lets functions see that they should yield or stop
+    main      claims jobs while there is nothing to report; the request waits until there are some
+    executor  runs functions on threads, an event loop or worker processes
+    leases    renews every lease, and tells functions that they should yield or stop
     reporter  reports outcomes, and claims jobs in the same request
 
-The batching machine (`core/jobs/batching.py`) plans how many jobs a request reports and claims, and when.
+`core/jobs/batching.py` plans how many jobs a request reports and claims, and when.
 
-The last two never run a line of the user's code, so a function that is busy keeps its lease. A function that holds the
-interpreter's lock for long (one call into C that takes minutes) starves them all the same: `processes=True` is for
-those, and for functions that must be ended when they do not look.
+The last two never run the user's code, so a busy function keeps its lease. But a function that holds the
+interpreter's lock for minutes (one long call into C) stops them too. `processes=True` is for such functions,
+and for functions that must be ended although they do not check.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.client.signals import handled_signals
 from penstock.core.errors import Unavailable
 from penstock.core.jobs.batching import Batching, BatchPlan
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, moment_of
-from penstock.wire import ClaimAnswer, ClaimedJob, Ended, HeartbeatAnswer, OutcomeReport
+from penstock.wire import ClaimAnswer, ClaimedJob, HeartbeatAnswer, OutcomeAnswer, OutcomeReport
 from penstock.work.context import JobFacts, takes_context
 from penstock.work.executors import (
     JobExecutor,
@@ -60,20 +60,23 @@ log = logging.getLogger("penstock.worker")
 Handler: TypeAlias = Callable[..., Any]
 F = TypeVar("F", bound=Handler)
 
-#: How long a request for jobs waits for some.
+#: Seconds that a request for jobs waits until there are some.
 POLL_SEC: Final = 20.0
-#: How long an executor may take to close when its functions have ended.
+#: Seconds that an executor may take to close after its functions have ended.
 _CLOSING_SEC: Final = 2.0
-#: Fraction of a lease after which, without a renewal, functions must stop: they are gone when the lease is over.
+#: Fraction of a lease after which functions must stop if it is not renewed, so that they are gone when it
+#: ends.
 AT_RISK: Final = 0.66
-#: Fraction of a lease that one renewal may take. Two can be lost before the lease is at risk.
+#: Fraction of a lease that one renewal may take: two can be lost before the lease is at risk.
 _PATIENCE: Final = 0.15
 
 
 class Worker:
     """
-    Without a url, token or addon they come from PENSTOCK_URL, PENSTOCK_TOKEN (or PENSTOCK_TOKEN_FILE) and PENSTOCK_ADDON, and without
-    those from the data directory of this user's daemon.
+    Runs the jobs of one addon.
+
+    Defaults of `url`, `token` and `addon`: PENSTOCK_URL, PENSTOCK_TOKEN (or PENSTOCK_TOKEN_FILE) and
+    PENSTOCK_ADDON; without those, url and token come from the data directory of this user's daemon.
 
     For example:
 
@@ -96,7 +99,7 @@ class Worker:
         poll_sec: float = POLL_SEC,
     ) -> None:
         self.client = Client(url, token=token)
-        # Of its own, so that the one request which waits can be let go of.
+        # A client of its own for the request that waits, so that it can be ended alone.
         self.fetcher = Client(self.client.url, token=self.client.token, retry_for=0.0)
         self.addon = addon or os.environ.get("PENSTOCK_ADDON") or None
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
@@ -107,9 +110,9 @@ class Worker:
 
     def job(self, job_type: str | None = None) -> Callable[[F], F]:
         """
-        Registers the function that runs jobs of this type; by default the type is the function's name. Inside it
-        `penstock.current_job()` gives the context; a first parameter annotated `JobContext` (or one without an
-        annotation that is called `job` or `ctx`) is filled with it too.
+        Register the function for jobs of this type; by default the type is the function's name. In the
+        function `penstock.current_job()` returns the context. A first parameter annotated `JobContext`, or
+        one without an annotation that is called `job` or `ctx`, gets it too.
         """
 
         def register(function: F) -> F:
@@ -133,11 +136,12 @@ class Worker:
         until_idle: bool = False,
     ) -> int:
         """
-        Works until SIGTERM, SIGINT or `stop()`; returns how many jobs it ran. On a stop, functions see `should_yield` and have
-        `stop_within` seconds to finish; a second signal does not wait.
+        Run jobs until SIGTERM, SIGINT or `stop()`, and return how many it ran. On a stop, functions see
+        `should_yield` and have `stop_within` seconds to finish. A second signal exits at once.
 
-        `prefetch`: this many more jobs are leased ahead, for jobs that are shorter than a round trip. `processes`: each
-        function runs in a process, which is ended when it must be. `until_idle`: return when there is nothing to claim.
+        `prefetch`: how many more jobs to lease ahead, for jobs that are shorter than a round trip.
+        `processes`: run each function in a process, which can be ended. `until_idle`: return when there is
+        nothing to claim.
         """
         if not self._handlers:
             raise ValueError("this worker has no functions: register some with @worker.job(...)")
@@ -155,7 +159,10 @@ class Worker:
         return loop.ran
 
     def stop(self) -> None:
-        """From any thread: claim no more, let functions yield or finish, then `run` returns."""
+        """
+        Claim no more jobs, let functions yield or finish, then return from `run`. May be called from any
+        thread.
+        """
         self.stopping.set()
         self.fetcher.hang_up()
         loop = self._running
@@ -164,7 +171,7 @@ class Worker:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self.stopping.is_set():
-            log.warning("second signal: leaving at once")
+            log.warning("second signal: exiting at once")
             if self._running is not None:
                 self._running.abandoned = True
             return
@@ -185,15 +192,15 @@ class WorkerLoop:
         processes: bool,
     ) -> None:
         self._worker, self._client, self._handlers = worker, worker.client, handlers
-        #: A request is a round trip, as a commit on a server is.
+        # A request costs a round trip, like a commit on a database server.
         self.batching = Batching(concurrency, prefetch=prefetch, expensive=True)
-        self._ttl_sec = 0.0  # of the leases that were claimed last
+        self._ttl_sec = 0.0  # the length of the leases that were claimed last
         self._given_at: Moment = 0  # when the executor was last given attempts
-        self._busy = 0  # claimed, and not yet through its function
-        self._requested = 0  # in claims that are not answered yet
+        self._busy = 0  # jobs that are claimed and whose function has not ended
+        self._requested = 0  # jobs in claims that are not answered yet
         self._stopping = worker.stopping
         self._changed = Condition()
-        #: After a second signal nothing is waited for.
+        #: Set by a second signal: wait for nothing more.
         self.abandoned = False
         self.ran = 0
         remote = partial(remote_call, self._client.url, self._client.token)
@@ -240,7 +247,10 @@ class WorkerLoop:
                 return
 
     def _should_claim(self) -> bool:
-        """While outcomes are reported, the same requests claim new jobs (`_exchange`)."""
+        """
+        Wait until a claim is due. While outcomes are reported, the same requests claim new jobs
+        (`_exchange`).
+        """
 
         def is_due() -> bool:
             return self._reporter.idle and self._plan().claim > 0 and not self._stopping.is_set()
@@ -259,7 +269,7 @@ class WorkerLoop:
         )
 
     def _claim(self, wait_sec: float) -> int | None:
-        """How many jobs there were; None: the reporter has just claimed for all free places."""
+        """Claim jobs, and return how many came. None: the reporter has just claimed for all free places."""
         with self._claim_limit() as limit:
             if not limit:
                 return None
@@ -270,7 +280,10 @@ class WorkerLoop:
 
     @contextmanager
     def _claim_limit(self, reported: int = 0) -> Iterator[int]:
-        """Until its answer a claim counts as granted, so that two claims at once do not fetch twice as much."""
+        """
+        How many jobs to claim. Until its answer a claim counts as granted, so that two at once do not fetch
+        twice.
+        """
         with self._changed:
             limit = self._plan(reported).claim
             self._requested += limit
@@ -296,7 +309,7 @@ class WorkerLoop:
         ]
         for lease in leases:
             if self._leases.clock() >= sent_at + claimed.ttl_sec * RENEW_AT:
-                # The answer waited for a job, or this process was slow: the age of the lease is not known, so renew it.
+                # The request waited, or this process was slow: the age of the lease is unknown, so renew it.
                 self._leases.renew(lease)
             lease.yielding = self._stopping.is_set()
             self._leases.live[lease.dispatch_id] = lease
@@ -306,7 +319,7 @@ class WorkerLoop:
         self._executor.start(leases)
 
     def _all_reported(self) -> bool:
-        """There is nothing to claim, and no lease here could still put a job back into the queue."""
+        """Whether there is nothing to claim, and no lease here could still put a job back into the queue."""
         with self._changed:
             if self._leases.live:
                 self._changed.wait(0.2)
@@ -340,7 +353,7 @@ class WorkerLoop:
         return [RenewalReply(answer.ttl_sec, stop, answer.yield_)]
 
     def _hang_up_again(self) -> None:
-        """The main thread may have been about to ask for jobs when `stop` hung up."""
+        """End a claim that the main thread began just after `stop` had ended the others."""
         if self._stopping.is_set():
             self._worker.fetcher.hang_up()
 
@@ -351,8 +364,8 @@ class WorkerLoop:
         with self._changed:
             self._changed.notify_all()
 
-    def _exchange(self, outcomes: Sequence[OutcomeReport]) -> list[Ended]:
-        """Attempts that ended make room, so the same request claims new jobs."""
+    def _exchange(self, outcomes: Sequence[OutcomeReport]) -> list[OutcomeAnswer]:
+        """Report outcomes and claim new jobs in one request: the ended attempts make room for them."""
         with self._claim_limit(len(outcomes)) as limit:
             if not limit or self._stopping.is_set():
                 return self._client.complete_many(outcomes)
@@ -364,7 +377,7 @@ class WorkerLoop:
     # stopping
 
     def wind_down(self) -> None:
-        """Gives back what has not begun, and asks running functions to yield."""
+        """Give back the jobs that have not begun, and ask running functions to yield."""
         for lease in self._held():
             lease.yielding = True
             self._executor.ask_to_yield(lease)
@@ -383,8 +396,8 @@ class WorkerLoop:
             self._wait_until(self._is_idle, 10.0 if forced else 0.0)
         stuck = [lease.facts.job_id[-8:] for lease in self._held() if lease.stop is None]
         if stuck and not self._is_idle():
-            # A thread cannot be ended. If its lease were given back, the job could run twice at once: so it expires.
-            log.warning("still running and left to the expiry of their leases: %s", ", ".join(stuck))
+            # A thread cannot be ended. Let its lease expire: given back now, the job could run twice at once.
+            log.warning("still running; their leases will expire: %s", ", ".join(stuck))
         self._reporter.close()
         self._wait_until(lambda: not self._reporter_thread.is_alive(), 5.0)
         self._keeper_thread.stop(2.0)
@@ -393,18 +406,19 @@ class WorkerLoop:
     def _is_idle(self) -> bool:
         return self._busy == 0
 
-    def _wait_until(self, true: Callable[[], bool], within: float) -> bool:
-        """Returns whether it became true."""
+    def _wait_until(self, condition: Callable[[], bool], within: float) -> bool:
+        """Wait until the condition holds. Returns whether it does."""
         until = time.monotonic() + within
-        while not true() and time.monotonic() < until and not self.abandoned:
+        while not condition() and time.monotonic() < until and not self.abandoned:
             time.sleep(0.02)
-        return true()
+        return condition()
 
 
-# The call of a function with the payload of its job, here or in a worker process
+# Calling a function with the payload of its job, here or in a worker process
 
 _CONTEXT_NAMES: Final = ("job", "ctx")
-#: Fraction of the lease from the stop to the end of the process. With it the process is gone before the lease is over.
+#: Fraction of the lease between the stop and the end of the process, so that the process is gone before the
+#: lease.
 _GRACE: Final = 0.1
 
 
@@ -428,9 +442,10 @@ def facts_of(job: ClaimedJob) -> JobFacts:
 
 class JobHandler:
     """
-    A registered function. It travels to worker processes. A payload that is an object becomes keyword arguments, a list
-    positional ones, null none, any other value the one argument. The context is the first argument of a function whose
-    first parameter is annotated `JobContext`, or has no annotation and is called `job` or `ctx`.
+    A registered function, which can be pickled for worker processes. A payload that is an object becomes
+    keyword arguments, a list becomes positional ones, null none, and any other value the only argument. The
+    context is the first argument if the first parameter is annotated `JobContext`, or has no annotation and
+    is called `job` or `ctx`.
     """
 
     def __init__(self, function: Handler) -> None:
@@ -462,7 +477,7 @@ def remote_call(url: str, token: str, lease: FunctionLease, signals: ProcessSign
 def _run(
     handler: JobHandler, facts: JobFacts, signals: ProcessSignals, url: str, token: str
 ) -> RemoteOutcome:
-    """In a worker process, which reports by a client of its own."""
+    """Run the function in a worker process, which reports through a client of its own."""
     with Client(url, token=token) as client:
         return run_in_process(
             handler.invoke, facts, signals, lambda request: not _heartbeat(client, request).cancel

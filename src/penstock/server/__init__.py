@@ -1,5 +1,5 @@
 """
-The scheduler over HTTP. `wire` is what travels, `routes` is the one table, `app` serves it, `server` listens.
+The scheduler over HTTP. `routes` is the table of the API, `app` serves it, `listener` listens.
 
-Nothing is imported here: a client needs `wire` alone, and must not pay for a server.
+Nothing is imported here, so that importing one module does not import the whole server.
 """

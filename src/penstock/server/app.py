@@ -3,8 +3,8 @@ The API as an ASGI application: every request passes the same checks in the same
 
     host, origin, site -> token -> route -> scope -> limits -> query, body -> handler -> answer
 
-It speaks ASGI itself. A framework in between cost as much again as the rest of a small request, and the route
-table has all that it would add.
+There is no web framework: it doubled the cost of a small request, and the route table has all that it would
+add.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from penstock.wire import Scope
 
 _JSON: Final = (b"content-type", b"application/json")
 _PROBLEM: Final = (b"content-type", b"application/problem+json")
-#: On every answer: no cache keeps it, no browser guesses its type, and no page frames it.
+#: Headers of every answer: no cache keeps it, no browser guesses its type, and no page frames it.
 _ALWAYS: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -53,19 +53,19 @@ _ALWAYS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Of one token, and of one request."""
+    """Limits of one token, and of one request."""
 
     requests: int = 256
     waiting: int = 64
-    #: However long a client asks to be kept waiting. Some proxies cut a silent connection early.
+    #: The longest wait that a client may ask for: some proxies close a silent connection early.
     longest_wait_sec: float = wire.MAX_WAIT_SEC
-    #: A stream whose client has not taken anything for so long is dropped.
+    #: Seconds after which a stream is closed whose client reads nothing.
     unread_sec: float = 10.0
 
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _SAME_SITE: Final = frozenset({b"same-origin", b"none"})
-#: Sent twice, these could mean one thing to a proxy and another to us.
+#: Headers that may be sent only once: a proxy could read another copy than this server.
 _SINGLE: Final = frozenset(
     {b"host", b"authorization", b"origin", b"content-type", b"content-length", b"sec-fetch-site"}
 )
@@ -73,11 +73,11 @@ _SINGLE: Final = frozenset(
 
 def check_origin(headers: Mapping[bytes, bytes], hosts: frozenset[str], *, any_site: bool = False) -> None:
     """
-    Refuse a request that another site makes in the browser of a user. `hosts`: the names that the server may
-    be reached by, without a port. `any_site`: Sec-Fetch-Site may be anything.
+    Refuse a request that another site makes in a user's browser. `hosts`: the names of this server, without a
+    port. `any_site`: accept any Sec-Fetch-Site.
 
-    A page in a browser on this machine can reach a loopback port: by a form, by a script, or by a name that
-    it points at 127.0.0.1 later. It cannot choose its Host, its Origin or its Sec-Fetch-Site.
+    A page in a browser on this machine can reach a loopback port, by a form, a script, or a name that it
+    later points at 127.0.0.1. It cannot choose its Host, its Origin or its Sec-Fetch-Site.
     """
     host = _without_port(headers.get(b"host", b"").decode("latin-1")).lower()
     if host not in hosts:
@@ -99,7 +99,7 @@ def _without_port(host: str) -> str:
     return name if colon and (port.isdigit() or not port) and not host.endswith("]") else host
 
 
-def _refuse_doubles(pairs: list[Header]) -> None:
+def _refuse_repeated_headers(pairs: list[Header]) -> None:
     seen = Counter(name for name, _ in pairs)
     for name in _SINGLE:
         if seen[name] > 1:
@@ -107,7 +107,7 @@ def _refuse_doubles(pairs: list[Header]) -> None:
 
 
 class Api:
-    """`page`: what a browser gets at paths of its own."""
+    """The API as an ASGI application. `page` serves the paths of the web page."""
 
     def __init__(
         self, app_state: AppState, *, hosts: frozenset[str], limits: RequestLimits, page: WebPage | None
@@ -124,7 +124,7 @@ class Api:
             raise RuntimeError("only HTTP is served here")
         request: Request[Any, Any] = Request(self._app_state, scope, receive, send)
         try:
-            if request.connection.proxied and _in_the_clear(scope["headers"]):
+            if request.connection.proxied and _came_without_tls(scope["headers"]):
                 raise Forbidden("the proxy received this request without TLS; use HTTPS")
             if self._page is not None and self._page.owns(scope["path"]):
                 check_origin(request.headers, self._hosts, any_site=self._page.is_opened_by(request))
@@ -142,7 +142,7 @@ class Api:
     async def _serve(self, request: Request[Any, Any]) -> None:
         scope = request.scope
         if len(request.headers) < len(scope["headers"]):
-            _refuse_doubles(scope["headers"])
+            _refuse_repeated_headers(scope["headers"])
         check_origin(request.headers, self._hosts)
         principal = request.principal = (
             _ANONYMOUS if scope["path"] == "/healthz" else self._principal(request)
@@ -154,12 +154,12 @@ class Api:
             raise Forbidden(f"this needs a token with the scope {route.scope}", scope=str(route.scope))
         if self.stopping:
             raise Stopping("the scheduler is stopping")
-        with _counted(self._app_state.open_requests, principal.name, self._limits.requests):
+        with _limited(self._app_state.open_requests, principal.name, self._limits.requests):
             await self._read(request, route)
             if route.streams or self._shortened(request.query) or self._shortened(request.body):
                 request.waits = True
                 with (
-                    _counted(self._waiting, principal.name, self._limits.waiting),
+                    _limited(self._waiting, principal.name, self._limits.waiting),
                     self._token_watch.watching(principal, request.end),
                 ):
                     await self._answer(request, route)
@@ -173,12 +173,16 @@ class Api:
         return seconds
 
     def _principal(self, request: Request[Any, Any]) -> Principal:
-        runs, sessions = self._app_state.runs, self._app_state.sessions
+        runner, sessions = self._app_state.runner, self._app_state.sessions
         authorization = request.headers.get(b"authorization")
         if authorization is not None:
-            token = None if runs is None else request.token
-            if runs is not None and token is not None and (run := runs.dispatch_of(token)) is not None:
-                return Principal(f"run {run}", frozenset({Scope.RUN_SELF}))
+            token = None if runner is None else request.token
+            if (
+                runner is not None
+                and token is not None
+                and (dispatch := runner.dispatch_of(token)) is not None
+            ):
+                return Principal(f"run {dispatch}", frozenset({Scope.RUN_SELF}))
             return self._app_state.tokens.principal(authorization)
         if request.connection.local:
             return LOCAL
@@ -200,7 +204,7 @@ class Api:
         except TooLarge as error:
             raise _naming_payload(error, route) from None
         if route.body is None or route.decode is None:
-            # The route has no fields; an empty object is as good as no body.
+            # The route has no fields, so an empty object counts as no body.
             return _NOTHING(content, request.headers) if content else None
         if not content and route.body_optional:
             return route.body()
@@ -238,7 +242,7 @@ class Api:
 
 
 @contextmanager
-def _counted(counter: Counter[str], name: str, limit: int) -> Iterator[None]:
+def _limited(counter: Counter[str], name: str, limit: int) -> Iterator[None]:
     if counter[name] >= limit:
         raise TooMany(f"this token already has {limit} requests of this kind open", retry_after_sec=1.0)
     counter[name] += 1
@@ -254,8 +258,8 @@ _ANONYMOUS: Final = Principal("anonymous", frozenset())
 _NOTHING: Final = Decoder(wire.Nothing)
 
 
-def _in_the_clear(headers: Iterable[Header]) -> bool:
-    """What a declared proxy says of its own client. Of other peers no such header is read at all."""
+def _came_without_tls(headers: Iterable[Header]) -> bool:
+    """Whether a declared proxy received the request without TLS. Of other peers this header is ignored."""
     return any(name == b"x-forwarded-proto" and value.lower() != b"https" for name, value in headers)
 
 
@@ -268,7 +272,7 @@ async def _refuse(request: Request[Any, Any], error: Exception) -> None:
         case WrongVerb():
             headers.append((b"allow", ", ".join(error.allowed).encode()))
         case TooLarge() | TooSlow():
-            # The rest of the body may still be on its way; it must not be taken for the next request.
+            # Close the connection: the rest of the body must not be read as the next request.
             headers.append((b"connection", b"close"))
         case _:
             pass
@@ -288,11 +292,11 @@ def _naming_payload(error: TooLarge, route: Route) -> TooLarge:
 
 
 class Router:
-    """Most paths are looked up as they are; only in those with an id is the id replaced first."""
+    """Finds the route of a path. Most paths are looked up as they are; an id in a path is replaced first."""
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self._verbs: dict[str, dict[str, Route]] = {}
-        #: What stands before an id.
+        #: The parts of the paths before an id.
         self._heads: set[str] = set()
         for route in routes:
             head, brace, rest = route.path.partition("{")

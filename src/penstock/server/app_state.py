@@ -1,8 +1,8 @@
 """
-What all requests share: the scheduler, the tokens, the trail, and threads for calls that block.
+The state that all requests share: the scheduler, the tokens, the event hub, and threads for blocking calls.
 
-A handler that is a plain function runs in a thread, because the store blocks. A handler that waits for
-something to happen is a coroutine, and hands only its single steps to the threads.
+A handler that is a plain function runs in a thread, because the store blocks. A handler that waits for an
+event is a coroutine, and runs only its blocking steps in threads.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from penstock.stores.api import Apply, Store, committed
 
 T = TypeVar("T")
 
-#: For calls that block, and how many of them one addon (or one token that is bound to none) may have at once.
+#: Threads for blocking calls, and how many of them one addon (or one unbound token) may use at once.
 _THREADS: Final = 12
 _THREADS_PER_OWNER: Final = 8
-#: The server's own calls, on behalf of all: they take turns too, but have no limit.
-OURS: Final = ""
+#: The owner of the server's own calls. They take turns like those of others, but have no limit.
+SERVER_OWNER: Final = ""
 
 
-class Runs(Protocol):
-    """What the server needs of the runner: the dispatch of a run's own token, its calls, and a kill."""
+class RunnerAccess(Protocol):
+    """The methods of the runner that the server calls. A token here is that of a running dispatch."""
 
     def kill(self, dispatch_id: DispatchId) -> None: ...
 
@@ -50,8 +50,8 @@ class Runs(Protocol):
 
 class AppState:
     """
-    `output`, `functions` and `runs` belong to the runner beside the scheduler, if there is one; `sessions` to
-    the page.
+    The state of one server. `output`, `functions` and `runner` belong to the runner, if there is one;
+    `sessions` belong to the page.
     """
 
     def __init__(
@@ -68,37 +68,38 @@ class AppState:
         self.store, self.job_service = service.store, service.job_service
         self.started_at: Moment = service.store.now()
         self.pool = FairPool(_THREADS, _THREADS_PER_OWNER, loop)
-        self.trail = EventHub(service.store, self.run, loop)
-        self.claims = ClaimQueue(service.job_service, self.trail)
-        self.owners = Owners(service.store)
+        self.event_hub = EventHub(service.store, self.run, loop)
+        self.claims = ClaimQueue(service.job_service, self.event_hub)
+        self.event_addons = EventAddons(service.store)
         self.stats = StatsStream(service, self.run, loop, history)
-        self.programs = Programs()
+        self.programs = AttachedPrograms()
         self.output, self.functions = output, functions
-        self.runs: Runs | None = None
+        self.runner: RunnerAccess | None = None
         self.sessions: Sessions | None = None
-        #: Requests being served, by token.
+        #: How many requests are being served, by token.
         self.open_requests: Counter[str] = Counter()
         self._health: tuple[float, bool] = (-1e9, True)
         self._probe: asyncio.Future[list[str]] | None = None
-        service.store.on_change(self.trail.notify)
+        service.store.on_change(self.event_hub.notify)
 
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
         """
-        Run a call in one of a few threads, on behalf of all clients: a store may wait for a disk or a lock,
+        Run a call in one of a few threads, on behalf of all clients: the store may wait for a disk or a lock,
         and the event loop must not.
         """
-        return self.pool.run(OURS, function, *args)
+        return self.pool.run(SERVER_OWNER, function, *args)
 
     def record(self, kind: EventKind, reason: str, by: Principal, data: Mapping[str, Any]) -> None:
         """
-        Write an act of administration into the trail, with its principal. It is no addon's event: no bound
-        token sees it. It blocks.
+        Record an administrator's action and its principal in the trail. Tokens that are bound to an addon do
+        not see such events. This call blocks.
         """
         committed(self.store, Apply([admin_event(self.store.now(), kind, reason, by.name, data)]))
 
     async def is_healthy(self) -> bool:
         """
-        Checked once a second at most: every client may ask for it without a token, so it must cost nothing.
+        Whether the store answers. Checked at most once a second: any client may ask without a token, so it
+        must be cheap.
         """
         at, healthy = self._health
         now = self.loop.time()
@@ -115,7 +116,7 @@ class AppState:
         return healthy
 
     def problems(self) -> list[str]:
-        """What is wrong with this host now. It blocks."""
+        """What is wrong with this host now, in words. This call blocks."""
         problems = []
         try:
             self.store.alarm()
@@ -129,13 +130,13 @@ class AppState:
         if trouble is not None:
             problems.append(f"the store cannot be written: {trouble}")
         if self.service.machine.draining:
-            problems.append("it is stopping")
+            problems.append("the scheduler is stopping")
         if self.service.machine.drained:
             problems.append("this host is drained: it starts nothing more")
         return problems
 
     def close(self) -> None:
-        self.trail.close()
+        self.event_hub.close()
         self.pool.close()
 
 
@@ -146,19 +147,19 @@ class _Waiting(NamedTuple):
 
 class FairPool:
     """
-    A few threads for calls that block, shared fairly: each owner (an addon, or a token that is bound to none)
-    has its own queue, and the owners take turns.
+    A few threads for blocking calls, shared fairly: each owner (an addon, or an unbound token) has its own
+    queue, and the owners take turns.
 
-    First come, first served would let one owner with hundreds of slow reads delay the heartbeats of all
-    others until their leases are over. `per_owner`: threads at once, so that other owners find one free.
-    Lives on one event loop: everything but the calls themselves happens there, so there is no lock.
+    With a single queue one owner with hundreds of slow reads would delay the heartbeats of all others until
+    their leases end. `per_owner`: the threads that one owner may use at once. All but the calls themselves
+    runs on one event loop, so there is no lock.
     """
 
     def __init__(self, threads: int, per_owner: int, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._free, self._per_owner = loop, threads, per_owner
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="penstock-http")
         self._running: Counter[str] = Counter()
-        #: The owner whose turn is next comes first.
+        #: By owner; the next owner comes first.
         self._queues: OrderedDict[str, deque[_Waiting]] = OrderedDict()
 
     def run(self, owner: str, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
@@ -175,16 +176,19 @@ class FairPool:
                 self._queues.move_to_end(owner)
             else:
                 del self._queues[owner]
-            if not waiting.answer.done():  # else its client has gone away
+            if not waiting.answer.done():  # done: its client has gone away
                 self._free -= 1
                 self._running[owner] += 1
                 self._threads.submit(self._call, owner, waiting)
 
     def _next(self) -> str | None:
-        return next((o for o in self._queues if o == OURS or self._running[o] < self._per_owner), None)
+        for owner in self._queues:
+            if owner == SERVER_OWNER or self._running[owner] < self._per_owner:
+                return owner
+        return None
 
     def _call(self, owner: str, waiting: _Waiting) -> None:
-        """In a thread."""
+        """Make the call; runs in a thread."""
         result, error = None, None
         try:
             result = waiting.function()
@@ -208,10 +212,10 @@ class FairPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class Owners:
+class EventAddons:
     """
-    The addon of each event. An event does not name it, and a job never changes its addon, so a looked-up
-    addon is kept.
+    The addon of each event, which the event itself does not name. A job never changes its addon, so a found
+    addon is cached.
     """
 
     _KEPT: Final = 50_000
@@ -220,7 +224,7 @@ class Owners:
         self._store = store
         self._addons: OrderedDict[str, AddonId | None] = OrderedDict()
 
-    def only(self, events: Sequence[Event], addon_id: str) -> list[Event]:
+    def filter(self, events: Sequence[Event], addon_id: str) -> list[Event]:
         self._learn(events)
         return [event for event in events if self._of(event) == addon_id]
 
@@ -252,19 +256,19 @@ _FORGOTTEN_AFTER: Final = 30 * SECOND
 _MOST: Final = 64
 
 
-class Programs:
+class AttachedPrograms:
     """
     Programs that show their pools and graphs on the page. Each sends a snapshot about once a second, and is
-    forgotten soon after it stops.
+    removed soon after its last one.
 
-    Only the latest is kept, in memory: nothing is decided by it, so nothing is lost with it.
+    Only the latest snapshot is kept, in memory: nothing depends on it.
     """
 
     def __init__(self) -> None:
-        self._snapshots: dict[tuple[str | None, str], tuple[Moment, wire.Attach]] = {}
+        self._snapshots: dict[tuple[str | None, str], tuple[Moment, wire.AttachRequest]] = {}
         self._lock = Lock()
 
-    def update(self, addon_id: str | None, snapshot: wire.Attach, now: Moment) -> None:
+    def update(self, addon_id: str | None, snapshot: wire.AttachRequest, now: Moment) -> None:
         with self._lock:
             self._snapshots = {
                 key: kept for key, kept in self._snapshots.items() if kept[0] > now - _FORGOTTEN_AFTER
@@ -275,8 +279,8 @@ class Programs:
 
     def _make_room(self, addon_id: str | None) -> None:
         """
-        The addon with the most programs gives one up, unless the newcomer would then have as many: no addon
-        can take all places.
+        Remove a program of the addon that has the most, unless the new program's addon would then have as
+        many. So no addon can take all places.
         """
         held = Counter(owner for owner, _ in self._snapshots)
         [(largest, most)] = held.most_common(1)

@@ -1,18 +1,17 @@
 """
-Connections: how many each peer may have, and the limits that hold before the application sees anything of a
-request.
+Connections: how many each peer may have, and the limits that hold before the application gets a request.
 
-A client that opens connections and sends nothing must not lock the others out. So a full listener does not
-refuse a new connection: it closes one that serves no request, the oldest first, and those whose client has
-shown a valid token last. What is being served is limited by token, so only clients with a token can fill a
-listener for good, and then one peer only up to its own budget.
+A client that opens connections and sends nothing must not lock the others out. So a full listener accepts a
+new connection and closes an idle one: the oldest first, and those whose client has shown a valid token last.
+Requests are limited by token, so only clients with a token can fill a listener for good, and each peer only
+up to its own budget.
 
-The event loop's own servers count nothing before a TLS handshake is over, and one of them cannot keep places
-for another. So each listener accepts by itself, and takes a place in the budget before TLS and before it
-reads a byte. The owner's Unix socket has a budget of its own: whatever happens on TCP, the owner gets in.
+The servers of asyncio count no connection before its TLS handshake is over. So each listener accepts by
+itself, and takes a place in the budget before TLS and before it reads a byte. The Unix socket has a budget of
+its own, so its owner can always connect, whatever happens on TCP.
 
-The whole head of a request has a deadline and a size, both absolute: a client that sends a byte now and then
-gains nothing by it. Nor does one that does not read its answer.
+The head of a request has an absolute deadline and size, so sending a byte now and then gains no time. An
+answer that is not read has a deadline too.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ _MAX_HEADERS: Final = 100
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """
-    `connections`: over TCP, of which one peer may have `per_peer`; `local`: over the owner's Unix socket.
+    `connections`: the most over TCP, of which one peer may have `per_peer`. `local`: the most over the Unix
+    socket.
 
-    `head_sec`: from the first byte of a request, or from the connection, to the end of its head, and for a
-    TLS handshake; `body_sec`: from there to its end; `unread_sec`: for a client to take what waits to be
-    sent.
+    `head_sec`: for the head of a request, from its first byte or from the connection, and for a TLS
+    handshake. `body_sec`: for the body. `unread_sec`: for a client to read the bytes that wait to be sent.
     """
 
     connections: int = 1_000
@@ -68,6 +67,8 @@ class ConnectionLimits:
 
 
 class SocketListener:
+    """Accepts connections on one socket, within a budget."""
+
     def __init__(
         self,
         sock: socket.socket,
@@ -92,7 +93,7 @@ class SocketListener:
         self._resume()
 
     def close(self) -> None:
-        """May be called again."""
+        """Stop listening. May be called again."""
         self._pause()
         for task in self._opening:
             task.cancel()
@@ -118,7 +119,7 @@ class SocketListener:
                     log.warning("no connection can be accepted now: %s", error.strerror)
                     self._pause()
                     self._again = self.loop.call_later(_WAIT_FOR_DESCRIPTORS, self._resume)
-                return  # no connection waits any more, or it has gone away already
+                return  # no connection waits any more
             sock.setblocking(False)
             try:
                 self._admit(sock)
@@ -139,7 +140,7 @@ class SocketListener:
             fix = "Use HTTPS, or declare the proxy that does TLS in server.trusted_proxies."
             self._turn_away(sock, 403, "forbidden", why, fix)
             return
-        self._open(sock, _counted(address), proxied=self._peers.is_proxy(address))
+        self._open(sock, _limited(address), proxied=self._peers.is_proxy(address))
 
     def _open(self, sock: socket.socket, peer: str, *, proxied: bool) -> None:
         connection = HttpConnection(self, peer, proxied=proxied)
@@ -157,26 +158,25 @@ class SocketListener:
     def _opened(self, task: asyncio.Task[Any], sock: socket.socket, connection: HttpConnection) -> None:
         self._opening.discard(task)
         if task.cancelled() or task.exception() is not None:
-            # A handshake that failed, took too long, or had to give way: the connection never was.
+            # The handshake failed, took too long, or was ended to make room.
             self.budget.leave(connection)
             sock.close()
 
     def _turn_away(self, sock: socket.socket, status: int, code: str, detail: str, hint: str) -> None:
         """
-        Without TLS it sends an answer, if the client takes it at once; with TLS there is no connection to
-        send one on.
+        Close a connection at once. Without TLS, send an answer first if the client takes it immediately.
         """
         if self._tls is None:
             try:
                 sock.send(refusal(status, code, detail, hint))
                 sock.shutdown(socket.SHUT_WR)
             except OSError:
-                pass  # it has gone away
+                pass  # the client has gone away
         sock.close()
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """The user at the other end of a Unix socket, from the kernel."""
+    """The user at the other end of a Unix socket, as the kernel reports it."""
     credentials: tuple[int, ...] = struct.unpack(
         "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     )
@@ -189,7 +189,7 @@ def peer_address(sock: socket.socket) -> str:
 
 
 class Peers:
-    """The peers that may connect. `proxies`: addresses of the proxies that do TLS for us."""
+    """Which peers may connect. `proxies`: the addresses of proxies that do TLS for this server."""
 
     def __init__(self, proxies: Collection[str], *, tls: bool) -> None:
         self._tls = tls
@@ -200,13 +200,13 @@ class Peers:
                 raise Unsafe(
                     f"{address} is not an IP address: a trusted proxy is named by its address"
                 ) from None
-        self.proxies = frozenset(_counted(address) for address in proxies)
+        self.proxies = frozenset(_limited(address) for address in proxies)
         self._proxies = frozenset(map(_plain, proxies))
 
     def may_connect(self, address: str) -> bool:
         """
-        Without TLS only this machine and a declared proxy may connect: other peers would send their token for
-        all to read.
+        Whether a peer may connect. Without TLS only this machine and declared proxies may: the tokens of
+        other peers would travel unencrypted.
         """
         return self._tls or _plain(address).is_loopback or self.is_proxy(address)
 
@@ -215,32 +215,36 @@ class Peers:
 
 
 def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An IPv4 address is the same one when it comes by an IPv6 socket."""
+    """The address; an IPv4 address that came by an IPv6 socket as IPv4."""
     read = ipaddress.ip_address(address.partition("%")[0])
     return (read.ipv4_mapped or read) if isinstance(read, ipaddress.IPv6Address) else read
 
 
-def _counted(address: str) -> str:
+def _limited(address: str) -> str:
     """
-    One peer: an IPv4 address, or an IPv6 network, for a single host has as many addresses in it as it likes.
+    The peer that a connection counts for: an IPv4 address, or an IPv6 network, because one host may use all
+    addresses of its network.
     """
     read = _plain(address)
     return str(read) if read.version == 4 else str(ipaddress.ip_network((read, 64), strict=False))
 
 
 class ConnectionBudget:
-    """`unlimited`: peers that stand for many others, as a declared proxy does; only the whole limits them."""
+    """
+    The places for connections, in all and per peer. `unlimited`: peers without a limit of their own, because
+    many clients come through them (declared proxies).
+    """
 
     def __init__(self, most: int, per_peer: int, unlimited: frozenset[str] = frozenset()) -> None:
         self._most, self._per_peer, self._unlimited = most, per_peer, unlimited
-        #: The connections of each peer, the oldest first, and whether the client of one has shown a token.
+        #: The connections of each peer, oldest first, and whether the client has shown a token.
         self._peers: dict[str, dict[HttpConnection, bool]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._peers.values()))
 
     def enter(self, connection: HttpConnection) -> bool:
-        """Whether it has a place now, perhaps one that another has just given up."""
+        """Take a place, if necessary that of an idle connection. False: there is none."""
         own = self._peers.get(connection.peer, {})
         if len(own) >= self._per_peer and connection.peer not in self._unlimited:
             candidates = [own]
@@ -255,9 +259,9 @@ class ConnectionBudget:
 
     def _make_room(self, candidates: list[dict[HttpConnection, bool]]) -> bool:
         for connections in candidates:
-            for proven in (False, True):
+            for has_shown_token in (False, True):
                 for connection, has_proven in connections.items():
-                    if has_proven is proven and connection.idle:
+                    if has_proven is has_shown_token and connection.idle:
                         self.leave(connection)
                         connection.give_way()
                         return True
@@ -265,15 +269,15 @@ class ConnectionBudget:
 
     def prove(self, connection: HttpConnection) -> None:
         """
-        Its client has shown a valid token. Called with every request, so that the order is that of the last
-        ones.
+        Note that the client has shown a valid token. Called with every request, so that connections are
+        ordered by their last request.
         """
         connections = self._peers.get(connection.peer, {})
         if connections.pop(connection, None) is not None:
             connections[connection] = True
 
     def leave(self, connection: HttpConnection) -> None:
-        """May be called again."""
+        """Give up the place. May be called again."""
         connections = self._peers.get(connection.peer, {})
         connections.pop(connection, None)
         if not connections:
@@ -281,19 +285,18 @@ class ConnectionBudget:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """`local`: it came by the Unix socket, as the owner. `proxied`: a declared proxy sends it."""
+    """One HTTP connection. `local`: it came by the Unix socket. `proxied`: a declared proxy made it."""
 
     def __init__(self, listener: SocketListener, peer: str, *, proxied: bool) -> None:
         super().__init__(listener.config, listener.state, {}, listener.loop)
         self._limits, self._budget, self.peer = listener.limits, listener.budget, peer
         self.local, self.proxied = listener.local, proxied
-        #: Until the connection is made: the TLS handshake.
+        #: The TLS handshake, until the connection is made.
         self.opening: asyncio.Task[Any] | None = None
         self._made = self._had_request = False
         self._timer: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
-        #: What has arrived since the head began; how many headers the parser found, and the bytes in them and
-        #: in the path.
+        #: Bytes since the head began; the number of headers, and the bytes in them and in the path.
         self._head_size = self._headers = self._parsed = 0
         self._in_head, self._in_body = True, False
         self._refusal: tuple[int, str, str] | None = None
@@ -301,17 +304,17 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         self._made = True
-        self._arm(self._limits.head_sec)
+        self._start_deadline(self._limits.head_sec)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        self._has_read()
+        self._stop_deadline()
+        self._note_progress()
         super().connection_lost(exc)
         self._budget.leave(self)
 
     @property
     def idle(self) -> bool:
-        """No request is being served: its head has not arrived, or its answer has been sent."""
+        """Whether no request is being served: its head has not arrived, or its answer has been sent."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
 
@@ -324,11 +327,11 @@ class HttpConnection(HttpToolsProtocol):
             self.opening.cancel()
 
     def prove(self) -> None:
-        """The client has shown a token: the connection gives way after those that have shown none."""
+        """Note that the client has shown a token: connections without one are closed first to make room."""
         self._budget.prove(self)
 
     def abort(self) -> None:
-        """Not closed in good order: what waits to be sent would wait for ever."""
+        """Close at once, and drop the bytes that wait to be sent."""
         self.transport.abort()
 
     def pause_writing(self) -> None:
@@ -337,10 +340,10 @@ class HttpConnection(HttpToolsProtocol):
             self._unread = self.loop.call_later(self._limits.unread_sec, self.transport.abort)
 
     def resume_writing(self) -> None:
-        self._has_read()
+        self._note_progress()
         super().resume_writing()
 
-    def _has_read(self) -> None:
+    def _note_progress(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
@@ -358,11 +361,11 @@ class HttpConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_body and not self.cycle.response_complete:
-            self._arm(self._limits.body_sec)
+            self._start_deadline(self._limits.body_sec)
         elif self._in_head or self.cycle.response_complete:
-            # Between requests too: a client may dribble the rest of an answered request, or line feeds before
-            # the next.
-            self._arm(self._limits.head_sec)
+            # Between requests too: a client may send the rest of an answered request slowly, or line feeds
+            # before the next.
+            self._start_deadline(self._limits.head_sec)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -377,7 +380,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers += 1
         self._count(len(name) + len(value))
-        # After the head these are trailers: not checked with it, so they must not be mixed with what was.
+        # After the head these are trailers, which are ignored: they were not checked with the headers.
         if self._in_head:
             super().on_header(name, value)
 
@@ -387,48 +390,48 @@ class HttpConnection(HttpToolsProtocol):
             self._refusal = (
                 431,
                 "head_too_large",
-                f"at most {_MAX_HEADERS} headers and {_MAX_HEAD} bytes are taken",
+                f"at most {_MAX_HEADERS} headers and {_MAX_HEAD} bytes are accepted",
             )
-            raise ValueError("the head is too large")  # ends the parsing, and with it the connection
+            raise ValueError("the head is too large")  # ends the parser and the connection
 
     def on_headers_complete(self) -> None:
-        self._disarm()
+        self._stop_deadline()
         self._had_request = True
         self._in_head, self._in_body = False, True
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._disarm()
+        self._stop_deadline()
         self._in_body = False
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(*(self._refusal or (400, "bad_http", msg)))
 
-    def _arm(self, seconds: float) -> None:
-        """Start the deadline once: bytes that arrive later do not move it."""
+    def _start_deadline(self, seconds: float) -> None:
+        """Start the deadline, unless it runs: later bytes do not move it."""
         if self._timer is None:
-            self._timer = self.loop.call_later(seconds, self._late)
+            self._timer = self.loop.call_later(seconds, self._on_deadline)
 
-    def _disarm(self) -> None:
+    def _stop_deadline(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self) -> None:
+    def _on_deadline(self) -> None:
         self._timer = None
         if self.cycle is not None and not self.cycle.response_complete and not self._in_body:
-            return  # a request is being served; the next one is late because of us
+            return  # a request is being served: this server delays the next one
         self._refuse(408, "too_slow", "the request did not arrive in time")
 
     def _refuse(self, status: int, code: str, detail: str) -> None:
-        """Answer before there is a request, by hand, and close the connection."""
+        """Answer before there is a request, and close the connection."""
         self.transport.write(refusal(status, code, detail, "Send a smaller request, at once."))
         self.transport.close()
 
 
 def refusal(status: int, code: str, detail: str, hint: str) -> bytes:
-    """A whole answer, for a connection that ends with it."""
+    """The bytes of a whole answer, after which the connection is closed."""
     body = msgspec.json.encode(ProblemDetails(f"urn:penstock:{code}", detail, status, detail, code, hint))
     return (
         STATUS_LINE[status]
@@ -441,7 +444,6 @@ def refusal(status: int, code: str, detail: str, hint: str) -> bytes:
 @lru_cache(maxsize=1)
 def _dated(second: int) -> list[tuple[bytes, bytes]]:
     """
-    The Date header, made anew on the first request of a second: a timer for it would wake an idle machine for
-    nothing.
+    The Date header, made on the first request of each second: a timer for it would wake an idle machine.
     """
     return [(b"date", formatdate(second, usegmt=True).encode())]

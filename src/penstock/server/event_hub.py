@@ -1,10 +1,10 @@
 """
-What clients wait for, read once for all of them and without a thread for any: the trail, jobs to claim, and
-the live stats.
+The sources that clients wait for: new events, jobs to claim, and live stats. Each is read once for all
+clients, and no waiting client takes a thread.
 
-The store calls after each commit, from its own thread. One task then reads the new events and keeps the last
-few thousand, so a hundred streams cost one read. A client that has fallen further behind reads the store by
-itself. While no client waits, nothing is read.
+The store calls `notify` after each commit, from its own thread. One task then reads the new events and keeps
+the last few thousand, so a hundred streams cost one read. A client that has fallen further behind reads the
+store itself. While no client waits, nothing is read.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ T = TypeVar("T")
 
 
 class EventRun(Protocol):
-    """Calls something that may block, beside the event loop."""
+    """A function that makes a blocking call in a thread."""
 
     def __call__(self, function: Callable[..., T], /, *args: Any) -> Awaitable[T]: ...
 
 
 _KEPT: Final = 5_000
 _PAGE: Final = 500
-#: After these something may be startable that was not: there is a new job, or room, or leave.
+#: Events after which a job may start that could not before.
 STARTABLE: Final = frozenset(EventKind) - {
     EventKind.DENIED, EventKind.RUNNING, EventKind.CHECKPOINT, EventKind.ADMITTED, EventKind.ALERT,
     EventKind.TOKEN_MADE, EventKind.TOKEN_REVOKED, EventKind.LOGIN, EventKind.RESTORED,
@@ -52,23 +52,26 @@ STARTABLE: Final = frozenset(EventKind) - {
 
 
 class EventHub:
-    """Lives on one event loop; only `notify` may be called from elsewhere."""
+    """
+    Delivers new events to the requests and streams that wait for them. It belongs to one event loop; only
+    `notify` may be called from other threads.
+    """
 
     def __init__(self, store: Store, run: EventRun, loop: asyncio.AbstractEventLoop) -> None:
         self._store, self._run, self._loop = store, run, loop
         self._events: deque[Event] = deque(maxlen=_KEPT)
-        self._from = 0  # everything after this number, up to `position`, is in `_events`
+        self._after = 0  # `_events` has all events after this number, up to `position`
         self.position = 0
         self._readers = 0
         self._stale = self._pending = False
         self._pump: asyncio.Task[None] | None = None
-        #: Of the clients that wait: a future for each, and the events that it wants.
+        #: For each waiting client a future, and the events that it wants.
         self._waiters: dict[asyncio.Future[None], Callable[[Event], bool]] = {}
         self._entry = asyncio.Lock()
         self.closed = False
 
     def notify(self) -> None:
-        """From any thread. A call while one is pending adds nothing."""
+        """Read new events soon. May be called from any thread; further calls meanwhile add nothing."""
         if not self._pending and not self._loop.is_closed():
             self._pending = True
             try:
@@ -87,7 +90,7 @@ class EventHub:
             self._stale = False
             try:
                 batch = await self._run(self._store.events, self.position, _PAGE)
-            except Exception:  # clients that wait look again anyway, and get the store's error themselves
+            except Exception:  # waiting clients read again anyway, and get the store's error themselves
                 log.exception("the trail cannot be read")
                 return
             if batch:
@@ -96,7 +99,7 @@ class EventHub:
 
     def _take(self, batch: list[Event]) -> None:
         if len(self._events) + len(batch) > _KEPT:
-            self._from = (
+            self._after = (
                 self._events[len(batch) - 1].seq if len(batch) <= len(self._events) else self.position
             )
         self._events.extend(batch)
@@ -114,7 +117,7 @@ class EventHub:
         return len(self._waiters)
 
     async def __aenter__(self) -> Self:
-        """Become a reader. The first reader asks where the trail ends; the others wait for it meanwhile."""
+        """Become a reader. The first reader finds the end of the trail; the others wait for that."""
         async with self._entry:
             if not self._readers:
                 await self._find_end()
@@ -130,24 +133,24 @@ class EventHub:
         end = await self._run(self._store.newest)
         if end > self.position:
             self._events.clear()
-            self._from = self.position = end
+            self._after = self.position = end
 
     async def page(self, after: int, limit: int, run: EventRun | None = None) -> list[Event]:
-        """As the store's `events`, from memory where that reaches back far enough; else read by `run`."""
-        if self._readers and self._from <= after:
+        """A page of events, from memory if it reaches back far enough, else from the store by `run`."""
+        if self._readers and self._after <= after:
             start = bisect_right(self._events, after, key=lambda event: event.seq)
             return list(islice(self._events, start, start + limit))
         return await (run or self._run)(self._store.events, after, limit)
 
     async def wait(self, since: int, seconds: float, wants: Callable[[Event], bool]) -> bool:
         """
-        Wait until such an event is read, the time is over, or the server stops; whether one was. `since`: the
-        `position` before the caller last looked, so that what happened while it looked is not missed. For
+        Wait until such an event is read, the time is over, or the server stops. Returns whether there was
+        one. `since`: the `position` before the caller last read, so that no event in between is missed. For
         readers.
         """
         if self.closed or seconds <= 0:
             return False
-        if self._from > since or any(wants(event) for event in await self.page(since, _KEPT)):
+        if self._after > since or any(wants(event) for event in await self.page(since, _KEPT)):
             return True
         waiter = self._loop.create_future()
         self._waiters[waiter] = wants
@@ -165,28 +168,28 @@ class EventHub:
         self._wake(self._waiters)
 
 
-#: An empty answer holds this long while no event comes: only the passing of time can change it then.
+#: Seconds for which an empty answer stays valid without an event: only the time can change it then.
 _EMPTY_FOR: Final = 1.0
 _MOST_KINDS: Final = 1_000
 
 
 class ClaimQueue:
     """
-    The clients that wait for jobs of the same kinds, one behind the other.
+    The clients that wait for jobs, in a queue for each combination of addon and types.
 
-    When something happens the first one asks; the next asks only if the first got as many as it wanted. So a
-    thousand idle workers cost one question and not a thousand.
+    After an event the first client claims; the next claims only if the first got as many jobs as it wanted.
+    So a thousand idle workers cost one claim and not a thousand.
     """
 
-    def __init__(self, job_service: JobService, trail: EventHub) -> None:
-        self._job_service, self._trail = job_service, trail
+    def __init__(self, job_service: JobService, hub: EventHub) -> None:
+        self._job_service, self._hub = job_service, hub
         self._locks: dict[WorkerKinds, asyncio.Lock] = {}
         self._empty: dict[WorkerKinds, tuple[int, float]] = {}
 
     async def take(self, run: EventRun, kinds: WorkerKinds, limit: int, worker: str) -> list[GrantedJob]:
         clock = asyncio.get_running_loop().time
         async with self._lock(kinds):
-            position, now = self._trail.position, clock()
+            position, now = self._hub.position, clock()
             at, until = self._empty.get(kinds, (-1, 0.0))
             if at == position and now < until:
                 return []
@@ -219,16 +222,16 @@ def event_view(event: Event) -> wire.EventInfo:
 
 
 _EVERY: Final = 1.0
-#: After so many seconds without a notice the store is read anyway: a notice may have been lost.
+#: After so many seconds without a notification the store is read anyway: one may have been lost.
 _UNNOTIFIED: Final = 10
 
 
 class StatsStream:
     """
-    The live stats for every client that watches: one frame a second, encoded once and sent to all, so ten
-    open pages cost what one costs.
+    The live stats for all clients that watch: one frame a second, encoded once, so ten open pages cost as
+    much as one.
 
-    It runs on the server's loop; the reading is done in a thread.
+    It runs on the server's event loop, and reads the store in a thread.
     """
 
     def __init__(
@@ -242,7 +245,7 @@ class StatsStream:
         self.history = history or StatsHistory(None)
         self.live = LiveStats(service.store, service.machine, service.rules.host)
         self.line = b""
-        #: Whether the store has notified of a commit since it was last read.
+        #: Whether there was a commit since the store was last read.
         self.changed, self._rested = True, 0
         service.store.on_change(self._on_commit)
         self._made = asyncio.Condition()
@@ -251,7 +254,7 @@ class StatsStream:
         self.closed = False
 
     def _on_commit(self) -> None:
-        """From any thread, at every commit."""
+        """Note a commit; called from any thread."""
         self.changed = True
 
     def start(self) -> None:
@@ -260,7 +263,7 @@ class StatsStream:
     async def _beat(self) -> None:
         while not self.closed:
             try:
-                await self.beat_once()
+                await self.measure_second()
             except Exception:  # other parts report a store in trouble; the next second may succeed
                 log.exception("the live stats of this second are missing")
                 self.changed = True
@@ -268,28 +271,28 @@ class StatsStream:
                 self._made.notify_all()
             await asyncio.sleep(_EVERY)
 
-    async def beat_once(self) -> None:
+    async def measure_second(self) -> None:
         """
-        Count, and encode a frame only while a client watches. Without a commit since the last second the
-        store is not read.
+        Measure one second. A frame is encoded only while a client watches, and the store is not read without
+        a commit since the last second.
         """
         if self.watchers:
             self.line = await self._run(self._step)
             return
-        self.line = b""  # else the next client would begin with an old frame
+        self.line = b""  # so that the next client does not begin with an old frame
         if self.changed or self._rested >= _UNNOTIFIED:
             await self._run(self._count)
         elif self._service.store.shared or self.history.is_due(self._service.store.now() / 1e6):
-            await self._run(self._rest)  # reading the clock of a server may block, and so may a write
+            await self._run(self._skip_second)  # in a thread: reading a database server's clock may block
         else:
-            self._rest()
+            self._skip_second()
 
     def _count(self) -> None:
-        # Before it reads: a commit during the read counts for the next second.
+        # Cleared before the read, so that a commit during the read counts for the next second.
         self.changed, self._rested = False, 0
         self._measure(changed=True)
 
-    def _rest(self) -> None:
+    def _skip_second(self) -> None:
         self._rested += 1
         self._measure(changed=False)
 

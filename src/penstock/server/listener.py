@@ -1,8 +1,8 @@
 """
-Listening: a loopback port and a Unix socket, on one event loop in a thread of its own.
+The listener: serves a loopback port and a Unix socket, on one event loop in a thread of its own.
 
-uvicorn's protocol reads and writes HTTP; its server is not used, because that one ticks ten times a second
-even when no client calls, and cannot tell a stream to end.
+uvicorn's protocol class reads and writes HTTP. Its server class is not used: it wakes ten times a second even
+without clients, and cannot end a stream.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.runner.payload import Functions
 from penstock.scheduler.permissions import private_directory, secret_key
 from penstock.scheduler.service import SchedulerService
 from penstock.server.app import LOOPBACK, Api, RequestLimits
-from penstock.server.app_state import AppState, Runs
+from penstock.server.app_state import AppState, RunnerAccess
 from penstock.server.connections import ConnectionLimits, Peers, SocketListener
 from penstock.server.metrics import MetricsCollector
 from penstock.server.page import WebPage
@@ -40,16 +40,17 @@ from penstock.server.tokens import FIRST_FILE, LOCAL, Sessions, TokenFile
 
 log = logging.getLogger("penstock.server")
 
-_MAX_SOCKET_PATH: Final = 107  # what the kernel has room for
+_MAX_SOCKET_PATH: Final = 107  # bytes, by the kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """
-    `directory` holds the tokens and must be private. `bind` None: no TCP; `socket` None: no Unix socket.
+    The options of a server. `directory` has the tokens and must be private. `bind` None: no TCP. `socket`
+    None: no Unix socket.
 
-    The settings refuse an address beyond loopback without TLS and `allowed_hosts`. Should one get here, each
-    connection and each request from elsewhere is refused (`Peers`, `check_origin`).
+    The settings refuse an address beyond loopback without TLS and `allowed_hosts`. If one gets here all the
+    same, connections and requests from other machines are refused (`Peers`, `check_origin`).
     """
 
     directory: Path
@@ -60,14 +61,13 @@ class Config:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     trusted_proxies: Collection[str] = ()
-    #: Besides the loopback names.
+    #: Host names that are accepted besides those of loopback.
     allowed_hosts: Collection[str] = ()
     limits: RequestLimits = field(default_factory=RequestLimits)
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
-    #: How long a request that is being served may take to end when the server stops.
+    #: Seconds for requests under way when the server stops.
     stop_sec: float = 5.0
-    #: Of a scheduler with a runner: where the output of its runs is, and which functions may be submitted to
-    #: it.
+    #: With a runner: the output of its attempts, and the functions that may be submitted to it.
     output: Callable[[DispatchId], Output] | None = None
     functions: Functions = field(default_factory=Functions)
     #: The files of the page; None: no page.
@@ -75,7 +75,7 @@ class Config:
 
 
 def serve(service: SchedulerService, config: Config) -> Server:
-    """Listening when it returns."""
+    """Start a server. It listens when this returns."""
     return Server(service, config).start()
 
 
@@ -86,7 +86,7 @@ class Server:
         self.tokens = TokenFile(config.directory, service.store.now, first=config.token_file)
         self.token_file = config.token_file or config.directory / FIRST_FILE
         self.port = 0
-        #: None: there is none, or its path is too long for the kernel. The server then listens on TCP alone.
+        #: None: no Unix socket, or its path is too long for the kernel. The server then listens on TCP alone.
         self.socket = config.socket
         if self.socket is not None and len(bytes(self.socket)) > _MAX_SOCKET_PATH:
             log.warning("no Unix socket: the path %s is too long; clients need PENSTOCK_URL", self.socket)
@@ -109,15 +109,15 @@ class Server:
 
     @property
     def url(self) -> str | None:
-        """None: only the Unix socket is served."""
+        """The address of the API. None: only the Unix socket is served."""
         scheme, host = "https" if self._config.tls_cert else "http", self._config.bind
         if host is None:
             return None
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
-    def set_runner(self, runs: Runs) -> None:
-        """From now on a run of this runner may call the API with the token that the runner gave it."""
-        self.app_state.runs = runs
+    def set_runner(self, runner: RunnerAccess) -> None:
+        """Let running jobs of this runner call the API with the tokens that the runner gave them."""
+        self.app_state.runner = runner
 
     def families(self) -> Iterator[Metric]:
         """The metrics of `/metrics`."""
@@ -140,9 +140,9 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """No further request; streams and long polls end now, what is being served within `stop_sec`."""
+        """Accept no more requests. Streams and long polls end now, requests under way within `stop_sec`."""
         if self.thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+            with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
                 self._loop.call_soon_threadsafe(self._stop.set)
             self.thread.join()
 
@@ -174,7 +174,7 @@ class Server:
             api.stopping = True
             for listener in self.listeners:
                 listener.close()
-            app_state.trail.close()
+            app_state.event_hub.close()
             await app_state.stats.close()
             await self._drain(state)
 
@@ -261,7 +261,7 @@ class Server:
 
 
 def _clear_stale(path: Path) -> None:
-    """Remove a socket without a listener: a daemon that was killed leaves one behind."""
+    """Remove the socket of a daemon that was killed. Refused if another process listens on it."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -274,7 +274,8 @@ def _clear_stale(path: Path) -> None:
 
 def most_connections(limits: ConnectionLimits, *, unix: bool) -> int:
     """
-    Half of the descriptors that this process may open are kept back: for jobs, their output and the database.
+    The most connections. Half of the descriptors of this process are reserved for jobs, their output and the
+    database.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if most == resource.RLIM_INFINITY:

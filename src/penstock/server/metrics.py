@@ -1,8 +1,8 @@
 """
-`/metrics` for Prometheus: sums from the trail, and gauges that are read at each request.
+`/metrics` for Prometheus: counters from the trail, and gauges that are read at each request.
 
-Labels are bounded. Addons are named by users, so only the fifty with most jobs have a name of their own; the
-rest are `other`. Of job types, the fifty with most runs are shown.
+Labels are bounded. Users name addons, so only the fifty addons with most jobs get a label of their own; the
+rest are `other`. Of job types, the fifty with most attempts are shown.
 """
 
 from __future__ import annotations
@@ -93,21 +93,21 @@ class MetricsCollector(Collector):
 
         yield _counters("penstock_events", "Events of the trail, by kind.", "kind", tallies.events)
         yield _counters("penstock_denials", "Recorded refusals, by reason.", "reason", tallies.denials)
-        about = "Runs that went back to the queue, by reason."
+        about = "Attempts that went back to the queue, by reason."
         yield _counters("penstock_requeues", about, "reason", tallies.requeues)
         about = "Leases that were not renewed in time."
         yield CounterMetricFamily("penstock_leases_expired", about, tallies.requeues[EndReason.LEASE_EXPIRED])
         about = "Calls of workers whose dispatch was over."
         yield CounterMetricFamily("penstock_fenced_calls", about, tallies.fenced)
         preempted = tallies.events[EventKind.PREEMPT_REQUESTED]
-        yield CounterMetricFamily("penstock_preemptions", "Runs that were asked to yield.", preempted)
+        yield CounterMetricFamily("penstock_preemptions", "Attempts that were asked to yield.", preempted)
         yield CounterMetricFamily("penstock_alerts", "Alerts to owners.", tallies.events[EventKind.ALERT])
         yield _histogram("penstock_wait_seconds", "From ready to running.", tallies.waits)
         yield _histogram("penstock_run_seconds", "From running to the end of the attempt.", tallies.runs)
 
 
 def _type_gauges(stats: list[TypeStats]) -> Iterator[Metric]:
-    """Of the fifty types with most runs. Sizes are left out: users make them up."""
+    """Gauges of the fifty types with most attempts, without their sizes: users name those."""
     ranked = sorted((one for one in stats if not one.size), key=lambda one: -one.runs)[:_NAMED_TYPES]
     for name, about, field in (
         ("penstock_type_duration_seconds", "Median duration of a job type, learned.", "duration_sec"),
@@ -137,7 +137,9 @@ def _bounded(addons: list[Addon]) -> dict[str, list[Addon]]:
 
 
 def _bounded_labels(waiting: Mapping[tuple[str, ...], WaitingWork]) -> dict[tuple[str], WaitingWork]:
-    """Jobs without labels are always there, so that a scaler that asks for them gets a number."""
+    """
+    The most used label sets. Jobs without labels are always included, so that an autoscaler gets a number.
+    """
     ranked = sorted(waiting.items(), key=lambda item: -item[1].units)
     named = {("",): WaitingWork(0, 0)} | {
         (" ".join(labels),): work for labels, work in ranked[:_NAMED_LABELS]
@@ -149,7 +151,7 @@ def _bounded_labels(waiting: Mapping[tuple[str, ...], WaitingWork]) -> dict[tupl
 
 
 def _gauge(name: str, about: str, values: float | Mapping[Any, float], *labels: str) -> Metric:
-    """Without labels there is one value; with labels, one for each tuple of their values."""
+    """A gauge: one value without labels, or one value for each tuple of label values."""
     family = GaugeMetricFamily(name, about, labels=labels)
     for label_values, value in values.items() if isinstance(values, Mapping) else [((), values)]:
         family.add_metric(label_values, value)

@@ -1,5 +1,5 @@
 """
-The page: its files, and the request that turns the code of a login link into a session.
+The web page: its files, and the request that turns the code of a login link into a session.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Code(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WebPage:
-    """Its files are read once: they are few, small, and do not change while it runs."""
+    """Serves the page. Its files are read once: they are few and small."""
 
     def __init__(self, static: Path, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -50,8 +50,8 @@ class WebPage:
 
     def is_opened_by(self, request: Request[Any, Any]) -> bool:
         """
-        A link from a mail or a chat opens the page: the browser calls that cross-site. Only the page itself
-        can be had so.
+        Whether this request opens the page by a link, as from a mail, which the browser marks as cross-site.
+        No other path accepts such requests.
         """
         return bool(request.scope["path"] == "/" and request.scope["method"] == "GET")
 

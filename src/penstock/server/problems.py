@@ -1,9 +1,9 @@
 """
 Every error as application/problem+json: what happened, which fields, and what to do about it.
 
-What the core refuses already carries its code, its status and its data. The refusals of HTTP itself join the
-same tree here. Anything else is our own mistake: it is logged whole, and the client learns only that it
-happened.
+Errors of the core have their code, status and data. The refusals of HTTP itself are added to the same tree
+here. Any other error is a bug of Penstock: it is logged with its traceback, and the client learns only that
+it happened.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ log = logging.getLogger("penstock.server")
 
 
 class BadFields(Refused, ValueError):
-    """`problems` as in BadIntent."""
+    """Fields of the request are wrong. `problems` lists them, as in BadIntent."""
 
     code = "bad_fields"
     status = 422
 
 
 class NotUtf8(BadFields):
-    """JSON is UTF-8; `problems` names the field that is not."""
+    """The body is not UTF-8. `problems` names the field."""
 
     code = "not_utf8"
     status = 400
@@ -58,7 +58,7 @@ class NoRoute(Refused, LookupError):
 
 
 class WrongVerb(Refused):
-    """`allowed`: the verbs that this path knows."""
+    """The path does not have this verb. `allowed`: the verbs that it has."""
 
     code = "method_not_allowed"
     status = 405
@@ -92,13 +92,13 @@ R = TypeVar("R", bound=Refused)
 
 
 def naming_fields(kind: type[R], *problems: tuple[str, str], **data: object) -> R:
-    """A refusal that lists what is wrong with each field; its message is the first of them."""
+    """A refusal with the problems of all fields. Its message is the first problem."""
     [(field, message), *_] = problems
     listed = [{"field": name, "message": text} for name, text in problems]
     return kind(f"{field} {message}", problems=listed, **data)
 
 
-#: code -> title, and what to do.
+#: By code: the title, and what to do.
 HINTS: Final[dict[str, tuple[str, str]]] = {
     "bad_intent": ("The job cannot be accepted", "Correct the fields in `problems` and submit again."),
     "bad_fields": ("The request is not well-formed", "Correct the fields in `problems` and send it again."),
@@ -130,8 +130,7 @@ HINTS: Final[dict[str, tuple[str, str]]] = {
 _OURS: Final = ("Something went wrong in Penstock", "The log of the daemon has the details.")
 
 
-#: An answer lists so many wrong fields, and shortens what it quotes: it must not be larger than the request
-#: that it is about.
+#: The most fields in an answer, and the longest quotation: an answer must not be larger than its request.
 MOST_PROBLEMS: Final = 20
 _MOST_WORDS: Final = 1_000
 _MOST_NAME: Final = 100

@@ -1,8 +1,8 @@
 """
-One request: its headers, query and body, read within limits and with every wrong field named; and its answer.
+One request: reads its headers, query and body within limits, names every wrong field, and sends the answer.
 
-The quick way to a body is one pass of msgspec. Only when it refuses is the body taken apart field by field,
-to name every wrong field and not just the first: the client can then fix all of them at once.
+msgspec decodes a body in one pass. Only if that fails the body is decoded field by field, to name all wrong
+fields and not just the first: the client can then correct them all at once.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ S = TypeVar("S", bound=msgspec.Struct)
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Header = tuple[bytes, bytes]
-#: A field's name, and what is wrong with it.
+#: The name of a field, and what is wrong with it.
 Problem = tuple[str, str]
 
-#: Time alone (an earliest start, a quiet machine) causes no event, so a client that waits also looks again
-#: after so many seconds.
+#: Seconds between two checks of a waiting request: some changes (an earliest start, a quiet machine) cause no
+#: event.
 _LOOK_AGAIN: Final = 2.0
 
 
 @dataclass(slots=True)
 class Request(Generic[Q, B]):
     """
-    What a handler gets. The application sets `principal`, `path` (the value of the path's parameter), `query`
-    and `body`.
+    A request, as its handler gets it. The application sets `principal`, `path` (the value of the path's
+    parameter), `query` and `body`.
     """
 
     app_state: AppState
@@ -73,9 +73,9 @@ class Request(Generic[Q, B]):
     path: str = field(init=False)
     query: Q = field(init=False)
     body: B = field(init=False)
-    #: It may take long, so its token may have ended by its end.
+    #: True for a request that may wait: its token may end meanwhile.
     waits: bool = False
-    #: What `watch` returns, once it was called.
+    #: The future that `watch` returns, once it was called.
     gone: asyncio.Future[Any] | None = None
 
     def __post_init__(self) -> None:
@@ -97,17 +97,17 @@ class Request(Generic[Q, B]):
     @property
     def viewer(self) -> Viewer | None:
         """
-        Takes the names of other addons out of an answer to a token that is bound to one. None: the token may
-        see all.
+        Removes the names of other addons from an answer, for a token that is bound to one. None: the token
+        may see all addons.
         """
         addon_id = self.principal.addon_id
         if addon_id is None:
             return None
-        owners = self.app_state.owners
+        owners = self.app_state.event_addons
         return Viewer(AddonId(addon_id), lambda job_id: owners.of_job(job_id) == addon_id)
 
     def addon(self, name: str | None) -> AddonId | None:
-        """The addon to search: the one that the token is bound to, else the one that the request names."""
+        """The addon to search: that of a bound token, else the one that the request names."""
         bound = self.principal.addon_id
         if bound is not None and name is not None and name != bound:
             raise NotFound(f"there is no addon {name}", addon_id=name)
@@ -118,14 +118,17 @@ class Request(Generic[Q, B]):
         return self.principal.addon_id in (None, addon_id)
 
     def own_job(self, job_id: JobId) -> Job:
-        """A job that does not exist and a job of another addon get the same answer, to the letter."""
+        """
+        The job, if the token may see it. A job of another addon gets the same answer as one that does not
+        exist.
+        """
         job = self.store.job(job_id)
         if job is None or not self.owns(job.intent.addon_id):
             raise NotFound(self._why_no_job(job_id), job_id=job_id)
         return job
 
     def _why_no_job(self, job_id: JobId) -> str:
-        """An index of an array that waits has no job yet, and the answer says so."""
+        """Why there is no such job. An index of an array that still waits has none yet."""
         member = member_of(job_id)
         record = None if member is None else self.store.array(member[0])
         if member is None or record is None or not self.owns(record.array.intent.addon_id):
@@ -144,7 +147,7 @@ class Request(Generic[Q, B]):
             raise Forbidden(f"this token is bound to addon {self.principal.addon_id}{reason}")
 
     def check_limits(self, cost_units: int, priority: int, at: str = "") -> None:
-        """Refuse more than the token may ask for."""
+        """Refuse units or a priority beyond the limits of the token."""
         problems = [
             (f"{at}{name}", f"must be at most {most} with this token")
             for name, value, most in (
@@ -160,8 +163,8 @@ class Request(Generic[Q, B]):
 
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
         """
-        Call `function` beside the event loop, in the share of the threads that the client has. The tokens of
-        an addon count as one.
+        Call `function` in a thread, within the client's share of the threads. All tokens of an addon share
+        one.
         """
         return self.app_state.pool.run(self.principal.addon_id or self.principal.name, function, *args)
 
@@ -173,25 +176,25 @@ class Request(Generic[Q, B]):
         wants: Callable[[Event], bool],
     ) -> T:
         """
-        Look again at each event that `wants` accepts, until the answer is enough, the time is over, or no
-        client waits for it any more. Without a time to wait: look once.
+        Call `look` again after each event that `wants` accepts, until the answer is enough, the time is over,
+        or the client has gone. Without a time to wait: call it once.
         """
         if not wait_sec:
             return await look()
         loop = self.app_state.loop
         until = loop.time() + wait_sec
         gone = self.watch()
-        async with self.app_state.trail as trail:
+        async with self.app_state.event_hub as hub:
             while True:
-                seen = trail.position
+                seen = hub.position
                 answer = await look()
                 remaining = until - loop.time()
-                if is_enough(answer) or remaining <= 0 or gone.done() or trail.closed:
+                if is_enough(answer) or remaining <= 0 or gone.done() or hub.closed:
                     return answer
-                await self.sooner(trail.wait(seen, min(remaining, _LOOK_AGAIN), wants))
+                await self.unless_gone(hub.wait(seen, min(remaining, _LOOK_AGAIN), wants))
 
-    async def sooner(self, waiting: Coroutine[Any, Any, T]) -> T | None:
-        """Wait for `waiting`, or until the client has gone; then None."""
+    async def unless_gone(self, waiting: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `waiting`; None if the client goes away before."""
         task = asyncio.ensure_future(waiting)
         try:
             await asyncio.wait((self.watch(), task), return_when=asyncio.FIRST_COMPLETED)
@@ -201,8 +204,8 @@ class Request(Generic[Q, B]):
 
     def watch(self) -> asyncio.Future[Any]:
         """
-        Completes when the client has gone away or its token has ended. Made on demand: only handlers that
-        wait need it.
+        A future that completes when the client has gone away or its token has ended. Made on demand: only
+        handlers that wait need it.
         """
         if self.gone is None:
             self.gone = asyncio.ensure_future(self._until_gone())
@@ -213,15 +216,17 @@ class Request(Generic[Q, B]):
             pass
 
     def end(self) -> None:
-        """As if the client had gone: what waits for it stops waiting, and gives back what it has claimed."""
+        """
+        End the request as if the client had gone: its handler stops waiting, and gives back claimed jobs.
+        """
         self.watch().cancel()
 
     # reading and answering
 
     async def read_body(self) -> bytes:
         """
-        Counts the bytes as they come in: a length that was announced is believed only when it is too large.
-        The connection, which sees the bytes arrive, limits how long it may take.
+        The whole body, at most `MAX_BODY` bytes. Bytes are counted as they arrive; the announced length is
+        used only to refuse early. The connection limits the time.
         """
         too_large = (number(self.headers.get(b"content-length", b"0")) or 0) > MAX_BODY
         parts: list[bytes] = []
@@ -233,8 +238,7 @@ class Request(Generic[Q, B]):
             body = message["body"]
             size += len(body)
             too_large = too_large or size > MAX_BODY
-            # What is too large is read on for a while and dropped: a client that still sends would not see
-            # the answer.
+            # Read on for a while and drop it: a client that still sends would not read the answer.
             if not too_large:
                 parts.append(body)
             if not message["more_body"] or size > 16 * MAX_BODY:
@@ -262,14 +266,13 @@ _MOST_DIGITS: Final = 19
 
 def number(text: bytes) -> int | None:
     """
-    A header's whole number of 0 or more; None for anything else, and for more digits than any number here
-    has.
+    The whole number, 0 or more, of a header. None for anything else, and for too many digits.
     """
     return int(text) if text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 class Decoder:
-    """Decodes the bodies of one request type."""
+    """Decodes bodies of one request type."""
 
     def __init__(self, kind: type[msgspec.Struct]) -> None:
         self.kind = kind
@@ -280,17 +283,17 @@ class Decoder:
         if content_type != b"application/json":
             raise NotJson("the Content-Type must be application/json")
         if not _is_utf8(body):
-            raise naming_fields(NotUtf8, (_not_utf8_in(body), "is not valid UTF-8"))
+            raise naming_fields(NotUtf8, (_field_not_utf8(body), "is not valid UTF-8"))
         if too_deep(body):
-            raise naming_fields(BadFields, _DEEP)
+            raise naming_fields(BadFields, _TOO_DEEP)
         try:
             return self._decode(body)
         except msgspec.ValidationError as error:
-            raise _refusal(_wrong_in(body, self.kind), _from(error)) from None
+            raise _refusal(_problems_in(body, self.kind), _problem_of(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise naming_fields(BadFields, ("body", f"is not valid JSON: {error}")) from None
         except RecursionError:
-            raise naming_fields(BadFields, _DEEP) from None
+            raise naming_fields(BadFields, _TOO_DEEP) from None
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -300,9 +303,9 @@ def _is_utf8(text: bytes) -> bool:
         return False
 
 
-def _not_utf8_in(body: bytes, name: str = "", depth: int = 0) -> str:
+def _field_not_utf8(body: bytes, name: str = "", depth: int = 0) -> str:
     """
-    The first field that is not, as `outcomes[2].result`: fields are cut out unread, and looked at one by one.
+    The name of the first field that is not UTF-8, such as `outcomes[2].result`.
     """
     kind: Any = {b"{": dict[str, msgspec.Raw], b"[": list[msgspec.Raw]}.get(body[:1])
     if kind is not None and depth < MAX_DEPTH:
@@ -316,17 +319,17 @@ def _not_utf8_in(body: bytes, name: str = "", depth: int = 0) -> str:
         for part_name, part in named:
             if not _is_utf8(bytes(part)):
                 inner = f"{name}{part_name}" if part_name[:1] == "[" or not name else f"{name}.{part_name}"
-                return _not_utf8_in(bytes(part).strip(), inner, depth + 1)
+                return _field_not_utf8(bytes(part).strip(), inner, depth + 1)
     return name or "body"
 
 
-_DEEP: Final = ("body", f"must not be nested deeper than {MAX_DEPTH}")
+_TOO_DEEP: Final = ("body", f"must not be nested deeper than {MAX_DEPTH}")
 
 
 def _refusal(problems: Iterable[Problem], otherwise: Problem) -> BadFields:
     """
-    Lists as many problems as an answer shows, and one more: a megabyte of unknown fields is not worth a list
-    of them all.
+    A refusal with as many problems as an answer shows, and one more to say so: a megabyte of unknown fields
+    need not be listed.
     """
     return naming_fields(BadFields, *(list(islice(problems, MOST_PROBLEMS + 1)) or [otherwise]))
 
@@ -337,14 +340,14 @@ _REST: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 def too_deep(body: bytes) -> bool:
     """
-    Without parsing: everything but the brackets is removed, then each pass removes the innermost level. 32
-    passes over a megabyte of brackets take a few milliseconds, where a loop over its characters would hold
-    the event loop for half a second. No regular expression: on a string without an end one starts again at
-    every quote, which takes a minute for 64 KB.
+    Whether the body is nested too deep, without parsing it: remove everything but the brackets, then the
+    innermost level in each pass. 32 passes over a megabyte of brackets take a few milliseconds; a loop over
+    its characters would block the event loop for half a second. A regular expression would start again at
+    every quote of an unterminated string, which takes a minute for 64 KB.
     """
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return False
-    # Without escapes every quote begins or ends a string, so every second part is outside of strings.
+    # Without escapes each quote begins or ends a string, so every second part is outside of strings.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     brackets = b"".join(plain.split(b'"')[::2]).translate(_BRACKETS, _REST)
     if b"[" * (MAX_DEPTH + 1) in brackets:
@@ -371,15 +374,15 @@ def read_query(query: bytes, kind: type[S]) -> S:
     try:
         return _convert(values, kind)
     except msgspec.ValidationError as error:
-        raise _refusal(_wrong(values, kind, _convert), _from(error)) from None
+        raise _refusal(_field_problems(values, kind, _convert), _problem_of(error)) from None
 
 
 def _convert(value: Any, kind: type[T]) -> T:
     return msgspec.convert(value, kind, strict=False)
 
 
-def _wrong_in(body: bytes, kind: type[msgspec.Struct]) -> Iterator[Problem]:
-    """Each field is cut out unread, then read by itself."""
+def _problems_in(body: bytes, kind: type[msgspec.Struct]) -> Iterator[Problem]:
+    """The problems of all fields of a body: each field is decoded by itself."""
     try:
         values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError:
@@ -387,10 +390,12 @@ def _wrong_in(body: bytes, kind: type[msgspec.Struct]) -> Iterator[Problem]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
     else:
-        yield from _wrong(values, kind, lambda value, wanted: msgspec.json.decode(value, type=wanted))
+        yield from _field_problems(
+            values, kind, lambda value, wanted: msgspec.json.decode(value, type=wanted)
+        )
 
 
-def _wrong(
+def _field_problems(
     values: Mapping[str, Any], kind: type[msgspec.Struct], read: Callable[[Any, Any], object]
 ) -> Iterator[Problem]:
     fields = {one.encode_name: one for one in msgspec.structs.fields(kind)}
@@ -401,13 +406,13 @@ def _wrong(
             try:
                 read(values[name], one.type)
             except msgspec.ValidationError as error:
-                yield _from(error, name)
+                yield _problem_of(error, name)
         elif one.required:
             yield name, "is missing"
 
 
-def _from(error: msgspec.ValidationError, field: str = "") -> Problem:
-    """The place is behind the last ` - at `: what comes before it may quote the request."""
+def _problem_of(error: msgspec.ValidationError, field: str = "") -> Problem:
+    """The field and the problem in a message of msgspec. The field is after the last ` - at `."""
     message, _, place = str(error).rpartition(" - at ")
     path = place.removeprefix("`key` in ")
     if not message or not (path.startswith("`$") and path.endswith("`")):
@@ -421,14 +426,14 @@ def _from(error: msgspec.ValidationError, field: str = "") -> Problem:
 
 
 def pattern_words(message: str) -> str | None:
-    """What the pattern asks for that a text breaks, in words; None: the message is about something else."""
+    """The violated pattern of a message, in words. None: the message is not about a pattern."""
     _, is_pattern, pattern = message.partition("` matching regex ")
     if not is_pattern:
         return None
     return _PATTERN_WORDS.get(pattern, "has characters that are not allowed here")
 
 
-#: By the pattern as a message quotes it.
+#: By pattern, as a message quotes it.
 _PATTERN_WORDS: Final = {repr(pattern): words for pattern, words in PATTERN_WORDS.items()}
 
 
@@ -436,23 +441,24 @@ def or_none(value: T | UnsetType) -> T | None:
     return None if isinstance(value, UnsetType) else value
 
 
-def text_of(json: Raw | UnsetType) -> str:
+def json_text(json: Raw | UnsetType) -> str:
     return "null" if isinstance(json, UnsetType) else bytes(json).decode()
 
 
 # from values to an answer
 
 
-def as_json(text: str | None) -> Raw:
+def raw_json(text: str | None) -> Raw:
     return Raw(b"null" if text is None else text.encode())
 
 
 def as_answer(kind: type[S], *sources: object, **fields: object) -> S:
     """
-    An answer with `fields`; each other field comes from the first source that has one of that name. Moments
-    become datetimes.
+    Make an answer from `fields`; each further field comes from the first source that has one of this name.
+    Moments become datetimes.
 
-    A name that no source has raises AttributeError, so one request of each kind tests the names.
+    A name that no source has raises AttributeError, so a test with one request of each kind finds wrong
+    names.
     """
     for name, at, is_moment in _origins(kind, *map(type, sources)):
         if name not in fields:
@@ -463,7 +469,7 @@ def as_answer(kind: type[S], *sources: object, **fields: object) -> S:
 
 @cache
 def _origins(kind: type[msgspec.Struct], *sources: type) -> tuple[tuple[str, int, bool], ...]:
-    """Each field with the number of its source, and whether it is a moment."""
+    """For each field its name, the number of its source, and whether it is a moment."""
     return tuple(
         (
             one.name,

@@ -2,9 +2,9 @@
 The API as one table, and its OpenAPI 3.1 description. Routing, rights, validation and the list in
 `docs/http.md` are made from the table.
 
-A route cannot be made without the scope that it needs: the scope is a field without a default. A route that
-needs no token is OPEN, and a test holds the list of those. Query, body and answer of a route are the types
-that its handler declares: `def edit(call: Request[None, wire.Edit]) -> wire.JobInfo`.
+Every route must name the scope that it needs: the field has no default. Routes without a token are OPEN, and
+a test lists them. The types of query, body and answer of a route are those that its handler declares: `def
+edit(request: Request[None, wire.Edit]) -> wire.JobInfo`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.wire import PREFIX, ProblemDetails, Scope
 
 
 class OpenRoute(Enum):
-    """For every client that can reach the port."""
+    """The scope of routes that are open to every client."""
 
     OPEN = "open"
 
@@ -45,9 +45,9 @@ class Route:
     scope: Scope | OpenRoute
     handler: Callable[..., Any]
     summary: str
-    #: The answer is server-sent events with data of this type, for as long as the client reads.
+    #: The type of the server-sent events that are the answer, for as long as the client reads.
     streams: type[msgspec.Struct] | None = None
-    #: The answer is bytes of this type instead of JSON.
+    #: The content type of an answer that is not JSON.
     plain: bytes = b""
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class Route:
         self.body: type[msgspec.Struct] | None = None if body is NoneType else body
         self.answer: type[msgspec.Struct] | None = None if self.plain else self.streams or answer
         self.decode = None if self.body is None else Decoder(self.body)
-        #: The body may be left out: none of its fields is required.
+        #: Whether the body may be left out, because none of its fields is required.
         self.body_optional = self.body is None or not any(one.required for one in fields(self.body))
         self.in_pool = not inspect.iscoroutinefunction(self.handler)
         parameter = re.search(r"\{(\w+)\}", self.path)
@@ -76,7 +76,7 @@ _READ, _SUBMIT, _CANCEL = Scope.JOBS_READ, Scope.JOBS_SUBMIT, Scope.JOBS_CANCEL
 _LEASE, _CONFIG, _TOKENS = Scope.WORKER_LEASE, Scope.ADMIN_CONFIG, Scope.ADMIN_TOKENS
 
 ROUTES: Final[tuple[Route, ...]] = (
-    # submitters and people
+    # jobs
     _post("queue/jobs/submit", _SUBMIT, jobs.submit, "Submit a job; the answer means that it is on disk"),
     _post("queue/jobs/submit/bulk", _SUBMIT, jobs.submit_bulk, "Submit many jobs, all or none"),
     _get("queue/jobs", _READ, jobs.listing, "List jobs"),
@@ -87,7 +87,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         "queue/jobs/{job_id}/dependencies",
         _READ,
         jobs.dependencies,
-        "The jobs that it waits for, and that wait for it",
+        "List the jobs that it waits for, and those that wait for it",
     ),
     _get("queue/jobs/{job_id}/explain", _READ, jobs.explain, "Explain why the job is in its state"),
     _get("queue/jobs/{job_id}/logs", _READ, live.logs, "Read the output of a command or function"),
@@ -153,22 +153,38 @@ ROUTES: Final[tuple[Route, ...]] = (
     _post("lease/heartbeat", _LEASE, workers.heartbeat, "Renew a lease; the answer says whether to stop"),
     _post("lease/report", _LEASE, workers.report, "Report progress, spending and perhaps the outcome"),
     _post("lease/release", _LEASE, workers.release, "Release a lease; its job returns to the queue"),
-    _post("run/say", Scope.RUN_SELF, workers.say, "Report or ask as a running job, with its own token"),
-    # looking
+    _post(
+        "run/self",
+        Scope.RUN_SELF,
+        workers.job_request,
+        "Report or ask as a running job, with its own token",
+    ),
+    # status
     _get("events", _READ, live.events, "Read the trail, page by page"),
     _get("events/stream", _READ, live.stream, "Follow the trail, event by event", streams=wire.EventInfo),
     _get("stats", _READ, admin.stats, "Count jobs by state and addon"),
-    _get("types", _READ, admin.types, "Show what was learned about each job type, and how predictions fared"),
+    _get(
+        "types",
+        _READ,
+        admin.types,
+        "Show what was learned about each job type, and how good predictions were",
+    ),
     _get("leases", _READ, admin.leases, "List the leases that hold units now"),
     _get("capacity", _READ, admin.capacity, "Show the usable units, and what limits them"),
     _get("addons", _READ, admin.addons, "List addons: weight, paused, share, jobs"),
     _get("hosts", _READ, admin.hosts, "List hosts: alive or lost, capacity, units, labels"),
-    _get("pulse", _READ, live.pulse, "Follow the live stats, second by second", streams=wire.StatsFrame),
-    _get("pulse/history", _READ, live.history, "Get the live stats of the last quarter of an hour"),
+    _get(
+        "stats/stream",
+        _READ,
+        live.stats_stream,
+        "Follow the live stats, second by second",
+        streams=wire.StatsFrame,
+    ),
+    _get("stats/history", _READ, live.stats_history, "Get the live stats of the last quarter of an hour"),
     _get("alerts", _READ, live.alerts, "List the newest alerts to owners"),
     _get("programs", _READ, live.programs, "List the pools and graphs of attached programs"),
-    _get("health", _READ, admin.health, "Show the health of this host, and what is wrong"),
-    # running it
+    _get("health", _READ, admin.health, "Show the health of this host"),
+    # administration
     _post("signals", Scope.SIGNALS_REPORT, admin.signals, "Report an application's own load signals"),
     _post("programs/attach", Scope.SIGNALS_REPORT, live.attach, "Show a program's pools and graphs here"),
     _post("login", _TOKENS, admin.login, "Make a link that opens the page once"),
@@ -189,35 +205,35 @@ async def healthz(request: Request[None, None]) -> wire.Health:
 
 
 def openapi(_: Request[None, None]) -> wire.Description:
-    """Not a coroutine: the first description is made beside the loop, which has others to serve."""
+    """Not a coroutine: the first description takes long, so it is made in a thread."""
     return _description()
 
 
 @cache
 def _description() -> wire.Description:
-    """Made at the first request: making it takes longer than all the rest of a start."""
+    """The description, made at the first request: it takes longer than the rest of a start."""
     return wire.Description(**describe(ALL_ROUTES))
 
 
-#: With those that are for monitors and tools.
+#: All routes, with those for monitors and tools.
 ALL_ROUTES: Final[tuple[Route, ...]] = (
     *ROUTES,
-    Route("GET", "/healthz", OPEN, healthz, "ok or degraded, and no more"),
-    Route("GET", "/metrics", Scope.METRICS_READ, metrics, "For Prometheus", plain=CONTENT_TYPE),
-    _get("openapi.json", _READ, openapi, "This description"),
+    Route("GET", "/healthz", OPEN, healthz, "Whether this host is ok or degraded"),
+    Route("GET", "/metrics", Scope.METRICS_READ, metrics, "Metrics for Prometheus", plain=CONTENT_TYPE),
+    _get("openapi.json", _READ, openapi, "The API as an OpenAPI description"),
 )
 
 
 _REF: Final = "#/components/schemas/{name}"
 _REFUSALS: Final = {
-    401: "no token, or none that is valid",
+    401: "no valid token",
     403: "the token's scope or limits, or a foreign Host, Origin or site",
-    404: "nothing by that name, or not yours",
-    405: "another verb",
+    404: "it does not exist, or this token may not see it",
+    405: "the path does not have this verb",
     408: "the request took too long to arrive",
     409: "the job or lease is not in a state for this; nothing was changed",
-    413: "too large",
-    415: "not JSON",
+    413: "the request is too large",
+    415: "the body is not JSON",
     422: "fields are wrong; `problems` names each",
     429: "the queue is full, or too many requests are open; see Retry-After",
     503: "the database or the scheduler is not available",
@@ -232,7 +248,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.verb.lower()] = _operation(route, ref)
-    about = "Admits, queues and dispatches work. Moments are RFC 3339, spans are seconds."
+    about = "Admits, queues and dispatches work. Times are RFC 3339, durations are in seconds."
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock", "version": VERSION, "description": about},

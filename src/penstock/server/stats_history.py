@@ -1,13 +1,12 @@
 """
-The figures of the last seven days by the minute, for the page's charts, kept across restarts.
+The figures of the last seven days, minute by minute, for the page's charts; kept across restarts.
 
-A finished minute is appended as one line of JSON to a file of its own in the data directory: 10,080 lines at the
-most, about a megabyte. The file is not the truth about any job, so nothing depends on it: a file that cannot be
-read or written costs the charts their past, and a line in the log. It is written anew at the start, without the
-lines that are too old.
+Each minute is appended as one line of JSON to a file in the data directory: at most 10,080 lines, about a
+megabyte. Nothing but the charts depends on the file: if it cannot be read or written, the charts lose their
+past and a line is logged. At the start it is rewritten without the lines that are too old.
 
-A minute in which the scheduler did not run has no line. A reader gets an entry without figures for it, so that a
-chart shows a gap and invents no line.
+A minute in which the scheduler did not run has no line. A reader gets an entry without figures for it, so
+that a chart shows a gap.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from penstock.scheduler.permissions import replace_file
 
 log = logging.getLogger("penstock.server")
 
-#: In the data directory.
+#: The name of the file in the data directory.
 HISTORY_FILE: Final = "stats-history.jsonl"
 MINUTE: Final = 60.0
 KEPT_SEC: Final = 7 * 86_400
-#: Points of a chart: more than its pixels help no reader.
+#: The most points of a chart, which has no more pixels.
 MOST_POINTS: Final = 900
 _COUNTS: Final = ("submitted", "started", "done", "failed")
 _GAUGES: Final = ("queued", "in_use", "capacity", "busy")
@@ -44,14 +43,14 @@ _decode: Final = msgspec.json.Decoder(wire.StatsPoint).decode
 
 class StatsHistory:
     def __init__(self, path: Path | None) -> None:
-        """`path` None: kept in memory only."""
+        """`path` None: keep the figures in memory only."""
         self._path = path
         self._minutes: deque[wire.StatsPoint] = deque(maxlen=int(KEPT_SEC / MINUTE))
         self._seconds: list[wire.StatsSecond] = []
         self._broken = False
 
     def load(self, now: float) -> None:
-        """Read the file, and write it anew without what is too old."""
+        """Read the file, and rewrite it without the lines that are too old."""
         if self._path is None or not self._path.exists():
             return
         try:
@@ -67,7 +66,9 @@ class StatsHistory:
             self._complain(error)
 
     def add(self, second: wire.StatsSecond) -> None:
-        """A minute is written when the first second of another one comes. A second that is not newer is left out."""
+        """
+        Add a second. The first second of another minute writes the minute before. Older seconds are ignored.
+        """
         if self._seconds and second.at <= self._seconds[-1].at:
             return
         if self.is_due(second.at):
@@ -75,7 +76,7 @@ class StatsHistory:
         self._seconds.append(second)
 
     def is_due(self, now: float) -> bool:
-        """Whether a second at this moment would finish a minute."""
+        """Whether a second at this moment finishes a minute."""
         return bool(self._seconds) and int(now // MINUTE) != int(self._seconds[0].at // MINUTE)
 
     def _finish(self) -> None:
@@ -100,7 +101,9 @@ class StatsHistory:
         self._broken = True
 
     def points(self, now: float, span_sec: float) -> list[wire.StatsPoint]:
-        """The last `span_sec`, in at most `MOST_POINTS` steps of whole minutes; a step without figures is a gap."""
+        """
+        The last `span_sec` in at most `MOST_POINTS` steps of whole minutes. A step without figures is a gap.
+        """
         step = MINUTE * max(1, -(-int(span_sec) // int(MINUTE * MOST_POINTS)))
         first = (now - span_sec) // step
         steps: dict[int, list[wire.StatsPoint]] = {}
@@ -112,8 +115,8 @@ class StatsHistory:
 
 def merged(at: float, points: Sequence[wire.StatsPoint]) -> wire.StatsPoint:
     """
-    One point for several: counts as the mean per second, gauges as the mean, the median of the medians, and the
-    highest of the 95th percentiles.
+    Merge several points: the mean of counts per second and of gauges, the median of the medians, and the
+    highest 95th percentile.
     """
     figures: dict[str, float | None] = {}
     for names, of in ((_COUNTS + _GAUGES, _mean), (_P50, median), (_P95, max)):

@@ -1,11 +1,11 @@
 """
-Bearer tokens and sessions of the page: what each client may do, and the end of requests that wait with a
-token that has ended.
+Bearer tokens and sessions of the page: what each client may do. Also ends waiting requests whose token has
+ended.
 
-A token is 256 random bits, so only its plain SHA-256 is kept. Tokens live in a file beside the database, not
-in a table: the stores need no table for them, a backup of the jobs carries no hashes of secrets, and a
-locked-out operator can edit a text file. The file is replaced as a whole, so a reader sees the old one or the
-new one; every process notices a change within half a second.
+A token is 256 random bits, so its plain SHA-256 is enough to keep. Tokens are in a file beside the database,
+not in a table: a backup of the jobs has no hashes of secrets, and a locked-out operator can edit a text file.
+The file is replaced as a whole, so a reader sees the old or the new one; every process notices a change
+within half a second.
 
 A token made with another token is that token's child: it expires no later, and it ends when its parent is
 revoked, expires or is taken out of the file.
@@ -34,39 +34,40 @@ from penstock.server.problems import BadToken
 from penstock.wire import Login, NewToken, Scope, Token
 
 TOKENS_FILE: Final = "tokens.json"
-#: The first token, in full, for the command line of the user that started the daemon.
+#: The file with the secret of the first token, for the command line of the user that started the daemon.
 FIRST_FILE: Final = "token"
 _LOOK_EVERY: Final = 0.5
-_LEAD: Final = "pst"
+_PREFIX: Final = "pst"
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The client of a request, after its token was checked."""
+    """The client of a request, whose token was checked."""
 
     name: str
     scopes: frozenset[Scope]
     addon_id: str | None = None
     max_cost_units: int | None = None
     max_priority: int | None = None
-    #: The token that was shown. None: the local user, or a run with its own token.
+    #: The id of its token. None: the local user, or a running job with its own token.
     token_id: str | None = None
-    #: When that token or the first of its ancestors expires.
+    #: When the token or the first of its ancestors expires.
     expires_at: datetime | None = None
 
 
-#: Came by the Unix socket, as the user that runs the daemon: it could read the token file anyway.
+#: The principal of the Unix socket: the daemon's own user, who could read the token file anyway.
 LOCAL: Final = Principal("local", frozenset(Scope))
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _StoredToken(msgspec.Struct, frozen=True):
     token: Token
     sha256: str
 
 
 class TokenFile:
     """
-    `clock`: for expiry; `first`: where the first token goes in full; `timer`: when to look at the file again.
+    The file with all tokens. `clock` decides expiry. `first`: the file for the secret of the first token.
+    `timer` decides when to read the file again.
     """
 
     def __init__(
@@ -79,29 +80,30 @@ class TokenFile:
     ) -> None:
         self.path = private_directory(directory) / TOKENS_FILE
         self._clock, self._timer, self._lock = clock, timer, Lock()
-        self._kept: dict[str, tuple[_Kept, Principal]] = {}
+        self._kept: dict[str, tuple[_StoredToken, Principal]] = {}
         self._stamp: tuple[int, int, int] | None = None
         self._look_at = 0.0
         if not self.path.exists():
-            self._first(first or directory / FIRST_FILE)
+            self._make_first_token(first or directory / FIRST_FILE)
         self._load()
 
     def principal(self, authorization: bytes) -> Principal:
-        """Of a request with this header. BadToken gives no reason: a stranger must not learn one."""
+        """
+        The principal of a request with this header. BadToken gives no reason, which would help an attacker.
+        """
         scheme, _, secret = authorization.partition(b" ")
         lead, _, rest = secret.strip().partition(b"_")
         token_id, _, _ = rest.partition(b"_")
-        if scheme.lower() != b"bearer" or lead != _LEAD.encode():
+        if scheme.lower() != b"bearer" or lead != _PREFIX.encode():
             raise BadToken("a bearer token is needed")
-        return self.proven(token_id.decode("latin-1"), secret.strip())
+        return self.verify(token_id.decode("latin-1"), secret.strip())
 
-    def proven(self, token_id: str, proof: bytes) -> Principal:
-        """The token's principal, if `proof` is what `add` was given for it."""
+    def verify(self, token_id: str, proof: bytes) -> Principal:
+        """The principal of the token, if `proof` is the one that was given to `add`."""
         self._refresh()
         entry = self._kept.get(token_id)
         digest = hashlib.sha256(proof).hexdigest()
-        # Compared even when there is nothing to compare with, so that an id that exists takes no longer than
-        # one that does not.
+        # Compare even for an unknown id, so that it takes as long as a known one.
         same = hmac.compare_digest(digest, entry[0].sha256 if entry else "0" * 64)
         if entry is None or not same or self._expired(entry[1]):
             raise BadToken("the token is not valid, or no longer valid")
@@ -109,8 +111,7 @@ class TokenFile:
 
     def alive(self, principal: Principal) -> bool:
         """
-        Whether what was proven once still holds: neither the token nor an ancestor was revoked or has
-        expired.
+        Whether a checked token is still valid: neither it nor an ancestor was revoked or has expired.
         """
         if principal.token_id is None:
             return True
@@ -134,7 +135,7 @@ class TokenFile:
         return self.add(token_id, secret, new, by), secret
 
     def add(self, token_id: str, proof: str, new: NewToken, by: Principal | None = None) -> Token:
-        """`by`: the token that it is a child of. Only the hash of `proof` is kept."""
+        """Add a token as a child of that of `by`. Only the hash of `proof` is kept."""
         with self._lock:
             self._load()
             if by is not None and not self.alive(by):
@@ -145,16 +146,17 @@ class TokenFile:
 
     def revoke(self, token_id: str) -> bool:
         """
-        With its children. At once here; in another process that serves from this file, within half a second.
+        Revoke a token and its children: at once in this process, within half a second in others with this
+        file.
         """
         with self._lock:
             self._load()
             if token_id not in self._kept:
                 return False
-            self._save(_living(k for k, _ in self._kept.values() if k.token.token_id != token_id))
+            self._save(_without_orphans(k for k, _ in self._kept.values() if k.token.token_id != token_id))
         return True
 
-    def _new(self, token_id: str, proof: str, new: NewToken, by: Principal | None = None) -> _Kept:
+    def _new(self, token_id: str, proof: str, new: NewToken, by: Principal | None = None) -> _StoredToken:
         ends = [end for end in (new.expires_at, None if by is None else by.expires_at) if end is not None]
         changed = {"scopes": sorted(set(new.scopes)), "expires_at": min(ends, default=None)}
         token = Token(
@@ -163,16 +165,16 @@ class TokenFile:
             created_at=when(self._clock()),
             parent_id=None if by is None else by.token_id,
         )
-        return _Kept(token, _digest(proof))
+        return _StoredToken(token, _digest(proof))
 
-    def _first(self, secret_file: Path) -> None:
+    def _make_first_token(self, secret_file: Path) -> None:
         token_id, secret = _new_secret()
         kept = self._new(token_id, secret, NewToken(name="made at first start", scopes=list(Scope)))
-        # The secret first: without it a list that holds its hash would lock all clients out.
+        # Write the secret first: a list with its hash and no secret would lock all clients out.
         replace_file(secret_file, f"{secret}\n".encode())
         self._save([kept])
 
-    def _save(self, kept: list[_Kept]) -> None:
+    def _save(self, kept: list[_StoredToken]) -> None:
         replace_file(self.path, msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
         self._load(anyway=True)
 
@@ -192,13 +194,13 @@ class TokenFile:
             return
         private_file(self.path)
         try:
-            kept = msgspec.json.decode(self.path.read_bytes(), type=list[_Kept])
+            kept = msgspec.json.decode(self.path.read_bytes(), type=list[_StoredToken])
         except msgspec.DecodeError as error:
             raise Unsafe(
                 f"{self.path} is damaged ({error}): fix it, or remove it for a new first token",
                 path=str(self.path),
             ) from None
-        living = _living(kept)
+        living = _without_orphans(kept)
         tokens = {k.token.token_id: k.token for k in living}
         self._kept = {k.token.token_id: (k, _principal(k.token, tokens)) for k in living}
         self._stamp = stamp
@@ -210,11 +212,11 @@ def _new_token_id() -> str:
 
 def _new_secret() -> tuple[str, str]:
     token_id = _new_token_id()
-    return token_id, f"{_LEAD}_{token_id}_{secrets.token_urlsafe(32)}"
+    return token_id, f"{_PREFIX}_{token_id}_{secrets.token_urlsafe(32)}"
 
 
-def _living(kept: Iterable[_Kept]) -> list[_Kept]:
-    """Without those that have lost an ancestor."""
+def _without_orphans(kept: Iterable[_StoredToken]) -> list[_StoredToken]:
+    """The tokens whose ancestors all exist."""
     remaining = list(kept)
     while True:
         ids = {k.token.token_id for k in remaining}
@@ -225,7 +227,7 @@ def _living(kept: Iterable[_Kept]) -> list[_Kept]:
 
 
 def _principal(token: Token, tokens: dict[str, Token]) -> Principal:
-    ends = [one.expires_at for one in _lineage(token, tokens) if one.expires_at is not None]
+    ends = [one.expires_at for one in _ancestors(token, tokens) if one.expires_at is not None]
     return Principal(
         token.token_id,
         frozenset(token.scopes),
@@ -237,7 +239,7 @@ def _principal(token: Token, tokens: dict[str, Token]) -> Principal:
     )
 
 
-def _lineage(token: Token, tokens: dict[str, Token]) -> Iterable[Token]:
+def _ancestors(token: Token, tokens: dict[str, Token]) -> Iterable[Token]:
     seen: dict[str, Token] = {}
     while token.token_id not in seen:
         seen[token.token_id] = token
@@ -245,17 +247,16 @@ def _lineage(token: Token, tokens: dict[str, Token]) -> Iterable[Token]:
     return seen.values()
 
 
-#: With the half second after which the file of tokens is read again it is less than one.
+#: Seconds between two checks. Together with the half second for reading the file: less than a second.
 _WATCH_EVERY: Final = 0.3
 
 
 class TokenWatch:
     """
-    Ends the streams and long polls of a token that has ended.
+    Ends streams and long polls when their token ends.
 
-    A token is checked when a request comes in, and some requests stay for hours. While there are any, this
-    checks their tokens several times a second; while there are none, it does nothing. Lives on one event
-    loop.
+    A token is checked when a request comes in, but some requests last for hours. While there are such
+    requests, this checks their tokens several times a second. It belongs to one event loop.
     """
 
     def __init__(self, tokens: TokenFile, loop: asyncio.AbstractEventLoop) -> None:
@@ -265,43 +266,43 @@ class TokenWatch:
 
     @contextmanager
     def watching(self, principal: Principal, end: Callable[[], object]) -> Iterator[None]:
-        """Calls `end` once, if the principal's token ends before the block does."""
+        """Call `end` once if the principal's token ends within this block."""
         if principal.token_id is None:
             yield
             return
         key = object()
         self._waiting[key] = (principal, end)
-        self._look_later()
+        self._check_later()
         try:
             yield
         finally:
             self._waiting.pop(key, None)
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(_WATCH_EVERY, self._look)
+            self._timer = self._loop.call_later(_WATCH_EVERY, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         for key, (principal, end) in list(self._waiting.items()):
             if not self._tokens.alive(principal):
                 del self._waiting[key]
                 end()
         if self._waiting:
-            self._look_later()
+            self._check_later()
 
 
-#: The other half of a session.
+#: The header with the second half of a session.
 _SESSION_HEADER: Final = b"x-penstock-session"
 SESSION_LASTS: Final = timedelta(hours=12)
 _CODE_LASTS: Final = 10 * MINUTE
 _MOST_CODES: Final = 100
-#: The name of every token that is a session.
+#: The name of the tokens of sessions.
 _SESSION: Final = "page"
 
 
-class Opened(NamedTuple):
-    """`cookie` and `half` are the two halves of the session; `principal` requested the link."""
+class OpenedSession(NamedTuple):
+    """A new session. `cookie` and `half` are its two halves; `principal` requested the link."""
 
     cookie: str
     half: str
@@ -311,17 +312,17 @@ class Opened(NamedTuple):
 
 class Sessions:
     """
-    Sessions of the page: a code that works once becomes a session of two halves.
+    Sessions of the page: the code of a login link works once and becomes a session of two halves.
 
-    A session is a token with twelve hours to live: it is listed, revoked and kept over a restart like any
-    other, and it ends with the token that requested it. The browser has to show two independent random
-    halves: a cookie, which no script can read, and a header that the page's script sends. Browsers send a
-    cookie to every port of a host, so another local server may learn it. The cookie alone is of no use: the
-    other half cannot be computed from it, it is no bearer token, and the daemon keeps only one hash over both
-    halves and the name of the cookie, which belongs to this instance.
+    A session is a token that expires after twelve hours: it is listed, revoked and kept over a restart like
+    any other, and it ends with the token that requested it. The browser must send two independent random
+    halves: a cookie, which no script can read, and a header from the page's script. Browsers send a cookie to
+    every port of a host, so another local server may learn it. The cookie alone is of no use: the other half
+    cannot be computed from it, it is no bearer token, and the daemon keeps only one hash over both halves and
+    the cookie's name.
 
-    `port` and the file of tokens are in the cookie's name: schedulers on one host share a cookie jar, at once
-    or in turn.
+    The cookie's name contains the port and a hash of the token file's path, because all schedulers of a host
+    share the browser's cookies.
     """
 
     def __init__(self, tokens: TokenFile, *, secure: bool, url: str, port: int) -> None:
@@ -332,7 +333,7 @@ class Sessions:
         self.cookie = f"{lead}-{port}-{_digest(str(tokens.path.resolve()))[:10]}"
 
     def link(self, principal: Principal, now: Moment) -> Login:
-        """A link that opens the page once; its session has the rights of `principal`."""
+        """A link that opens the page once, with the rights of `principal`."""
         code = secrets.token_urlsafe(24)
         with self._lock:
             alive = {key: kept for key, kept in self._codes.items() if kept[0] > now}
@@ -341,8 +342,8 @@ class Sessions:
             self._codes = {**alive, _digest(code): (now + _CODE_LASTS, principal)}
         return Login(f"{self._url}/#code={code}", when(now + _CODE_LASTS))
 
-    def open(self, code: str, now: Moment) -> Opened:
-        """A code ends with the token that it was made with."""
+    def open(self, code: str, now: Moment) -> OpenedSession:
+        """Turn a code into a session. A code ends with the token that requested it."""
         with self._lock:
             kept = self._codes.pop(_digest(code), None)
         if kept is None or kept[0] <= now:
@@ -363,7 +364,7 @@ class Sessions:
         token_id = _new_token_id()
         cookie, half = f"{token_id}.{secrets.token_urlsafe(32)}", secrets.token_urlsafe(32)
         self._tokens.add(token_id, self._proof(cookie, half), new_token, principal)
-        return Opened(cookie, half, token_id, principal)
+        return OpenedSession(cookie, half, token_id, principal)
 
     def set_cookie(self, value: str) -> str:
         secure = "; Secure" if self._secure else ""
@@ -371,15 +372,17 @@ class Sessions:
         return f"{self.cookie}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{secure}"
 
     def principal(self, headers: Mapping[bytes, bytes]) -> Principal | None:
-        """Of a request with both halves; None without a cookie of ours."""
+        """The principal of a request with both halves. None: the request has no cookie of this server."""
         cookie = self._value(headers.get(b"cookie", b"").decode("latin-1"))
         if cookie is None:
             return None
         half = headers.get(_SESSION_HEADER, b"").decode("latin-1")
-        return self._tokens.proven(cookie.partition(".")[0], self._proof(cookie, half).encode())
+        return self._tokens.verify(cookie.partition(".")[0], self._proof(cookie, half).encode())
 
     def _proof(self, cookie: str, half: str) -> str:
-        """Begins otherwise than any bearer token, so that neither can be shown in the place of the other."""
+        """
+        The text that is hashed. It begins unlike any bearer token, so that neither can replace the other.
+        """
         return f"session {self.cookie} {cookie} {half}"
 
     def _value(self, cookies: str) -> str | None:

@@ -1,11 +1,10 @@
 """
-What travels: every request and every answer of the HTTP API, as types.
+The types of every request and every answer of the HTTP API.
 
-The server decodes, checks and documents by these; the client builds and reads by them; so neither can drift
-from the other. Moments are RFC 3339 with a zone, spans are seconds, money is a number in the job's own unit.
-`payload`, `result` and `checkpoint` are the user's JSON: they pass through unread. Requests refuse fields
-they do not know, by name. Answers may gain fields: readers skip what they do not know. Every type of the seven
-modules is used as `wire.Name`.
+Server and client share them, so they cannot differ. Moments are RFC 3339 with a zone, spans are seconds,
+money is a number in the job's own unit. `payload`, `result` and `checkpoint` are the user's JSON and pass
+through unread. A request with an unknown field is refused. Answers may gain fields: readers skip unknown
+ones. Every type of these modules is used as `wire.Name`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arrays: the body of a submit, and what the API shows of an array."""
+"""The types of arrays: the body of a submit, and an array in an answer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from penstock.wire.jobs import SubmitBody
 
 class ArrayBody(WireRequest):
     """
-    `array`: the indices, and how many at once: `1-1000%8`, `0,5,7-9`. `job`: each of its jobs, as in a submit,
-    without `after` and `wait_sec`; its idempotency key is that of the whole array.
+    A submit of an array. `array`: the indices, and how many run at once: `1-1000%8`, `0,5,7-9`. `job`: the
+    job of each index, as in a submit, without `after` and `wait_sec`; its idempotency key is that of the
+    whole array.
     """
 
     array: Annotated[
@@ -35,7 +36,7 @@ class ArraysQuery(WireRequest):
 
 
 class ArrayQuery(WireRequest):
-    """`index`: the answer names the newest job of this index."""
+    """`index`: also name the newest job of this index."""
 
     wait_sec: Wait = 0
     index: Annotated[int, Meta(ge=0, le=999_999_999)] | UnsetType = UNSET
@@ -43,8 +44,8 @@ class ArrayQuery(WireRequest):
 
 class ArrayInfo(WireAnswer):
     """
-    `state`: RUNNING until the last index has ended. `waiting`: indices that have no job yet. `live`: those
-    whose jobs have not ended. `failed_indices`: as ranges; at most 1,000 characters of them.
+    An array. `state`: RUNNING until the last index has ended. `waiting`: how many indices have no job yet.
+    `live`: how many jobs have not ended. `failed_indices`: as ranges, at most 1,000 characters.
     """
 
     array_id: str
@@ -64,9 +65,9 @@ class ArrayInfo(WireAnswer):
     live_jobs: list[str]
     created_at: datetime
     ended_at: datetime | None = None
-    #: False when the idempotency key had been used before, and this is that array.
+    #: False: the idempotency key was used before, and this is that array.
     created: bool = True
-    #: Of the index that was asked for.
+    #: The newest job of the requested index.
     job_id: Ident | None = None
 
 

@@ -1,4 +1,4 @@
-"""Batches: the body of a submit, and what the API shows of a batch."""
+"""The types of batches: the body of a submit, and a batch in an answer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from penstock.wire.jobs import BatchName, SubmitBody
 
 class BatchBody(WireRequest):
     """
-    `jobs`: as in a submit, without `wait_sec`; more can be added by a submit with `batch`. `on_end`: the job that starts
-    when all have ended. `on_failure`: the job that starts when the first has failed. `open`: the batch does not end
-    before it is closed. `idempotency_key`: the same request again finds the batch that it made.
+    A submit of a batch. `jobs`: as in a submit, without `wait_sec`; a submit with `batch` adds more.
+    `on_end`: the job that starts when all jobs have ended. `on_failure`: the job that starts when the first
+    has failed. `open`: the batch does not end before it is closed. `idempotency_key`: a repeated request
+    returns the batch that exists.
     """
 
     name: BatchName
@@ -38,7 +39,7 @@ class BatchQuery(WireRequest):
 
 
 class BatchCallback(WireAnswer):
-    """`on`: `end` or `failure`."""
+    """A callback job of a batch. `on`: `end` or `failure`."""
 
     on: str
     job_id: str
@@ -48,8 +49,9 @@ class BatchCallback(WireAnswer):
 
 class BatchInfo(WireAnswer):
     """
-    `state`: RUNNING until the batch is closed and its last job has ended. `open`: it takes more jobs, and does not end
-    before it is closed. `live`: jobs that have not ended. Its jobs have the tag `batch:NAME`.
+    A batch. `state`: RUNNING until it is closed and its last job has ended. `open`: it takes more jobs, and
+    does not end before it is closed. `live`: how many jobs have not ended. Its jobs have the tag
+    `batch:NAME`.
     """
 
     name: str
@@ -64,9 +66,9 @@ class BatchInfo(WireAnswer):
     created_at: datetime
     ended_at: datetime | None = None
     callbacks: tuple[BatchCallback, ...] = ()
-    #: False when the same request with the same key had made the batch before.
+    #: False: the idempotency key was used before, and this is that batch.
     created: bool = True
-    #: The new jobs of this submit, without the callbacks.
+    #: The jobs of this submit, without the callbacks.
     jobs: tuple[str, ...] = ()
 
 
@@ -75,7 +77,7 @@ class BatchList(WireAnswer):
 
 
 class BatchChangedAnswer(WireAnswer):
-    """`changed`: how many of its jobs."""
+    """`changed`: how many jobs of the batch were changed."""
 
     changed: int
     batch: BatchInfo

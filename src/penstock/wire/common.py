@@ -1,6 +1,6 @@
 """
-What every body is made of: bounded words and numbers, the two kinds of bodies, tokens with their scopes, and
-the body of a refusal.
+Types that several modules share: bounded texts and numbers, the bases of requests and answers, tokens with
+their scopes, and the body of a refusal.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ MAX_PAGE: Final = 500
 MAX_BULK: Final = 1_000
 MAX_WAIT_SEC: Final = 60
 
-#: What the patterns below ask for, in words: a refusal must not show a regular expression.
+#: The patterns below, in words: a refusal must not show a regular expression.
 PATTERN_WORDS: Final[dict[str, str]] = {}
 
 
 def matching(pattern: str, words: str, **more: Any) -> Meta:
-    """The pattern of a text. `words`: what the refusal says behind the name of the field."""
+    """The pattern of a text. `words`: what a refusal says after the name of the field."""
     PATTERN_WORDS[pattern] = words
     return Meta(pattern=pattern, **more)
 
 
-# In Python a `$` also matches before a last line feed, hence what stands behind it.
+# In Python a `$` also matches before a last line feed, so `(?!\n)` must follow it.
 _NAME: Final = matching(
     r"^[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}$(?!\n)",
     "must be 1..128 characters of A-Z a-z 0-9 _ . : / @ - and begin with a letter or digit",
@@ -38,11 +38,10 @@ _NAME: Final = matching(
 _NO_NUL: Final = r"^[^\u0000]*$"
 PATTERN_WORDS[_NO_NUL] = "must not contain NUL"
 
-# Bounds stand here as well as in the core: here they are what the API's description promises, there they are
-# the rule.
+# The bounds are also in the core, which enforces them; here they are part of the API's description.
 AddonName: TypeAlias = Annotated[str, _NAME, Meta(description="The tenant.")]
 TypeName: TypeAlias = Annotated[str, _NAME]
-Units: TypeAlias = Annotated[int, Meta(ge=1, le=100, description="Of the 100 that the whole machine is.")]
+Units: TypeAlias = Annotated[int, Meta(ge=1, le=100, description="Units of the 100 of the whole machine.")]
 PriorityWord: TypeAlias = (
     Annotated[int, Meta(ge=1, le=100)]
     | Annotated[
@@ -59,10 +58,10 @@ Duration: TypeAlias = Annotated[float, Meta(gt=0, le=MAX_SPAN_SEC)]
 Delay: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SPAN_SEC)]
 Wait: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_WAIT_SEC)]
 When: TypeAlias = Annotated[datetime, Meta(tz=True)]
-MoneyIn: TypeAlias = Annotated[float, Meta(gt=0, le=1e9, description="In the job's unit.")]
-Spent: TypeAlias = Annotated[float, Meta(ge=0, le=1e9, description="In the job's unit.")]
+MoneyIn: TypeAlias = Annotated[float, Meta(gt=0, le=1e9, description="An amount in the job's unit.")]
+Spent: TypeAlias = Annotated[float, Meta(ge=0, le=1e9, description="An amount in the job's unit.")]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-# No NUL: not every database can keep one in a text.
+# No NUL: not every database can store one in a text.
 Line: TypeAlias = Annotated[str, Meta(max_length=200, pattern=_NO_NUL)]
 Words: TypeAlias = Annotated[str, Meta(max_length=20_000, pattern=_NO_NUL)]
 Label: TypeAlias = Annotated[
@@ -74,7 +73,7 @@ SignalName: TypeAlias = Annotated[
     str, matching("^({})$(?!\\n)".format("|".join(REPORTED)), f"must be one of {', '.join(REPORTED)}")
 ]
 Pid: TypeAlias = Annotated[
-    int, Meta(ge=1, le=2**31 - 1, description="Of the process that runs the job, on its own machine.")
+    int, Meta(ge=1, le=2**31 - 1, description="The process that runs the job, on the machine of its worker.")
 ]
 PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 MAX_NUMBER: Final = 2**62
@@ -98,7 +97,7 @@ class WireAnswer(Struct):
 
 
 class Nothing(WireRequest):
-    """An empty answer: it was done."""
+    """A body without fields."""
 
 
 class Description(WireAnswer):
@@ -115,13 +114,12 @@ class Scope(StrEnum):
 
     JOBS_READ = "jobs:read"
     JOBS_SUBMIT = "jobs:submit:registered"
-    #: Besides: a job that is a command, or a shell script. A client that may submit one has a shell on the
-    #: host.
+    #: Also commands, or shell scripts. A client with this scope has a shell on the host.
     JOBS_SUBMIT_COMMAND = "jobs:submit:command"
     JOBS_SUBMIT_SHELL = "jobs:submit:shell"
     JOBS_CANCEL = "jobs:cancel"
     WORKER_LEASE = "worker:lease"
-    #: Of a run's own token, which the scheduler makes for it and which is good for that run alone.
+    #: The scope of a running job's own token, which is valid for that attempt only.
     RUN_SELF = "run:self"
     SIGNALS_REPORT = "signals:report"
     METRICS_READ = "metrics:read"
@@ -131,8 +129,8 @@ class Scope(StrEnum):
 
 class NewToken(WireRequest):
     """
-    `addon_id` binds it: it then sees and touches that addon's jobs, and no others. It ends with the token
-    that it is made with.
+    A token to make. `addon_id` binds it: it then sees and changes only that addon's jobs. It ends with the
+    token that made it.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=100, pattern=_NO_NUL)]
@@ -145,8 +143,8 @@ class NewToken(WireRequest):
 
 class Token(WireAnswer):
     """
-    `parent_id`: the token that it was made with, and ends with. Null: it was made by the local user, or at
-    the first start.
+    A token without its secret. `parent_id`: the token that made it, and with which it ends. Null: the local
+    user made it, or the first start.
     """
 
     token_id: str
@@ -161,7 +159,7 @@ class Token(WireAnswer):
 
 
 class TokenMade(WireAnswer):
-    """`secret` is shown this once: only its hash is kept."""
+    """A new token. Only this answer has `secret`: the scheduler keeps its hash."""
 
     token: Token
     secret: str
@@ -177,7 +175,7 @@ class FieldProblem(WireAnswer):
 
 
 class ProblemDetails(WireAnswer):
-    """application/problem+json. `hint` says what to do about it; `data` has what the error knows, by name."""
+    """A refusal (application/problem+json). `hint`: what to do. `data`: further facts, by name."""
 
     type: str
     title: str

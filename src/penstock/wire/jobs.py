@@ -1,4 +1,4 @@
-"""Jobs: the body of a submit, and what the API shows of a job."""
+"""The types of jobs: the body of a submit, a job in an answer, and the explanation of its state."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ ParentName: TypeAlias = Annotated[
     str,
     matching(
         r"^([0-9a-zA-Z#][0-9a-zA-Z-]{0,63}|batch:[A-Za-z0-9][A-Za-z0-9_.-]{0,48})(:(ok|done|failed))?$",
-        "must be the id of a job or an array, #n, or batch:NAME, and :ok, :done or :failed behind it",
+        "must be the id of a job or an array, #n, or batch:NAME, then :ok, :done or :failed if needed",
         max_length=71,
-        description="The id of a job or an array, or batch:NAME, and :ok, :done or :failed.",
+        description="The id of a job or an array, or batch:NAME; then :ok, :done or :failed if needed.",
     ),
 ]
 
@@ -66,7 +66,7 @@ BatchName: TypeAlias = Annotated[
 
 
 class Constraints(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the job leans on."""
+    """What the job uses heavily."""
 
     cpu_heavy: bool = False
     disk_write_heavy: bool = False
@@ -74,7 +74,7 @@ class Constraints(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SubmitBody(WireRequest):
-    """What a submitter asks for."""
+    """A job to submit."""
 
     addon_id: AddonName
     job_type: TypeName
@@ -86,7 +86,7 @@ class SubmitBody(WireRequest):
     expected_duration_sec: Duration | None = None
     payload: Annotated[Raw, Meta(description="At most 1,000,000 characters of JSON.")] | UnsetType = UNSET
     tags: Annotated[tuple[Tag, ...], Meta(max_length=32)] = ()
-    #: It starts only on a host that has all of them.
+    #: The job starts only on a host that has all of these labels.
     labels: Annotated[tuple[Label, ...], Meta(max_length=16)] = ()
     time_sensitive: bool = False
     deadline_at: When | None = None
@@ -97,32 +97,32 @@ class SubmitBody(WireRequest):
     unit: Annotated[str, Meta(min_length=1, max_length=16, pattern=_NO_NUL)] = "USD"
     idempotency_key: Key | None = None
     retry_delays_sec: Annotated[tuple[Delay, ...], Meta(max_length=20)] = ()
-    #: false: a run is never asked or forced to give its units to a job of higher priority.
+    #: false: the running job never has to yield to a job of higher priority.
     preemptible: bool = True
-    #: Jobs that must end first: `ID`, `ID:done` or `ID:failed`; in a bulk submit `#n` for the job at position n. An array
-    #: is named by its id too, a batch by `batch:NAME`.
+    #: Jobs that must end first: `ID`, `ID:done` or `ID:failed`; in a bulk submit `#n` is the job at position
+    #: n. The id of an array works too, and `batch:NAME`.
     after: Annotated[tuple[ParentName, ...], Meta(max_length=MOST_PARENTS)] = ()
-    #: What becomes of the job if one of them ends otherwise.
+    #: What happens to this job if one of them ends otherwise.
     if_unmet: IfUnmet = IfUnmet.CANCEL
-    #: The batch that it is added to, which must not have ended.
+    #: Add the job to this batch, which must not have ended.
     batch: BatchName | None = None
-    #: How long to wait for room when the queue is full; 0: be refused at once.
+    #: Seconds to wait for room when the queue is full. 0: refuse at once.
     wait_sec: Wait = 0
 
 
 class Submitted(WireAnswer):
-    """`created`: false when the idempotency key had been used before, and this is that job."""
+    """A submitted job. `created` false: the idempotency key was used before, and this is that job."""
 
     job_id: str
     state: JobState
     created: bool
-    #: Whether the deadline looks reachable as things stand; null when there is none.
+    #: Whether the job is expected to start before its deadline. null: it has none.
     deadline_reachable: bool | None = None
     likely_start_at: datetime | None = None
 
 
 class SubmitMany(WireRequest):
-    """All or none, in one transaction."""
+    """Jobs to submit: all or none, in one transaction."""
 
     jobs: Annotated[list[SubmitBody], Meta(min_length=1, max_length=MAX_BULK)]
     wait_sec: Wait = 0
@@ -162,35 +162,35 @@ class JobSummary(WireAnswer):
     #: The jobs that must end first, with the condition on each.
     after: tuple[str, ...]
     if_unmet: IfUnmet
-    #: How many of them it waits for, while it is queued.
+    #: How many of them the queued job still waits for.
     unmet: int
     attempts: int
     fence: int
     dispatch_id: str | None
     #: The same as `dispatch_id`, once the job is RUNNING.
     lease_id: str | None
-    #: Of the process that runs it, on the machine of its worker; null until a worker reported it, and when
-    #: nothing runs.
+    #: The process that runs the job, on the machine of its worker. null: none runs, or it is not reported
+    #: yet.
     pid: int | None
     progress: float | None
     spent: float
     created_at: datetime
     ready_at: datetime
     ended_at: datetime | None
-    #: Why the last round that weighed it did not start it: a code, as in explain.
+    #: The reason why the last round did not start the job: a code, as in explain.
     denied: str
-    #: Why it waits, how far it is or why it failed, in one clause of at most 60 characters.
+    #: Why the job waits, its progress, or why it failed: one clause of at most 60 characters.
     why: str
-    #: What may be done with it now: cancel, retry, ...
+    #: The actions that its state allows now: cancel, retry, ...
     allowed: tuple[str, ...]
-    #: What it is, in one line: its command line, its function call, or its type with the payload.
+    #: The job in one line: its command line, its function call, or its type with the payload.
     title: str
 
 
 class JobInfo(JobSummary):
     """
-    Besides: what was given and what came out. `result`, `error` and `end` are those of the last attempt, or
-    of the job if it ended in the queue.
+    A job with its request and its result. `result`, `error` and `end` are those of the last attempt, or of
+    the job if it ended in the queue.
     """
 
     payload: Raw
@@ -202,7 +202,7 @@ class JobInfo(JobSummary):
 
 
 class Jobs(WireAnswer):
-    """`next`: hand it in as `after` for the next page; null: that was all."""
+    """A page of jobs. `next`: the `after` of the next page. null: there is none."""
 
     jobs: list[JobSummary]
     next: int | None
@@ -210,8 +210,8 @@ class Jobs(WireAnswer):
 
 class RelatedJob(WireAnswer):
     """
-    `job_id`: also of an array, or `batch:NAME`; `job_type` is `array` or `batch` then. `status`: `open`, `met`, or `void` if
-    the child was canceled.
+    A parent or a child of a job. `job_id` may be the id of an array or `batch:NAME`; then `job_type` is
+    `array` or `batch`. `status`: `open`, `met`, or `void` if the child was canceled.
     """
 
     job_id: str
@@ -223,29 +223,29 @@ class RelatedJob(WireAnswer):
 
 
 class JobDependencies(WireAnswer):
-    """The jobs that a job waits for or waited for, and those that wait for it. At most 200 of each."""
+    """The parents and the children of a job, at most 200 of each."""
 
     parents: list[RelatedJob]
     children: list[RelatedJob]
 
 
-class Found(WireAnswer):
-    """The ids that contain `part`, newest first; two ids mean that `part` was too short."""
+class FoundJobs(WireAnswer):
+    """The ids that contain `part`, newest first. Several ids mean that `part` is too short."""
 
     job_ids: list[str]
 
 
 class Cancel(WireRequest):
     """
-    `now`: a job that this host runs itself is killed without being asked first. A worker elsewhere is asked
-    to stop either way.
+    `now`: kill a command or function of this host at once, instead of asking it to stop first. A job of
+    another worker is asked to stop in any case.
     """
 
     now: bool = False
 
 
 class Edit(WireRequest):
-    """Of a QUEUED job. A field that is left out stays; a time that is null is taken away."""
+    """Changes of a QUEUED job. A missing field stays as it is; null removes a time."""
 
     priority: PriorityWord | UnsetType = UNSET
     earliest_start_at: When | UnsetType | None = UNSET
@@ -254,8 +254,8 @@ class Edit(WireRequest):
 
 class LogsQuery(WireRequest):
     """
-    `offset`: the `next` of the answer before. `attempt`: its number; left out: the last. With `wait_sec` it
-    waits for more.
+    `offset`: the `next` of the previous answer. `attempt`: its number; by default the last. `wait_sec`: how
+    long to wait for more output.
     """
 
     attempt: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | UnsetType = UNSET
@@ -265,8 +265,8 @@ class LogsQuery(WireRequest):
 
 class LogPiece(WireAnswer):
     """
-    `stream`: stdout, stderr, or log for what the job noted. `skipped`: so many bytes before it are no longer
-    kept.
+    A piece of output. `stream`: stdout, stderr, or log for lines that the job reported. `skipped`: bytes
+    before it that are no longer kept.
     """
 
     stream: str
@@ -276,7 +276,7 @@ class LogPiece(WireAnswer):
 
 
 class Logs(WireAnswer):
-    """`over`: nothing more will come of this attempt."""
+    """The output of an attempt. `over`: there will be no more."""
 
     job_id: str
     attempt: int
@@ -285,22 +285,22 @@ class Logs(WireAnswer):
     over: bool
 
 
-class Say(WireRequest):
+class JobRequest(WireRequest):
     """
-    What a run tells about itself, or asks. Each `op` has its own field; `checkpoint` without one asks for the
-    last.
+    A request of a running job. Each `op` has its own field; the op `checkpoint` without the field returns the
+    last checkpoint.
     """
 
     op: Literal["checkpoint", "progress", "spend", "log", "should_yield", "yield"]
     checkpoint: Raw | UnsetType = UNSET
     progress: Fraction | None = None
-    #: What it has cost more, in the job's unit.
+    #: The additional cost, in the job's unit.
     amount: Spent | None = None
     message: Words | None = None
 
 
-class Said(WireAnswer):
-    """`yield`: in answer to that question, whether to stop at the next safe place."""
+class JobAnswer(WireAnswer):
+    """The answer to a running job. `yield`: whether to stop at the next safe place."""
 
     checkpoint: Raw
     yield_: bool | None = msgspec.field(default=None, name="yield")
@@ -313,7 +313,7 @@ class AheadInfo(WireAnswer):
 
 
 class ReasonInfo(WireAnswer):
-    """One reason that holds the job back. `way_out`: a command that would change it."""
+    """One reason why the job does not start. `way_out`: a command that would change it."""
 
     reason: str
     data: dict[str, Any]
@@ -322,7 +322,7 @@ class ReasonInfo(WireAnswer):
 
 
 class FailureInfo(WireAnswer):
-    """The last failure of a job: attempt n of m. `of`: null where attempts have no limit."""
+    """The last failure of a job: attempt n of m. `of` null: attempts have no limit."""
 
     attempt: int
     of: int | None
@@ -332,20 +332,20 @@ class FailureInfo(WireAnswer):
 
 
 class YieldInfo(WireAnswer):
-    """A run was asked to yield to a waiting job. null in place of a job: one that the reader may not know."""
+    """A running job was asked to yield to a waiting one. null in place of a job: the token may not see it."""
 
     victim: str | None
     wanted_by: str | None
     asked: int
     until: datetime
-    #: When the run is stopped if it does not yield.
+    #: When the running job is stopped if it does not yield.
     forced_at: datetime
-    #: false: the run starts again from the beginning.
+    #: false: it starts again from the beginning.
     checkpoint: bool
 
 
 class OtherHost(WireAnswer):
-    """Another host of the database. `reason`: why it does not start the job; empty: it could."""
+    """Another host of the database. `reason`: why it does not start the job. Empty: it could."""
 
     host: str
     reason: str
@@ -360,49 +360,52 @@ class WaitInfo(WireAnswer):
 
 
 class Explained(WireAnswer):
-    """Why the job is where it is. `recorded`: by the last round; else the same decision, made now."""
+    """
+    Why the job is in its state. `recorded`: the last round recorded this; else the same decision was made
+    now.
+    """
 
     job_id: str
     state: JobState
     text: str
-    #: The same in one clause.
+    #: `text` in one clause.
     short: str
     waiting_sec: float | None
     reason: str
     reason_data: dict[str, Any] | None
-    #: Every reason that holds, the main one first.
+    #: All reasons that apply, the main one first.
     gates: list[ReasonInfo]
     retry_after_sec: float | None
     recorded: bool
     ahead: list[AheadInfo]
     line_ahead: int
     likely_start_at: datetime | None
-    #: In 8 cases of 10 it starts between these two; null while too little was learned to tell.
+    #: In 8 cases of 10 the job starts between these two. null: too little was learned.
     likely_start_low_at: datetime | None
     likely_start_high_at: datetime | None
     #: The running job whose end is expected to free the units.
     next_when_ends: str | None
-    #: What must happen next, and when that is expected.
+    #: The next event that the job waits for, and when it is expected.
     next_step: str
     next_at: datetime | None
     #: One command that would change it; empty: there is none.
     way_out: str
-    #: Jobs that hold what it waits for; null: a job that the reader may not know.
+    #: The jobs that hold the units it waits for. null: the token may not see that job.
     held_by: list[str | None]
     last_failure: FailureInfo | None
     preemption: YieldInfo | None
     deadline_at: datetime | None
     deadline_reachable: bool | None
     hosts: list[OtherHost]
-    #: How long it waited, by reason.
+    #: How long the job waited for each reason.
     waited: list[WaitInfo]
     allowed: tuple[str, ...]
 
 
 class JobFilter(WireRequest):
     """
-    `state` may be several, with commas. `since` and `before`: when the job was created. `text`: a part of the job's
-    type, payload, tags or of an error, among the newest 100,000 jobs.
+    Which jobs. `state`: one or several, with commas. `since` and `before`: when the job was created. `text`:
+    a part of its type, payload, tags or error, among the newest 100,000 jobs.
     """
 
     state: Annotated[str, _STATES] | UnsetType = UNSET
@@ -415,7 +418,7 @@ class JobFilter(WireRequest):
 
 
 class JobsQuery(JobFilter):
-    """`after`: the `next` of the page before."""
+    """Which jobs to list. `after`: the `next` of the previous page."""
 
     after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
     limit: PageSize = 50
@@ -423,13 +426,16 @@ class JobsQuery(JobFilter):
 
 
 class JobCounts(WireAnswer):
-    """How many jobs of each state match, whatever `state` says; of filters by time, tag or text among the newest 100,000."""
+    """
+    How many jobs of each state match; `state` is ignored. Filters by time, tag or text cover the newest
+    100,000 jobs.
+    """
 
     jobs: dict[JobState, int]
 
 
 class BulkChange(JobFilter):
-    """Which jobs to change. `after`: the `next` of the answer before; left out: from the oldest job on."""
+    """Which jobs to change. `after`: the `next` of the previous answer; by default from the oldest job on."""
 
     after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
 
@@ -440,7 +446,9 @@ class RefusedJob(WireAnswer):
 
 
 class BulkChanged(WireAnswer):
-    """`refused`: the jobs that could not be changed. `next`: there may be more; hand it in as `after`."""
+    """
+    `refused`: jobs that could not be changed. `next`: the `after` of the next request. null: all are done.
+    """
 
     changed: int
     refused: list[RefusedJob]
@@ -448,7 +456,7 @@ class BulkChanged(WireAnswer):
 
 
 class Rerun(WireRequest):
-    """A new job with the same request. A field that is left out stays as it was."""
+    """A new job with the request of an old one. The fields given here replace those of the old one."""
 
     payload: Annotated[Raw, Meta(description="At most 1,000,000 characters of JSON.")] | UnsetType = UNSET
     priority: PriorityWord | UnsetType = UNSET
@@ -458,7 +466,7 @@ class Rerun(WireRequest):
 
 
 class FindQuery(WireRequest):
-    """`part`: any part of an id; they are shown by their last 8."""
+    """`part`: any part of an id. Lists show the last 8 characters."""
 
     part: Annotated[
         str,
@@ -468,6 +476,6 @@ class FindQuery(WireRequest):
 
 
 class WaitQuery(WireRequest):
-    """With `wait_sec` the answer comes when the job is settled, or when the time is over."""
+    """`wait_sec`: wait so long until the job is settled."""
 
     wait_sec: Wait = 0

@@ -1,4 +1,4 @@
-"""Schedules: the body of an add and an edit, and what the API shows of a schedule."""
+"""The types of schedules: the bodies of add and edit, and a schedule in an answer."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ HourOfDay: TypeAlias = Annotated[
 
 class ScheduleBody(WireRequest):
     """
-    Exactly one of `cron`, `every_sec`, `at` and `quietest_hour_before` says when. `job`: each of its jobs, as
-    in a submit, without `after`, `deadline_at`, `earliest_start_at`, `idempotency_key` and `wait_sec`.
+    A schedule to add. Exactly one of `cron`, `every_sec`, `at` and `quietest_hour_before` must be given.
+    `job`: its jobs, as in a submit, without `after`, `deadline_at`, `earliest_start_at`, `idempotency_key`
+    and `wait_sec`.
     """
 
     name: ScheduleName
@@ -46,17 +47,20 @@ class ScheduleBody(WireRequest):
     cron: CronLine | None = None
     every_sec: Seconds | None = None
     at: When | None = None
-    #: Daily, in the hour of the twelve before this time that has been the quietest by the recorded load.
+    #: Daily, in the quietest of the twelve hours before this time, by the recorded load.
     quietest_hour_before: HourOfDay | None = None
     zone: ZoneName = "UTC"
     overlap: Overlap = Overlap.SKIP
     missed: Missed = Missed.LATEST
-    #: Of `missed` "all": how many are made up for at most.
+    #: For `missed` "all": the most moments that are made up for.
     missed_limit: MissedLimit = MISSED_LIMIT
 
 
 class ScheduleEdit(WireRequest):
-    """A field that is left out stays. One of `cron`, `every_sec`, `at` replaces the one that was there."""
+    """
+    Changes of a schedule. A missing field stays as it is. `cron`, `every_sec` or `at` replaces the present
+    one.
+    """
 
     job: SubmitBody | UnsetType = UNSET
     cron: CronLine | UnsetType = UNSET
@@ -70,7 +74,7 @@ class ScheduleEdit(WireRequest):
 
 
 class ScheduleRun(WireRequest):
-    """`idempotency_key`: the same request again gives the same job."""
+    """`idempotency_key`: a repeated request returns the same job."""
 
     idempotency_key: Key | None = None
 
@@ -80,7 +84,10 @@ class SchedulesQuery(WireRequest):
 
 
 class FiringInfo(WireAnswer):
-    """A moment that became a job. `by`: who ran it by hand; empty: it was due. `state`: null when it was pruned."""
+    """
+    A moment that became a job. `by`: the user that ran it by hand; empty: it was due. `state` null: the job
+    was pruned.
+    """
 
     moment: datetime
     job_id: str
@@ -90,7 +97,7 @@ class FiringInfo(WireAnswer):
 
 
 class ScheduledJob(WireAnswer):
-    """What each job of a schedule asks for: the fields of a submit."""
+    """The jobs of a schedule: the fields of a submit."""
 
     addon_id: str
     job_type: str
@@ -113,7 +120,7 @@ class ScheduledJob(WireAnswer):
 
 class ScheduleInfo(WireAnswer):
     """
-    `next`: its next five moments, on the clocks of its zone; none while it is paused. `last`: its last ten
+    A schedule. `next`: its next five moments, in its time zone; none while it is paused. `last`: its last ten
     jobs, newest first. `waiting`: moments that wait for the end of an earlier job.
     """
 
@@ -134,7 +141,7 @@ class ScheduleInfo(WireAnswer):
     next: list[datetime]
     last: list[FiringInfo]
     waiting: list[datetime]
-    #: What its jobs are, in one line.
+    #: Its jobs in one line.
     title: str
     job: ScheduledJob
 

@@ -1,5 +1,6 @@
 """
-What people look at: events, addons, hosts, the machine, and the pools and graphs of attached programs.
+The types of what people look at: events, addons, hosts, the machine, and the pools and graphs of attached
+programs.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from penstock.wire.common import (
 
 class EventInfo(WireAnswer):
     """
-    `seq` orders everything; `n` counts within a job, without gaps. ADMITTED of a job is one entry with its
-    DISPATCHING and has the same numbers.
+    An event. `seq` orders all events; `n` counts the events of one job, without gaps. The ADMITTED of a job
+    is one entry with its DISPATCHING and has the same numbers.
     """
 
     seq: int
@@ -46,7 +47,9 @@ class EventInfo(WireAnswer):
 
 
 class Events(WireAnswer):
-    """`next`: hand it in as `after` to go on; it moves on even when nothing was for you."""
+    """
+    A page of events. `next`: the `after` of the next request; it grows even if no event was for this token.
+    """
 
     events: list[EventInfo]
     next: int
@@ -54,8 +57,7 @@ class Events(WireAnswer):
 
 class EventsQuery(WireRequest):
     """
-    `after` counts `seq`, and with `job_id` it counts that job's `n`. With `wait_sec` the answer waits for
-    something to tell.
+    `after`: a `seq`, or with `job_id` that job's `n`. `wait_sec`: how long to wait for an event.
     """
 
     after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] = 0
@@ -66,7 +68,7 @@ class EventsQuery(WireRequest):
 
 
 class StreamQuery(WireRequest):
-    """Where to begin, when there is no Last-Event-ID; left out: with what happens from now on."""
+    """Where to begin without a Last-Event-ID; by default now."""
 
     after: Annotated[int, Meta(ge=0, le=MAX_NUMBER)] | UnsetType = UNSET
     job_id: Ident | UnsetType = UNSET
@@ -79,13 +81,13 @@ class LeasesQuery(WireRequest):
 
 
 class Lease(WireAnswer):
-    """Something that holds units now. `job_id` is null for a lease without a job."""
+    """A dispatch that holds units now. `job_id` null: a lease without a job."""
 
     lease_id: str
     job_id: str | None
     addon_id: str
     job_type: str
-    #: What the job is, in one line. Empty for a lease without a job.
+    #: The job in one line. Empty for a lease without a job.
     title: str
     cost_units: int
     host: str
@@ -104,32 +106,32 @@ class Lease(WireAnswer):
 
 
 class FreeWorker(WireAnswer):
-    """A worker with a name that asked this scheduler for jobs lately and can take `free` more."""
+    """A worker with a name that recently asked this scheduler for jobs and can take `free` more."""
 
     worker: str
     host: str
-    #: The only addon whose jobs it takes; null: any.
+    #: It takes only jobs of this addon. null: of any.
     addon_id: str | None
-    #: The only types that it takes; empty: any.
+    #: It takes only jobs of these types. Empty: of any.
     job_types: list[str]
     free: int
 
 
 class LeaseList(WireAnswer):
-    """`free_workers`: those of other hosts ask their own scheduler."""
+    """`free_workers`: the free workers of this host; those of other hosts ask their own scheduler."""
 
     leases: list[Lease]
     free_workers: list[FreeWorker]
 
 
 class BudgetUse(WireAnswer):
-    """What an addon's jobs spent in the present day or month (UTC). `limit`: null if there is none."""
+    """The spending of an addon's jobs in the present day or month (UTC). `limit` null: there is none."""
 
     window: Literal["day", "month"]
     name: str
     spent: float
     limit: float | None
-    #: The worst of those it has passed: 80 % of the limit, or the limit.
+    #: The highest mark that was passed: 80 % of the limit, or the limit.
     mark: SpendMark | None
     ends_at: datetime
 
@@ -139,22 +141,25 @@ class AddonInfo(WireAnswer):
     weight: int
     paused: bool
     units: int
-    #: The weighted average of the units it has held lately: what fair share goes by.
+    #: The weighted average of recently held units, which fair share uses.
     average: float
     jobs: dict[str, int]
-    #: Windows that have a limit, or in which something was spent.
+    #: The windows with a limit or with spending.
     budgets: list[BudgetUse]
 
 
 class Addons(WireAnswer):
-    """`paused`: everything is."""
+    """`paused`: whether all addons are paused."""
 
     addons: list[AddonInfo]
     paused: bool
 
 
 class AddonEdit(WireRequest):
-    """`create`: also an addon that has never had a job; without it such a name is refused, because it is often misspelt."""
+    """
+    `create`: accept an addon that has never had a job. Without it such a name, often a misspelling, is
+    refused.
+    """
 
     addon_id: AddonName
     weight: Annotated[int, Meta(ge=1, le=10_000)] | UnsetType = UNSET
@@ -162,8 +167,8 @@ class AddonEdit(WireRequest):
     create: bool = False
 
 
-class Scoped(WireRequest):
-    """An addon, or everything when it is left out. `create`: also an addon that has never had a job."""
+class AddonScope(WireRequest):
+    """An addon, or by default all addons. `create`: accept an addon that has never had a job."""
 
     addon_id: AddonName | None = None
     create: bool = False
@@ -175,8 +180,8 @@ class Ok(WireAnswer):
 
 class KnownHost(WireAnswer):
     """
-    One scheduler with a capacity of its own. `lost`: its heartbeats are missing; its jobs return to the queue
-    as their leases end.
+    A host: one scheduler with a capacity of its own. `lost`: its heartbeats are missing; its jobs return to
+    the queue when their leases end.
     """
 
     host: str
@@ -194,9 +199,9 @@ class KnownHost(WireAnswer):
 
 class Stats(WireAnswer):
     """
-    `jobs` by state, in all and per addon. `oldest_queued_sec`: how long the job that was accepted first has
-    been queued. `units_in_use`, `capacity` and `quiet` are those of the host that answers; `hosts` has them
-    for all.
+    Counts of jobs by state, in all and per addon. `oldest_queued_sec`: the age of the job that has been
+    queued longest. `units_in_use`, `capacity` and `quiet` are those of the host that answers; `hosts` has
+    them for all hosts.
     """
 
     jobs: dict[str, int]
@@ -209,7 +214,7 @@ class Stats(WireAnswer):
     paused: bool
     #: How many submits wait for room.
     waiting: int
-    #: The number of the last event: where to go on from for what is to come.
+    #: The number of the last event: the `after` for later ones.
     newest_event: int
     now: datetime
     hosts: list[KnownHost]
@@ -217,9 +222,9 @@ class Stats(WireAnswer):
 
 class TypeInfo(WireAnswer):
     """
-    What was learned about a job type, or about one `size` of it (from the tag `size:NAME`). `runs`: the
-    attempts that it was learned from; later ones count more. Each `low` and `high`: the marks of 10 % and
-    90 %; the name without a mark is the middle. None: unknown.
+    The learned figures of a job type, or of one `size` of it (from the tag `size:NAME`). `runs`: how many
+    attempts they come from; later ones count more. `..._low` and `..._high` are the percentiles 10 and 90,
+    the name alone is the median. null: unknown.
     """
 
     addon_id: str
@@ -229,32 +234,32 @@ class TypeInfo(WireAnswer):
     duration_low_sec: float | None
     duration_sec: float | None
     duration_high_sec: float | None
-    #: Peak of a run, as far as its worker reports it.
+    #: The peak memory of an attempt, if its worker reports it.
     memory_bytes: int | None
     memory_high_bytes: int | None
-    #: In the unit of the jobs, of runs that spent something.
+    #: In the unit of the jobs, for attempts that spent something.
     spend: float | None
     spend_high: float | None
-    #: By the recent past.
+    #: The recent rate.
     arrivals_per_hour: float
     #: Predicted starts that were compared with the real ones.
     predictions: int
-    #: The part of them that started within the predicted range, which should be 0.8.
+    #: The share of them that started within the predicted range; it should be 0.8.
     coverage: float | None
     #: The median distance between the middle of the range and the start.
     error_sec: float | None
-    #: The same, as a part of the wait.
+    #: The same as a share of the wait.
     error_share: float | None
 
 
 class TypeList(WireAnswer):
-    """By addon, type and size."""
+    """The learned types, sorted by addon, type and size."""
 
     types: list[TypeInfo]
 
 
 class StatsSecond(WireAnswer):
-    """What happened in one second, `at` (seconds since 1970), and how full the machine was at its end."""
+    """The counts of one second, and the use of the machine at its end. `at`: seconds since 1970."""
 
     at: float
     submitted: int
@@ -272,7 +277,7 @@ class StatsSecond(WireAnswer):
 
 
 class StatsPoint(WireAnswer):
-    """As `StatsSecond`, of a longer time: counts per second, means, and null where nothing was measured."""
+    """The same for a longer time: counts per second, means, and null where nothing was measured."""
 
     at: float
     submitted: float | None
@@ -290,15 +295,17 @@ class StatsPoint(WireAnswer):
 
 
 class HistoryQuery(WireRequest):
-    """`range_sec`: how far back, at most seven days. Up to 900 s by the second, else by the minute or longer steps."""
+    """
+    `range_sec`: how far back, at most seven days. Up to 900 s in steps of a second, else of a minute or more.
+    """
 
     range_sec: Annotated[int, Meta(ge=60, le=604_800)] = 900
 
 
 class StatsFrame(WireAnswer):
     """
-    The newest second, and all that a page shows beside it. `wait`, `run`: p50 and p95 of the last minute, in
-    seconds.
+    The newest second, and the other live figures of the page. `wait`, `run`: p50 and p95 of the last minute,
+    in seconds.
     """
 
     now: datetime
@@ -310,16 +317,16 @@ class StatsFrame(WireAnswer):
     oldest_queued_sec: float | None
     wait: tuple[float, float] | None
     run: tuple[float, float] | None
-    #: The newest of this second; a busy one has more.
+    #: The newest events of this second; a busy second has more.
     events: list[EventInfo]
-    #: Addon and type of the jobs in `events`.
+    #: The addon and the type of each job in `events`.
     names: dict[str, tuple[str, str]]
     #: Refusals of the last quarter of an hour, by reason.
     denials: dict[str, int]
 
 
 class History(WireAnswer):
-    """A list per figure, as charts want it; null where nothing was measured."""
+    """One list for each figure, for charts; null where nothing was measured."""
 
     at: list[float]
     submitted: list[float | None]
@@ -354,13 +361,13 @@ class AlertList(WireAnswer):
 
 
 class LoginRequest(WireRequest):
-    """`read_only`: the page may look at everything that this token may see, and change nothing."""
+    """`read_only`: the page can show all that this token may see, and change nothing."""
 
     read_only: bool = False
 
 
 class Login(WireAnswer):
-    """A link that opens the page, good once until `expires_at`."""
+    """A link that opens the page once, until `expires_at`."""
 
     url: str
     expires_at: datetime
@@ -371,14 +378,14 @@ class LoadReading(WireAnswer):
     value: float
     at: datetime
     fresh: bool
-    #: The application that reported it; empty for the host itself.
+    #: The application that reported it. Empty: the host itself.
     source: str
 
 
 class CapacityInfo(WireAnswer):
     """
-    What may be used now on the host that answers, what is in use, and why it is as it is. `hosts`: all that
-    share the jobs.
+    The usable units of the host that answers, the units in use, and the reason for both. `hosts`: all hosts
+    that share the jobs.
     """
 
     host: str
@@ -387,7 +394,7 @@ class CapacityInfo(WireAnswer):
     in_use: int
     free: int
     quiet: QuietState
-    #: For how long it has been so; null where the capacity is fixed by a setting, and nothing is measured.
+    #: How long the state has lasted. null: a setting fixes the capacity, and nothing is measured.
     quiet_sec: float | None
     busy: float
     busy_by: str
@@ -398,8 +405,8 @@ class CapacityInfo(WireAnswer):
 
 class LoadSignals(WireRequest):
     """
-    An application's own readings: p95_ms, in_flight, error_rate. It counts for as long as it goes on telling
-    them.
+    Load readings of an application: p95_ms, in_flight, error_rate. A reading is valid for a short time, so
+    report it repeatedly.
     """
 
     addon_id: AddonName
@@ -413,7 +420,7 @@ class Health(WireAnswer):
 
 class HostInfo(WireAnswer):
     """
-    The health of this host for a client with a token: its version, since when it runs, and what is wrong.
+    The health of this host: its version, since when it runs, and what is wrong.
     """
 
     status: Literal["ok", "degraded"]
@@ -422,33 +429,33 @@ class HostInfo(WireAnswer):
     host: str
     started_at: datetime
     now: datetime
-    #: What the token of this request may do.
+    #: The scopes of the token of this request.
     scopes: list[str]
 
 
 class Hosts(WireAnswer):
-    """`here`: the one that answers."""
+    """`here`: the host that answers."""
 
     here: str
     hosts: list[KnownHost]
 
 
-class HostNamed(WireRequest):
+class HostRequest(WireRequest):
     host: Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class LaneBar(Struct, forbid_unknown_fields=True):
-    """One attempt at a node of a graph. Times in seconds since the run began."""
+    """One attempt at a node of a graph. Times are seconds since the beginning of the run."""
 
     node: Line
     lane: Line
     worker: Line
     ready: float
     started: float
-    #: null: it goes on.
+    #: null: it still runs.
     ended: float | None
     failed: bool
-    #: One of those that made the run take as long as it did.
+    #: Whether the attempt is on the critical path of the run.
     critical: bool
 
 
@@ -465,7 +472,7 @@ class LanesInfo(Struct, forbid_unknown_fields=True):
 
 
 class TaskInfo(Struct, forbid_unknown_fields=True):
-    """One pool or graph of a program, as its `snapshot()` tells."""
+    """One pool or graph of a program, with the fields of its `snapshot()`."""
 
     name: Line
     kind: Line
@@ -485,10 +492,9 @@ class TaskInfo(Struct, forbid_unknown_fields=True):
     lanes: LanesInfo | None = None
 
 
-class Attach(WireRequest):
+class AttachRequest(WireRequest):
     """
-    A program and its pools and graphs as they are now. Sent about once a second, for as long as they should
-    be shown.
+    The present state of a program's pools and graphs. The program sends it about once a second.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=100, pattern=_NO_NUL)]

@@ -1,4 +1,4 @@
-"""Workers: leases, heartbeats, outcomes and claims."""
+"""The types for workers: leases, heartbeats, outcomes and claims."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DispatchableQuery(WireRequest):
 
 
 class DispatchableJob(WireAnswer):
-    """Reserved, and waiting until `expires_at` for a worker to ask for the lease."""
+    """A reserved job, which waits until `expires_at` for a worker to request its lease."""
 
     job_id: str
     dispatch_id: str
@@ -60,8 +60,8 @@ class Dispatchable(WireAnswer):
 
 class LeaseRequest(WireRequest):
     """
-    With `job_id`: the reservation of that job becomes the lease. Without: may this much work start now? Then
-    the other fields say what work.
+    A request for a lease. With `job_id` the reservation of that job becomes a lease. Without it the lease is
+    for other work, which the other fields describe.
     """
 
     job_id: Ident | None = None
@@ -77,7 +77,7 @@ class LeaseRequest(WireRequest):
 
 
 class LeaseGranted(WireAnswer):
-    """Approved, or denied with the reason and when to ask again."""
+    """A lease; or a refusal with its reason, and when to ask again."""
 
     approved: bool
     lease_id: str | None = None
@@ -92,7 +92,7 @@ class LeaseGranted(WireAnswer):
 
 
 class Ack(WireRequest):
-    """The worker has started."""
+    """A worker reports that it has started the job."""
 
     lease_id: Ident
     worker: Line = ""
@@ -100,7 +100,9 @@ class Ack(WireRequest):
 
 
 class Heartbeat(WireRequest):
-    """`spent`: the total of this lease so far, so that a repeated heartbeat counts once."""
+    """
+    A renewal of a lease. `spent`: the total of this lease so far, so that a repeated heartbeat counts once.
+    """
 
     lease_id: Ident
     progress: Fraction | None = None
@@ -111,8 +113,8 @@ class Heartbeat(WireRequest):
 
 class HeartbeatAnswer(WireAnswer):
     """
-    `stop`: why the run must end, if it must. `cancel`: now. `yield`: at its next checkpoint, and it will be
-    run again.
+    `stop`: why the attempt must end. null: it need not. `cancel`: end it now. `yield`: end it at its next
+    checkpoint; the job runs again later.
     """
 
     lease_id: str
@@ -124,7 +126,7 @@ class HeartbeatAnswer(WireAnswer):
 
 
 class Failure(StrEnum):
-    """Why a run that FAILED did. It decides which retry schedule applies."""
+    """Why an attempt FAILED, which decides its retry schedule."""
 
     JOB_ERROR = "job_error"
     UNAVAILABLE = "unavailable"
@@ -133,8 +135,8 @@ class Failure(StrEnum):
 
 class OutcomeReport(WireRequest):
     """
-    The outcome of a job, by the worker that holds its lease. `result` comes with DONE, `error` and `failure`
-    with FAILED.
+    The outcome of a job, from the worker with its lease. `result` belongs to DONE, `error` and `failure` to
+    FAILED.
     """
 
     lease_id: Ident
@@ -146,7 +148,8 @@ class OutcomeReport(WireRequest):
 
 class Completed(WireAnswer):
     """
-    The state of the job after the report: after a FAILED run it may be QUEUED again, by its retry schedule.
+    The state of the job after the report: after a FAILED attempt it may be QUEUED again, by its retry
+    schedule.
     """
 
     job_id: str | None
@@ -157,8 +160,8 @@ class Outcomes(WireRequest):
     outcomes: Annotated[list[OutcomeReport], Meta(min_length=1, max_length=MAX_BULK)]
 
 
-class Ended(WireAnswer):
-    """The answer to one outcome: the state of its job, or what was wrong with this outcome alone."""
+class OutcomeAnswer(WireAnswer):
+    """The answer to one outcome: the state of its job, or the problem of this outcome."""
 
     lease_id: str
     job_id: str | None = None
@@ -166,16 +169,16 @@ class Ended(WireAnswer):
     problem: ProblemDetails | None = None
 
 
-class SettledJob(WireAnswer):
-    outcomes: list[Ended]
+class OutcomeAnswers(WireAnswer):
+    outcomes: list[OutcomeAnswer]
 
 
 class Release(WireRequest):
     lease_id: Ident
 
 
-class LoadReport(Heartbeat):
-    """Progress and spending of a lease, and with `state` its outcome, in one call."""
+class LeaseReport(Heartbeat):
+    """Progress and spending of a lease; with `state` also its outcome."""
 
     state: Literal["DONE", "FAILED"] | None = None
     result: Raw | UnsetType = UNSET
@@ -183,14 +186,14 @@ class LoadReport(Heartbeat):
     failure: Failure = Failure.JOB_ERROR
 
 
-class LoadReported(HeartbeatAnswer):
-    """`state`: the state of the job, if an outcome was reported."""
+class LeaseReported(HeartbeatAnswer):
+    """`state`: the state of the job, if the report had an outcome."""
 
     state: JobState | None = None
 
 
 class ClaimRequest(WireRequest):
-    """No addon, no types: any that the token may have."""
+    """A claim. Without an addon and types: any job that the token may take."""
 
     addon_id: AddonName | None = None
     job_types: Annotated[tuple[TypeName, ...], Meta(max_length=100)] = ()
@@ -200,7 +203,7 @@ class ClaimRequest(WireRequest):
 
 
 class ClaimedJob(WireAnswer):
-    """All that a worker needs to run it. `attempt` counts from 1 and grows with each failure."""
+    """A claimed job, with all that its worker needs. `attempt` counts from 1 and grows with each failure."""
 
     job_id: str
     lease_id: str
@@ -212,12 +215,12 @@ class ClaimedJob(WireAnswer):
     priority: int
     tags: tuple[str, ...]
     expires_at: datetime
-    #: When the run will be stopped, if there is a limit.
+    #: When the attempt will be stopped. null: it has no limit.
     stop_at: datetime | None
     deadline_at: datetime | None
     payload: Raw
     checkpoint: Raw
-    #: For each parent its id, its state and its result.
+    #: Id, state and result of each parent.
     parents: Raw
 
 
@@ -227,7 +230,7 @@ class ClaimAnswer(WireAnswer):
 
 
 class ExchangeRequest(WireRequest):
-    """Outcomes of what was claimed before, and a claim, in one call. It does not wait."""
+    """Outcomes of earlier jobs, and a claim, in one request that does not wait."""
 
     outcomes: Annotated[list[OutcomeReport], Meta(max_length=MAX_BULK)]
     addon_id: AddonName | None = None
@@ -237,4 +240,4 @@ class ExchangeRequest(WireRequest):
 
 
 class ExchangeAnswerBody(ClaimAnswer):
-    outcomes: list[Ended]
+    outcomes: list[OutcomeAnswer]

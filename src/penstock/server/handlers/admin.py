@@ -1,8 +1,8 @@
 """
-Handlers for operators: stats, leases, capacity, addons, hosts and health; pausing and draining; load signals
-of applications; tokens.
+Handlers for administrators: stats, leases, capacity, addons, hosts, health; pause and drain; load signals;
+tokens.
 
-A token cannot make one with more rights than its own.
+No token can make another with more rights than its own.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from penstock.server.request import Request, as_answer, or_none
 from penstock.stores.api import Addon, DrainHost, SetAddon, committed
 
 
-def stats(call: Request[None, None]) -> wire.Stats:
+def stats(request: Request[None, None]) -> wire.Stats:
     """
-    To a token that is bound to an addon: that addon's numbers. The use of the whole machine is shown to all.
+    Counts of jobs. A bound token gets those of its addon; the use of the whole machine is shown to all.
     """
-    service, store = call.app_state.service, call.store
-    now, shown = store.now(), _shown(call)
+    service, store = request.app_state.service, request.store
+    now, shown = store.now(), _shown(request)
     conditions = service.machine.conditions(now)
     per_addon = {a.addon_id: _job_counts(a) for a in shown}
     totals: Counter[str] = Counter()
@@ -45,7 +45,7 @@ def stats(call: Request[None, None]) -> wire.Stats:
     return wire.Stats(
         jobs=dict(totals),
         addons={str(name): jobs for name, jobs in per_addon.items()},
-        oldest_queued_sec=oldest_queued_sec(store, now, call.addon(None)),
+        oldest_queued_sec=oldest_queued_sec(store, now, request.addon(None)),
         units_in_use=store.ledger(service.rules.host).units,
         in_flight=sum(totals[state] for state in (JobState.DISPATCHING, JobState.RUNNING)),
         capacity=conditions.capacity,
@@ -54,29 +54,29 @@ def stats(call: Request[None, None]) -> wire.Stats:
         waiting=len(service.waitlist.waiters),
         newest_event=store.newest(),
         now=when(now),
-        hosts=_hosts(call),
+        hosts=_hosts(request),
     )
 
 
-def types(call: Request[None, None]) -> wire.TypeList:
-    """To a token that is bound to an addon: that addon's types."""
-    stats = call.app_state.service.job_service.type_stats()
+def types(request: Request[None, None]) -> wire.TypeList:
+    """Learned job types. A bound token gets those of its addon."""
+    stats = request.app_state.service.job_service.type_stats()
     return wire.TypeList(
-        types=[as_answer(wire.TypeInfo, one) for one in stats if call.owns(AddonId(one.addon_id))]
+        types=[as_answer(wire.TypeInfo, one) for one in stats if request.owns(AddonId(one.addon_id))]
     )
 
 
-def _shown(call: Request[Any, Any]) -> list[Addon]:
-    return [a for a in call.store.addons() if a.addon_id != EVERYTHING and call.owns(a.addon_id)]
+def _shown(request: Request[Any, Any]) -> list[Addon]:
+    return [a for a in request.store.addons() if a.addon_id != EVERYTHING and request.owns(a.addon_id)]
 
 
-def leases(call: Request[wire.LeasesQuery, None]) -> wire.LeaseList:
-    """To a token that is bound to an addon: its leases, and the workers that take no other addon's jobs."""
-    addon_id, service = call.addon(or_none(call.query.addon_id)), call.app_state.service
-    leases_now = call.store.live(addon_id=addon_id, limit=call.query.limit)
-    jobs = call.store.jobs([dispatch.job_id for dispatch in leases_now if dispatch.job_id is not None])
+def leases(request: Request[wire.LeasesQuery, None]) -> wire.LeaseList:
+    """Leases and free workers. A bound token gets its addon's leases, and workers that take only its jobs."""
+    addon_id, service = request.addon(or_none(request.query.addon_id)), request.app_state.service
+    leases_now = request.store.live(addon_id=addon_id, limit=request.query.limit)
+    jobs = request.store.jobs([dispatch.job_id for dispatch in leases_now if dispatch.job_id is not None])
     titles = {job.job_id: title_of(job.intent) for job in jobs}
-    free = service.fetchers.at(call.store.now()).free
+    free = service.fetchers.at(request.store.now()).free
     return wire.LeaseList(
         leases=[
             as_answer(
@@ -97,16 +97,16 @@ def leases(call: Request[wire.LeasesQuery, None]) -> wire.LeaseList:
     )
 
 
-def capacity(call: Request[None, None]) -> wire.CapacityInfo:
-    service = call.app_state.service
-    now = call.store.now()
+def capacity(request: Request[None, None]) -> wire.CapacityInfo:
+    service = request.app_state.service
+    now = request.store.now()
     conditions, rules = service.machine.conditions(now), service.rules
     lasting = service.machine.in_state_for(now)
-    in_use = call.store.ledger(rules.host).units
+    in_use = request.store.ledger(rules.host).units
     readings = [
         as_answer(wire.LoadReading, r, fresh=is_fresh(r, now, rules.senses))
         for r in service.machine.readings()
-        if not r.source or call.owns(r.source)
+        if not r.source or request.owns(r.source)
     ]
     return wire.CapacityInfo(
         host=rules.host,
@@ -117,32 +117,32 @@ def capacity(call: Request[None, None]) -> wire.CapacityInfo:
         quiet=conditions.quiet,
         quiet_sec=None if lasting is None else seconds(lasting),
         busy=conditions.busy.score,
-        busy_by=conditions.busy.by if call.viewer is None else call.viewer.signal(conditions.busy.by),
+        busy_by=conditions.busy.by if request.viewer is None else request.viewer.signal(conditions.busy.by),
         draining=conditions.draining,
         readings=readings,
-        hosts=_hosts(call),
+        hosts=_hosts(request),
     )
 
 
-def signals(call: Request[None, wire.LoadSignals]) -> wire.Ok:
-    body = call.body
-    source = call.addon(body.addon_id)
-    bound = call.principal.addon_id is not None
-    service, ttl = call.app_state.service, None if body.ttl_sec is None else int(body.ttl_sec * SECOND)
-    now = call.store.now()
+def signals(request: Request[None, wire.LoadSignals]) -> wire.Ok:
+    body = request.body
+    source = request.addon(body.addon_id)
+    bound = request.principal.addon_id is not None
+    service, ttl = request.app_state.service, None if body.ttl_sec is None else int(body.ttl_sec * SECOND)
+    now = request.store.now()
     service.machine.report_application(AddonId(str(source)), body.readings, now, ttl, bound=bound)
     service.wake()
     return wire.Ok()
 
 
-def addons(call: Request[None, None]) -> wire.Addons:
-    return wire.Addons(_views(call, _shown(call)), all_paused(call.store))
+def addons(request: Request[None, None]) -> wire.Addons:
+    return wire.Addons(_views(request, _shown(request)), all_paused(request.store))
 
 
-def _views(call: Request[Any, Any], shown: list[Addon]) -> list[wire.AddonInfo]:
-    """With what each has spent, of a budget that holds on all hosts."""
-    rules, now = call.app_state.service.rules, call.store.now()
-    spent, budgets = call.store.ledger(rules.host).spent, rules.limits.budgets
+def _views(request: Request[Any, Any], shown: list[Addon]) -> list[wire.AddonInfo]:
+    """The addons as the API shows them, with their spending on all hosts."""
+    rules, now = request.app_state.service.rules, request.store.now()
+    spent, budgets = request.store.ledger(rules.host).spent, rules.limits.budgets
     return [
         as_answer(
             wire.AddonInfo,
@@ -167,59 +167,63 @@ def _use(use: Use) -> wire.BudgetUse:
     )
 
 
-def addon_edit(call: Request[None, wire.AddonEdit]) -> wire.AddonInfo:
-    body = call.body
-    addon_id = AddonId(str(call.addon(body.addon_id)))
+def addon_edit(request: Request[None, wire.AddonEdit]) -> wire.AddonInfo:
+    body = request.body
+    addon_id = AddonId(str(request.addon(body.addon_id)))
     if isinstance(body.weight, UnsetType) and isinstance(body.paused, UnsetType):
         raise naming_fields(BadIntent, ("body", "must have weight, paused or both"))
-    _check_known(call, addon_id, create=body.create)
-    by = call.principal.name
-    committed(call.store, SetAddon(addon_id, weight=or_none(body.weight), paused=or_none(body.paused), by=by))
-    [edited] = _views(call, [a for a in call.store.addons() if a.addon_id == addon_id])
+    _check_known(request, addon_id, create=body.create)
+    by = request.principal.name
+    committed(
+        request.store, SetAddon(addon_id, weight=or_none(body.weight), paused=or_none(body.paused), by=by)
+    )
+    [edited] = _views(request, [a for a in request.store.addons() if a.addon_id == addon_id])
     return edited
 
 
-def pause(call: Request[None, wire.Scoped]) -> wire.Ok:
-    return _set_paused(call, paused=True)
+def pause(request: Request[None, wire.AddonScope]) -> wire.Ok:
+    return _set_paused(request, paused=True)
 
 
-def resume(call: Request[None, wire.Scoped]) -> wire.Ok:
-    return _set_paused(call, paused=False)
+def resume(request: Request[None, wire.AddonScope]) -> wire.Ok:
+    return _set_paused(request, paused=False)
 
 
-def _set_paused(call: Request[None, wire.Scoped], *, paused: bool) -> wire.Ok:
-    if call.body.addon_id is None:
-        call.check_unbound(": name that one")
-    job_service, addon_id = call.app_state.job_service, call.addon(call.body.addon_id) or EVERYTHING
-    _check_known(call, addon_id, create=call.body.create)
-    by = call.principal.name
+def _set_paused(request: Request[None, wire.AddonScope], *, paused: bool) -> wire.Ok:
+    if request.body.addon_id is None:
+        request.check_unbound(": name that one")
+    job_service, addon_id = request.app_state.job_service, request.addon(request.body.addon_id) or EVERYTHING
+    _check_known(request, addon_id, create=request.body.create)
+    by = request.principal.name
     job_service.pause(addon_id, by) if paused else job_service.resume(addon_id, by)
     return wire.Ok()
 
 
-def _check_known(call: Request[Any, Any], addon_id: AddonId, *, create: bool) -> None:
-    """The addon of a token that is bound to one is known by that."""
-    if not create and call.principal.addon_id is None:
-        call.app_state.job_service.require_addon(addon_id)
+def _check_known(request: Request[Any, Any], addon_id: AddonId, *, create: bool) -> None:
+    """
+    Refuse an addon that has never had a job, unless `create`. The addon of a bound token is always known.
+    """
+    if not create and request.principal.addon_id is None:
+        request.app_state.job_service.require_addon(addon_id)
 
 
-def kick(call: Request[None, None]) -> wire.Ok:
-    """Run a round now. The scheduler does not need it; people like to be sure."""
-    call.app_state.service.wake()
+def kick(request: Request[None, None]) -> wire.Ok:
+    """Run a round now. The scheduler does not need it; it reassures people."""
+    request.app_state.service.wake()
     return wire.Ok()
 
 
-def hosts(call: Request[None, None]) -> wire.Hosts:
-    return wire.Hosts(call.app_state.service.rules.host, _hosts(call))
+def hosts(request: Request[None, None]) -> wire.Hosts:
+    return wire.Hosts(request.app_state.service.rules.host, _hosts(request))
 
 
-def _hosts(call: Request[Any, Any]) -> list[wire.KnownHost]:
-    """This host shows its present state, and of the others what they last wrote."""
-    service, now = call.app_state.service, call.store.now()
+def _hosts(request: Request[Any, Any]) -> list[wire.KnownHost]:
+    """All hosts: this one with its present state, the others as they last wrote it."""
+    service, now = request.app_state.service, request.store.now()
     here, conditions = service.rules.host, service.machine.conditions(now)
     visible = [
         replace(h, capacity=conditions.capacity, quiet=conditions.quiet, seen_at=now) if h.host == here else h
-        for h in call.store.hosts()
+        for h in request.store.hosts()
     ]
     return [
         as_answer(wire.KnownHost, host, state="alive" if host.alive(now) else "lost", url=host.url or None)
@@ -227,25 +231,25 @@ def _hosts(call: Request[Any, Any]) -> list[wire.KnownHost]:
     ]
 
 
-def drain(call: Request[None, wire.HostNamed]) -> wire.Ok:
-    return _set_draining(call, draining=True)
+def drain(request: Request[None, wire.HostRequest]) -> wire.Ok:
+    return _set_draining(request, draining=True)
 
 
-def undrain(call: Request[None, wire.HostNamed]) -> wire.Ok:
-    return _set_draining(call, draining=False)
+def undrain(request: Request[None, wire.HostRequest]) -> wire.Ok:
+    return _set_draining(request, draining=False)
 
 
-def _set_draining(call: Request[None, wire.HostNamed], *, draining: bool) -> wire.Ok:
-    call.check_unbound(": it may not change hosts")
-    name = call.body.host
-    if not committed(call.store, DrainHost(HostId(name), draining, call.principal.name)):
-        names = ", ".join(host.host for host in call.store.hosts())
+def _set_draining(request: Request[None, wire.HostRequest], *, draining: bool) -> wire.Ok:
+    request.check_unbound(": it may not change hosts")
+    name = request.body.host
+    if not committed(request.store, DrainHost(HostId(name), draining, request.principal.name)):
+        names = ", ".join(host.host for host in request.store.hosts())
         raise NotFound(f"there is no host {name}; the hosts are {names}", host=name)
     return wire.Ok()
 
 
-def health(call: Request[None, None]) -> wire.HostInfo:
-    app_state = call.app_state
+def health(request: Request[None, None]) -> wire.HostInfo:
+    app_state = request.app_state
     problems = app_state.problems()
     return wire.HostInfo(
         status="degraded" if problems else "ok",
@@ -254,33 +258,37 @@ def health(call: Request[None, None]) -> wire.HostInfo:
         host=app_state.service.rules.host,
         started_at=when(app_state.started_at),
         now=when(app_state.store.now()),
-        scopes=sorted(call.principal.scopes),
+        scopes=sorted(request.principal.scopes),
     )
 
 
-def login(call: Request[None, wire.LoginRequest]) -> wire.Login:
-    """A link that opens the page once, with the rights of the token that asks for it, or to read only."""
-    sessions = call.app_state.sessions
+def login(request: Request[None, wire.LoginRequest]) -> wire.Login:
+    """A link that opens the page once, with the rights of this token, or read-only."""
+    sessions = request.app_state.sessions
     if sessions is None:
-        raise NotFound("this scheduler serves no page: its files are missing, or it has no TCP address")
-    principal = call.principal
-    if call.body.read_only:
+        raise NotFound(
+            "this scheduler serves no page: the page's files are missing, or it has no TCP address"
+        )
+    principal = request.principal
+    if request.body.read_only:
         principal = dataclasses.replace(principal, scopes=principal.scopes & {wire.Scope.JOBS_READ})
-    link = sessions.link(principal, call.store.now())
-    call.app_state.record(EventKind.LOGIN, "link_made", call.principal, {"read_only": call.body.read_only})
+    link = sessions.link(principal, request.store.now())
+    request.app_state.record(
+        EventKind.LOGIN, "link_made", request.principal, {"read_only": request.body.read_only}
+    )
     return link
 
 
-def token_list(call: Request[None, None]) -> wire.Tokens:
-    return wire.Tokens([token for token in call.app_state.tokens.all() if _visible(call, token)])
+def token_list(request: Request[None, None]) -> wire.Tokens:
+    return wire.Tokens([token for token in request.app_state.tokens.all() if _visible(request, token)])
 
 
-def _visible(call: Request[Any, Any], token: wire.Token) -> bool:
-    return call.principal.addon_id in (None, token.addon_id)
+def _visible(request: Request[Any, Any], token: wire.Token) -> bool:
+    return request.principal.addon_id in (None, token.addon_id)
 
 
-def token_make(call: Request[None, wire.NewToken]) -> wire.TokenMade:
-    body, own = call.body, call.principal
+def token_make(request: Request[None, wire.NewToken]) -> wire.TokenMade:
+    body, own = request.body, request.principal
     problems = []
     more = sorted(set(body.scopes) - own.scopes)
     if more:
@@ -295,11 +303,11 @@ def token_make(call: Request[None, wire.NewToken]) -> wire.TokenMade:
         problems.append(("expires_at", f"must be at most {own.expires_at}, as your own token's"))
     if problems:
         raise naming_fields(OverLimit, *problems)
-    token, secret = call.app_state.tokens.make(body, own)
+    token, secret = request.app_state.tokens.make(body, own)
     try:
-        call.app_state.record(EventKind.TOKEN_MADE, "", own, _facts(token))
-    except BaseException:  # a token must be in the trail: without its event the client gets no secret
-        call.app_state.tokens.revoke(token.token_id)
+        request.app_state.record(EventKind.TOKEN_MADE, "", own, _facts(token))
+    except BaseException:  # every token must be in the trail: without its event the client gets no secret
+        request.app_state.tokens.revoke(token.token_id)
         raise
     return wire.TokenMade(token, secret)
 
@@ -316,16 +324,16 @@ def _facts(token: wire.Token) -> dict[str, Any]:
     }
 
 
-def token_revoke(call: Request[None, None]) -> wire.Ok:
-    tokens = call.app_state.tokens
-    visible = {token.token_id: token for token in tokens.all() if _visible(call, token)}
-    if call.path not in visible or not tokens.revoke(call.path):
-        raise NotFound(f"there is no token {call.path}", token_id=call.path)
-    facts = _facts(visible[call.path])
-    call.app_state.record(
+def token_revoke(request: Request[None, None]) -> wire.Ok:
+    tokens = request.app_state.tokens
+    visible = {token.token_id: token for token in tokens.all() if _visible(request, token)}
+    if request.path not in visible or not tokens.revoke(request.path):
+        raise NotFound(f"there is no token {request.path}", token_id=request.path)
+    facts = _facts(visible[request.path])
+    request.app_state.record(
         EventKind.TOKEN_REVOKED,
         "",
-        call.principal,
+        request.principal,
         {name: facts[name] for name in ("token_id", "name", "bound_to")},
     )
     return wire.Ok()

@@ -1,8 +1,8 @@
 """
-Handlers for arrays: submit, look, wait, cancel, retry.
+Handlers for arrays: submit, get, wait, cancel, retry.
 
-To submit or retry one takes the rights of a submit of its job, those for commands included. A token that is
-bound to an addon sees and touches that addon's arrays alone.
+Submitting or retrying an array needs the rights for its job, for commands too. A token that is bound to an
+addon sees and changes only that addon's arrays.
 """
 
 from __future__ import annotations
@@ -19,78 +19,85 @@ from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import when
 from penstock.scheduler.arrays import ArrayService
-from penstock.server.handlers.jobs import check_runner, intent_from, may_submit
+from penstock.server.handlers.jobs import check_runner, check_submit, intent_from
 from penstock.server.problems import naming_fields
 from penstock.server.request import Request, or_none
 
 _MOST_TEXT = 1_000
 
 
-def array_submit(call: Request[None, wire.ArrayBody]) -> wire.ArrayInfo:
-    body = call.body
+def array_submit(request: Request[None, wire.ArrayBody]) -> wire.ArrayInfo:
+    body = request.body
     if body.job.wait_sec:
         raise naming_fields(BadIntent, ("job.wait_sec", "cannot be part of an array"))
     intent = intent_from(body.job)
-    may_submit(call, intent, "job.")
-    record, is_new = _service(call).submit(intent, body.array, call.principal.name)
-    return _info(call, record, created=is_new)
+    check_submit(request, intent, "job.")
+    record, is_new = _service(request).submit(intent, body.array, request.principal.name)
+    return _info(request, record, created=is_new)
 
 
-def array_list(call: Request[wire.ArraysQuery, None]) -> wire.ArrayList:
-    addon_id = call.addon(or_none(call.query.addon_id))
+def array_list(request: Request[wire.ArraysQuery, None]) -> wire.ArrayList:
+    addon_id = request.addon(or_none(request.query.addon_id))
     return wire.ArrayList(
-        [_info(call, record) for record in _service(call).newest(call.query.limit, addon_id)]
+        [_info(request, record) for record in _service(request).newest(request.query.limit, addon_id)]
     )
 
 
-async def array_get(call: Request[wire.ArrayQuery, None]) -> wire.ArrayInfo:
-    return await call.poll(
-        call.query.wait_sec,
-        lambda: call.run(_get, call),
+async def array_get(request: Request[wire.ArrayQuery, None]) -> wire.ArrayInfo:
+    return await request.poll(
+        request.query.wait_sec,
+        lambda: request.run(_get, request),
         lambda array: array.state is not JobState.RUNNING,
-        lambda event: event.kind is EventKind.ARRAY_ENDED and event.data.get("array_id") == call.path,
+        lambda event: event.kind is EventKind.ARRAY_ENDED and event.data.get("array_id") == request.path,
     )
 
 
-def _get(call: Request[wire.ArrayQuery, None]) -> wire.ArrayInfo:
-    index = call.query.index
-    job_id = None if isinstance(index, UnsetType) else _service(call).job_of(_own(call).array.array_id, index)
-    return _info(call, _own(call), job_id=job_id)
+def _get(request: Request[wire.ArrayQuery, None]) -> wire.ArrayInfo:
+    index = request.query.index
+    job_id = (
+        None
+        if isinstance(index, UnsetType)
+        else _service(request).job_of(_own(request).array.array_id, index)
+    )
+    return _info(request, _own(request), job_id=job_id)
 
 
-def array_cancel(call: Request[None, None]) -> wire.ArrayInfo:
-    return _info(call, _service(call).cancel(_own(call).array.array_id, call.principal.name))
+def array_cancel(request: Request[None, None]) -> wire.ArrayInfo:
+    return _info(request, _service(request).cancel(_own(request).array.array_id, request.principal.name))
 
 
-def array_retry(call: Request[None, None]) -> wire.ArrayInfo:
-    record = _own(call)
-    check_runner(call, record.array.intent)
-    return _info(call, _service(call).retry(record.array.array_id, call.principal.name))
+def array_retry(request: Request[None, None]) -> wire.ArrayInfo:
+    record = _own(request)
+    check_runner(request, record.array.intent)
+    return _info(request, _service(request).retry(record.array.array_id, request.principal.name))
 
 
-def _service(call: Request[Any, Any]) -> ArrayService:
-    return call.app_state.service.arrays
+def _service(request: Request[Any, Any]) -> ArrayService:
+    return request.app_state.service.arrays
 
 
-def _own(call: Request[Any, Any]) -> ArrayRecord:
-    """An array that does not exist and one of another addon get the same answer."""
-    record = call.store.array(call.job_id)
-    if record is None or not call.owns(record.array.intent.addon_id):
-        raise NotFound(f"there is no array {call.path}", array_id=call.path)
+def _own(request: Request[Any, Any]) -> ArrayRecord:
+    """
+    The array, if the token may see it. An array of another addon gets the same answer as one that does not
+    exist.
+    """
+    record = request.store.array(request.job_id)
+    if record is None or not request.owns(record.array.intent.addon_id):
+        raise NotFound(f"there is no array {request.path}", array_id=request.path)
     return record
 
 
-def _failed(call: Request[Any, Any], record: ArrayRecord) -> str:
+def _failed(request: Request[Any, Any], record: ArrayRecord) -> str:
     """As ranges; cut when they grow long."""
     text = ""
-    for each in _service(call).failed_indices(record):
+    for each in _service(request).failed_indices(record):
         text += f",{each}"
         if len(text) > _MOST_TEXT + 1:
             return f"{text[1 : _MOST_TEXT + 1].rpartition(',')[0]},..."
     return text[1:]
 
 
-def _info(call: Request[Any, Any], record: ArrayRecord, **more: Any) -> wire.ArrayInfo:
+def _info(request: Request[Any, Any], record: ArrayRecord, **more: Any) -> wire.ArrayInfo:
     array, progress = record.array, record.progress
     spec = array.spec
     return wire.ArrayInfo(
@@ -107,7 +114,7 @@ def _info(call: Request[Any, Any], record: ArrayRecord, **more: Any) -> wire.Arr
         done=progress.done,
         failed=progress.failed,
         canceled=progress.canceled,
-        failed_indices=_failed(call, record),
+        failed_indices=_failed(request, record),
         live_jobs=[str(job_id) for job_id in record.live_jobs()],
         created_at=when(array.created_at),
         ended_at=None if progress.ended_at is None else when(progress.ended_at),

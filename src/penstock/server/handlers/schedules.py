@@ -1,8 +1,8 @@
 """
-Handlers for schedules: add, look, edit, pause, resume, run now, remove.
+Handlers for schedules: add, get, edit, pause, resume, run now, remove.
 
-A schedule submits jobs later, so to add, edit, resume or run one takes the rights of a submit of its job,
-those for commands included. A token that is bound to an addon sees and touches that addon's schedules alone.
+A schedule submits jobs later, so adding, editing, resuming or running one needs the rights for its job, for
+commands too. A token that is bound to an addon sees and changes only that addon's schedules.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from penstock.core.jobs.intent import Intent, title_of
 from penstock.core.jobs.schedules import Schedule, ScheduleRecord
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, moment_of, when
-from penstock.server.handlers.jobs import CONSTRAINT_FLAGS, amount, check_runner, intent_from, may_submit
+from penstock.server.handlers.jobs import CONSTRAINT_FLAGS, amount, check_runner, check_submit, intent_from
 from penstock.server.problems import naming_fields
-from penstock.server.request import Request, as_answer, as_json, or_none
+from penstock.server.request import Request, as_answer, or_none, raw_json
 
 _SHOWN_MOMENTS = 5
 
 
-def schedule_list(call: Request[wire.SchedulesQuery, None]) -> wire.ScheduleList:
-    addon_id = call.addon(or_none(call.query.addon_id))
+def schedule_list(request: Request[wire.SchedulesQuery, None]) -> wire.ScheduleList:
+    addon_id = request.addon(or_none(request.query.addon_id))
     records = [
         record
-        for record in call.app_state.service.schedules.list()
+        for record in request.app_state.service.schedules.list()
         if addon_id in (None, record.schedule.intent.addon_id)
     ]
-    return wire.ScheduleList(_infos(call, records))
+    return wire.ScheduleList(_infos(request, records))
 
 
-def schedule_get(call: Request[None, None]) -> wire.ScheduleInfo:
-    return _info(call, _own(call))
+def schedule_get(request: Request[None, None]) -> wire.ScheduleInfo:
+    return _info(request, _own(request))
 
 
-def schedule_add(call: Request[None, wire.ScheduleBody]) -> wire.ScheduleInfo:
-    body = call.body
+def schedule_add(request: Request[None, wire.ScheduleBody]) -> wire.ScheduleInfo:
+    body = request.body
     intent = _intent(body.job)
-    may_submit(call, intent, "job.")
+    check_submit(request, intent, "job.")
     cron = body.cron
     if body.quietest_hour_before is not None:
         if [body.cron, body.every_sec, body.at].count(None) != 3:
             raise naming_fields(BadIntent, ("quietest_hour_before", "cannot be given beside another time"))
-        cron = call.app_state.service.schedules.quietest_line(body.quietest_hour_before, body.zone)
+        cron = request.app_state.service.schedules.quietest_line(body.quietest_hour_before, body.zone)
     schedule = Schedule(
         name=body.name,
         intent=intent,
@@ -59,11 +59,11 @@ def schedule_add(call: Request[None, wire.ScheduleBody]) -> wire.ScheduleInfo:
         missed=body.missed,
         missed_limit=body.missed_limit,
     )
-    return _info(call, call.app_state.service.schedules.add(schedule, call.principal.name))
+    return _info(request, request.app_state.service.schedules.add(schedule, request.principal.name))
 
 
-def schedule_edit(call: Request[None, wire.ScheduleEdit]) -> wire.ScheduleInfo:
-    record, body = _own(call), call.body
+def schedule_edit(request: Request[None, wire.ScheduleEdit]) -> wire.ScheduleInfo:
+    record, body = _own(request), request.body
     fields: dict[str, Any] = {}
     for name in ("cron", "every_sec", "zone", "overlap", "missed", "missed_limit"):
         if not isinstance(given := getattr(body, name), UnsetType):
@@ -74,42 +74,47 @@ def schedule_edit(call: Request[None, wire.ScheduleEdit]) -> wire.ScheduleInfo:
         fields["intent"] = _intent(body.job)
     if not isinstance(body.quietest_hour_before, UnsetType):
         zone = fields.get("zone", record.schedule.zone)
-        fields["cron"] = call.app_state.service.schedules.quietest_line(body.quietest_hour_before, zone)
+        fields["cron"] = request.app_state.service.schedules.quietest_line(body.quietest_hour_before, zone)
     if not fields:
         raise naming_fields(BadIntent, ("body", "must have a field to change"))
-    may_submit(call, fields.get("intent", record.schedule.intent), "job.")
-    return _info(call, call.app_state.service.schedules.edit(record.name, call.principal.name, **fields))
+    check_submit(request, fields.get("intent", record.schedule.intent), "job.")
+    return _info(
+        request, request.app_state.service.schedules.edit(record.name, request.principal.name, **fields)
+    )
 
 
-def schedule_pause(call: Request[None, None]) -> wire.ScheduleInfo:
-    name = _own(call).name
-    return _info(call, call.app_state.service.schedules.pause(name, call.principal.name))
+def schedule_pause(request: Request[None, None]) -> wire.ScheduleInfo:
+    name = _own(request).name
+    return _info(request, request.app_state.service.schedules.pause(name, request.principal.name))
 
 
-def schedule_resume(call: Request[None, None]) -> wire.ScheduleInfo:
-    record = _own(call)
-    check_runner(call, record.schedule.intent)
-    return _info(call, call.app_state.service.schedules.resume(record.name, call.principal.name))
+def schedule_resume(request: Request[None, None]) -> wire.ScheduleInfo:
+    record = _own(request)
+    check_runner(request, record.schedule.intent)
+    return _info(request, request.app_state.service.schedules.resume(record.name, request.principal.name))
 
 
-def schedule_run(call: Request[None, wire.ScheduleRun]) -> wire.Submitted:
-    record = _own(call)
-    may_submit(call, record.schedule.intent)
-    key = call.body.idempotency_key or ""
-    receipt = call.app_state.service.schedules.run_now(record.name, call.principal.name, key)
+def schedule_run(request: Request[None, wire.ScheduleRun]) -> wire.Submitted:
+    record = _own(request)
+    check_submit(request, record.schedule.intent)
+    key = request.body.idempotency_key or ""
+    receipt = request.app_state.service.schedules.run_now(record.name, request.principal.name, key)
     return as_answer(wire.Submitted, receipt)
 
 
-def schedule_remove(call: Request[None, None]) -> wire.Ok:
-    call.app_state.service.schedules.remove(_own(call).name, call.principal.name)
+def schedule_remove(request: Request[None, None]) -> wire.Ok:
+    request.app_state.service.schedules.remove(_own(request).name, request.principal.name)
     return wire.Ok()
 
 
-def _own(call: Request[Any, Any]) -> ScheduleRecord:
-    """A schedule that does not exist and one of another addon get the same answer."""
-    record = call.store.schedule(call.path)
-    if record is None or not call.owns(record.schedule.intent.addon_id):
-        raise NotFound(f"there is no schedule {call.path}", schedule=call.path)
+def _own(request: Request[Any, Any]) -> ScheduleRecord:
+    """
+    The schedule, if the token may see it. One of another addon gets the same answer as one that does not
+    exist.
+    """
+    record = request.store.schedule(request.path)
+    if record is None or not request.owns(record.schedule.intent.addon_id):
+        raise NotFound(f"there is no schedule {request.path}", schedule=request.path)
     return record
 
 
@@ -119,14 +124,14 @@ def _intent(body: wire.SubmitBody) -> Intent:
     return intent_from(body)
 
 
-def _info(call: Request[Any, Any], record: ScheduleRecord) -> wire.ScheduleInfo:
-    [info] = _infos(call, [record])
+def _info(request: Request[Any, Any], record: ScheduleRecord) -> wire.ScheduleInfo:
+    [info] = _infos(request, [record])
     return info
 
 
-def _infos(call: Request[Any, Any], records: list[ScheduleRecord]) -> list[wire.ScheduleInfo]:
+def _infos(request: Request[Any, Any], records: list[ScheduleRecord]) -> list[wire.ScheduleInfo]:
     fired = [firing.job_id for record in records for firing in record.state.history]
-    states = {job.job_id: job.state for job in call.store.jobs(fired)}
+    states = {job.job_id: job.state for job in request.store.jobs(fired)}
     return [_shown(record, states) for record in records]
 
 
@@ -160,6 +165,6 @@ def _job(intent: Intent) -> wire.ScheduledJob:
         wire.ScheduledJob,
         intent,
         constraints=CONSTRAINT_FLAGS[intent.constraints],
-        payload=as_json(intent.payload),
+        payload=raw_json(intent.payload),
         cost_limit=None if intent.cost_limit is None else amount(intent.cost_limit),
     )

@@ -1,6 +1,5 @@
 """
-Handlers for workers: dispatchable, lease, claim, heartbeat, outcome; and what a running job reports of
-itself.
+Handlers for workers: dispatchable, lease, claim, heartbeat, outcome; and the requests of running jobs.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from penstock.server.app_state import AppState
 from penstock.server.event_hub import STARTABLE
 from penstock.server.handlers.jobs import intent_from
 from penstock.server.problems import Forbidden, naming_fields, problem_of
-from penstock.server.request import Request, as_answer, as_json, or_none, text_of
+from penstock.server.request import Request, as_answer, json_text, or_none, raw_json
 
 _ENDS: Final = {failure: EndReason(failure.value) for failure in wire.Failure}
 
 
-async def dispatchable(call: Request[wire.DispatchableQuery, None]) -> wire.Dispatchable:
-    app_state, query = call.app_state, call.query
-    addon_id = call.addon(or_none(query.addon_id))
+async def dispatchable(request: Request[wire.DispatchableQuery, None]) -> wire.Dispatchable:
+    app_state, query = request.app_state, request.query
+    addon_id = request.addon(or_none(query.addon_id))
     kinds = WorkerKinds(
         addon_id, frozenset() if query.job_type is UNSET else frozenset({str(query.job_type)})
     )
 
-    dispatches = await call.poll(
+    dispatches = await request.poll(
         query.wait_sec,
-        lambda: call.run(app_state.job_service.poll, kinds, query.limit),
+        lambda: request.run(app_state.job_service.poll, kinds, query.limit),
         bool,
         lambda event: event.kind is EventKind.DISPATCHING,
     )
@@ -50,21 +49,21 @@ async def dispatchable(call: Request[wire.DispatchableQuery, None]) -> wire.Disp
     )
 
 
-async def claim(call: Request[None, wire.ClaimRequest]) -> wire.ClaimAnswer:
-    app_state, body = call.app_state, call.body
-    kinds = WorkerKinds(call.addon(body.addon_id), frozenset(body.job_types))
+async def claim(request: Request[None, wire.ClaimRequest]) -> wire.ClaimAnswer:
+    app_state, body = request.app_state, request.body
+    kinds = WorkerKinds(request.addon(body.addon_id), frozenset(body.job_types))
     if not body.wait_sec:
-        claimed = await call.run(app_state.job_service.claim, kinds, body.limit, body.worker)
+        claimed = await request.run(app_state.job_service.claim, kinds, body.limit, body.worker)
         return _claimed(app_state, claimed)
 
     def take() -> Awaitable[list[GrantedJob]]:
-        return app_state.claims.take(call.run, kinds, body.limit, body.worker)
+        return app_state.claims.take(request.run, kinds, body.limit, body.worker)
 
     with app_state.service.fetchers.waiting(body.worker, kinds, body.limit):
-        claimed = await call.poll(body.wait_sec, take, bool, lambda event: event.kind in STARTABLE)
-    if call.watch().done():
-        # The client has gone: its claim goes back at once, not when its lease is over.
-        await call.run(_give_back, app_state, claimed)
+        claimed = await request.poll(body.wait_sec, take, bool, lambda event: event.kind in STARTABLE)
+    if request.watch().done():
+        # The client has gone: give its jobs back at once, not when their leases end.
+        await request.run(_give_back, app_state, claimed)
         claimed = []
     return _claimed(app_state, claimed)
 
@@ -73,7 +72,7 @@ def _give_back(app_state: AppState, claimed: list[GrantedJob]) -> None:
     for taken in claimed:
         try:
             app_state.job_service.release(taken.dispatch.dispatch_id)
-        except Refused:  # it was canceled in between: there is nothing to give back
+        except Refused:  # the job was canceled in between
             continue
 
 
@@ -86,26 +85,26 @@ def _claimed(app_state: AppState, claimed: list[GrantedJob]) -> wire.ClaimAnswer
             job_id=granted.job.job_id,
             attempt=granted.attempt,
             lease_id=granted.dispatch.dispatch_id,
-            payload=as_json(granted.job.intent.payload),
-            checkpoint=as_json(granted.checkpoint),
-            parents=as_json(granted.parents or "[]"),
+            payload=raw_json(granted.job.intent.payload),
+            checkpoint=raw_json(granted.checkpoint),
+            parents=raw_json(granted.parents or "[]"),
         )
         for granted in claimed
     ]
     return wire.ClaimAnswer(jobs, seconds(app_state.service.rules.lease_for))
 
 
-def lease_request(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGranted:
-    if call.body.job_id is not None:
-        return _lease_of_job(call, JobId(call.body.job_id))
-    return _standalone_lease(call)
+def lease_request(request: Request[None, wire.LeaseRequest]) -> wire.LeaseGranted:
+    if request.body.job_id is not None:
+        return _lease_of_job(request, JobId(request.body.job_id))
+    return _standalone_lease(request)
 
 
-def _lease_of_job(call: Request[None, wire.LeaseRequest], job_id: JobId) -> wire.LeaseGranted:
-    job_service = call.app_state.job_service
-    job = call.own_job(job_id)
+def _lease_of_job(request: Request[None, wire.LeaseRequest], job_id: JobId) -> wire.LeaseGranted:
+    job_service = request.app_state.job_service
+    job = request.own_job(job_id)
     if job.state is JobState.QUEUED:
-        explanation = job_service.explain(job_id, call.viewer)
+        explanation = job_service.explain(job_id, request.viewer)
         if explanation.state is JobState.QUEUED:
             return wire.LeaseGranted(
                 approved=False,
@@ -115,20 +114,20 @@ def _lease_of_job(call: Request[None, wire.LeaseRequest], job_id: JobId) -> wire
                 message=explanation.text,
                 retry_after_sec=explanation.retry_after_sec or 1.0,
             )
-    return _granted(call, job_service.lease(job_id, call.body.worker))
+    return _granted(request, job_service.lease(job_id, request.body.worker))
 
 
-def _standalone_lease(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGranted:
-    body, app_state = call.body, call.app_state
+def _standalone_lease(request: Request[None, wire.LeaseRequest]) -> wire.LeaseGranted:
+    body, app_state = request.body, request.app_state
     missing = [name for name in ("addon_id", "job_type") if getattr(body, name) is None]
-    if body.addon_id is None and call.principal.addon_id is not None:
+    if body.addon_id is None and request.principal.addon_id is not None:
         missing.remove("addon_id")
     if missing:
         raise naming_fields(BadIntent, *((name, "is needed when there is no job_id") for name in missing))
-    # A lease without a job is weighed as a job of that kind would be, and has the same bounds.
+    # A lease without a job is admitted like a job of that kind, with the same limits.
     intent = intent_from(
         wire.SubmitBody(
-            addon_id=str(call.addon(body.addon_id)),
+            addon_id=str(request.addon(body.addon_id)),
             job_type=str(body.job_type),
             cost_units=body.cost_units,
             priority=body.priority,
@@ -138,14 +137,14 @@ def _standalone_lease(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGrant
             expected_duration_sec=body.expected_duration_sec,
         )
     )
-    check(intent, call.store.now(), most_units=app_state.service.rules.capacity.most)
-    call.check_limits(intent.cost_units, intent.priority)
+    check(intent, request.store.now(), most_units=app_state.service.rules.capacity.most)
+    request.check_limits(intent.cost_units, intent.priority)
     lease, denied = app_state.job_service.ask(admission_class_of(intent), intent.priority, body.worker)
     if lease is not None:
-        return _granted(call, lease)
+        return _granted(request, lease)
     if denied is None:
         raise StaleDispatch("another job took the units meanwhile; ask again")
-    reason, now = denied if call.viewer is None else call.viewer.reason(denied), call.store.now()
+    reason, now = denied if request.viewer is None else request.viewer.reason(denied), request.store.now()
     return wire.LeaseGranted(
         approved=False,
         reason=reason.code,
@@ -155,193 +154,190 @@ def _standalone_lease(call: Request[None, wire.LeaseRequest]) -> wire.LeaseGrant
     )
 
 
-def _granted(call: Request[Any, Any], lease: Dispatch) -> wire.LeaseGranted:
+def _granted(request: Request[Any, Any], lease: Dispatch) -> wire.LeaseGranted:
     return wire.LeaseGranted(
         approved=True,
         lease_id=lease.dispatch_id,
         job_id=lease.job_id,
         fence=lease.fence,
         expires_at=when(lease.expires_at),
-        ttl_sec=seconds(call.app_state.service.rules.lease_for),
+        ttl_sec=seconds(request.app_state.service.rules.lease_for),
     )
 
 
-def ack(call: Request[None, wire.Ack]) -> wire.HeartbeatAnswer:
+def ack(request: Request[None, wire.Ack]) -> wire.HeartbeatAnswer:
     """
-    Started. A worker that comes with its reservation gets the lease for it here: one round trip less than
-    asking first.
+    Report the start of a job. A worker with a reservation gets its lease here, which saves a round trip.
     """
-    _check_pair(call, call.body.lease_id)
-    lease = call.own_lease(call.body.lease_id)
+    _check_pair(request, request.body.lease_id)
+    lease = request.own_lease(request.body.lease_id)
     if lease.phase is DispatchPhase.RESERVED:
-        call.app_state.job_service.lease(call.job_id, call.body.worker)
-    return _beat(call, wire.Heartbeat(lease_id=call.body.lease_id, pid=call.body.pid))
+        request.app_state.job_service.lease(request.job_id, request.body.worker)
+    return _renew(request, wire.Heartbeat(lease_id=request.body.lease_id, pid=request.body.pid))
 
 
-def _check_pair(call: Request[Any, Any], lease_id: str) -> None:
-    if _job_of(lease_id) != call.job_id:
-        call.own_job(call.job_id)
+def _check_pair(request: Request[Any, Any], lease_id: str) -> None:
+    if _job_of(lease_id) != request.job_id:
+        request.own_job(request.job_id)
         raise StaleDispatch("this lease belongs to another job", lease_id=lease_id)
 
 
 def _job_of(lease_id: str) -> JobId | None:
     """
-    The name of a lease is its job's and the fence (`dispatch_id_of`); 0 is the fence of a lease without a
-    job.
+    The job of a lease, by the lease's id: the job's id and the fence. The fence of a lease without a job is
+    0.
     """
     job_id, _, fence = lease_id.rpartition(".")
     return None if fence == "0" else JobId(job_id)
 
 
-def heartbeat(call: Request[None, wire.Heartbeat]) -> wire.HeartbeatAnswer:
-    _check_lease(call, call.body.lease_id)
-    return _beat(call, call.body)
+def heartbeat(request: Request[None, wire.Heartbeat]) -> wire.HeartbeatAnswer:
+    _check_lease(request, request.body.lease_id)
+    return _renew(request, request.body)
 
 
-def _check_lease(call: Request[Any, Any], lease_id: str) -> None:
-    """Only a bound token can name a lease of another addon, so only its requests pay for this check."""
-    if call.principal.addon_id is not None:
-        call.own_lease(lease_id)
+def _check_lease(request: Request[Any, Any], lease_id: str) -> None:
+    """Refuse a lease of another addon. Only bound tokens are checked; others may see all leases."""
+    if request.principal.addon_id is not None:
+        request.own_lease(lease_id)
 
 
-def _beat(call: Request[Any, Any], beat: wire.Heartbeat) -> wire.HeartbeatAnswer:
-    answer = call.app_state.job_service.heartbeat(
-        DispatchId(beat.lease_id),
-        progress=beat.progress,
-        spent=None if beat.spent is None else money_of(beat.spent),
-        checkpoint=None if isinstance(beat.checkpoint, UnsetType) else text_of(beat.checkpoint),
-        pid=beat.pid,
+def _renew(request: Request[Any, Any], report: wire.Heartbeat) -> wire.HeartbeatAnswer:
+    answer = request.app_state.job_service.heartbeat(
+        DispatchId(report.lease_id),
+        progress=report.progress,
+        spent=None if report.spent is None else money_of(report.spent),
+        checkpoint=None if isinstance(report.checkpoint, UnsetType) else json_text(report.checkpoint),
+        pid=report.pid,
     )
     return wire.HeartbeatAnswer(
-        lease_id=beat.lease_id,
+        lease_id=report.lease_id,
         expires_at=when(answer.expires_at),
-        ttl_sec=seconds(call.app_state.service.rules.lease_for),
+        ttl_sec=seconds(request.app_state.service.rules.lease_for),
         stop=answer.stop,
         cancel=answer.stop is not None,
         yield_=answer.should_yield,
     )
 
 
-def complete(call: Request[None, wire.OutcomeReport]) -> wire.Completed:
-    _check_pair(call, call.body.lease_id)
-    return _end(call, call.body)
+def complete(request: Request[None, wire.OutcomeReport]) -> wire.Completed:
+    _check_pair(request, request.body.lease_id)
+    return _end(request, request.body)
 
 
-def _end(call: Request[Any, Any], outcome: wire.OutcomeReport | wire.LoadReport) -> wire.Completed:
-    _check_lease(call, outcome.lease_id)
+def _end(request: Request[Any, Any], outcome: wire.OutcomeReport | wire.LeaseReport) -> wire.Completed:
+    _check_lease(request, outcome.lease_id)
     report = _report(outcome)
-    [answer] = call.app_state.job_service.end_many([report])
-    return _completed(call, report, answer)
+    [answer] = request.app_state.job_service.end_many([report])
+    return _completed(request, report, answer)
 
 
-def complete_bulk(call: Request[None, wire.Outcomes]) -> wire.SettledJob:
+def complete_bulk(request: Request[None, wire.Outcomes]) -> wire.OutcomeAnswers:
     """
-    Report outcomes in one commit. Each is judged on its own: one that comes too late does not take away the
-    others.
+    Report outcomes in one commit. Each is judged on its own: one that is too late does not affect the others.
     """
-    reports = [_report(outcome) for outcome in call.body.outcomes]
+    reports = [_report(outcome) for outcome in request.body.outcomes]
     for report in reports:
-        _check_lease(call, report.dispatch_id)
-    return wire.SettledJob(_answers(call, reports, call.app_state.job_service.end_many(reports)))
+        _check_lease(request, report.dispatch_id)
+    return wire.OutcomeAnswers(_answers(request, reports, request.app_state.job_service.end_many(reports)))
 
 
-def exchange(call: Request[None, wire.ExchangeRequest]) -> wire.ExchangeAnswerBody:
+def exchange(request: Request[None, wire.ExchangeRequest]) -> wire.ExchangeAnswerBody:
     """
-    What has ended makes room for what is claimed: the usual turn of a worker, in one round trip and one
-    commit.
+    Report outcomes and claim jobs, in one request and one commit: the ended jobs make room for the claimed
+    ones.
     """
-    app_state, body = call.app_state, call.body
-    kinds = WorkerKinds(call.addon(body.addon_id), frozenset(body.job_types))
+    app_state, body = request.app_state, request.body
+    kinds = WorkerKinds(request.addon(body.addon_id), frozenset(body.job_types))
     reports = [_report(outcome) for outcome in body.outcomes]
     for report in reports:
-        _check_lease(call, report.dispatch_id)
+        _check_lease(request, report.dispatch_id)
     answers, claimed = app_state.job_service.exchange(reports, kinds, body.limit, body.worker)
     claims = _claimed(app_state, claimed)
-    return wire.ExchangeAnswerBody(claims.jobs, claims.ttl_sec, _answers(call, reports, answers))
+    return wire.ExchangeAnswerBody(claims.jobs, claims.ttl_sec, _answers(request, reports, answers))
 
 
-def _report(outcome: wire.OutcomeReport | wire.LoadReport) -> EndReport:
+def _report(outcome: wire.OutcomeReport | wire.LeaseReport) -> EndReport:
     lease_id = DispatchId(outcome.lease_id)
     if outcome.state == "FAILED":
         return EndReport(lease_id, _ENDS[outcome.failure], error=outcome.error or "no reason was given")
-    return EndReport(lease_id, result=text_of(outcome.result))
+    return EndReport(lease_id, result=json_text(outcome.result))
 
 
 def _answers(
-    call: Request[Any, Any], reports: Sequence[EndReport], answers: Sequence[JobState | Refused | None]
-) -> list[wire.Ended]:
+    request: Request[Any, Any], reports: Sequence[EndReport], answers: Sequence[JobState | Refused | None]
+) -> list[wire.OutcomeAnswer]:
     ended = []
     for report, answer in zip(reports, answers, strict=True):
         try:
-            completed = _completed(call, report, answer)
-            ended.append(wire.Ended(report.dispatch_id, completed.job_id, completed.state))
+            completed = _completed(request, report, answer)
+            ended.append(wire.OutcomeAnswer(report.dispatch_id, completed.job_id, completed.state))
         except Refused as refused:
-            ended.append(wire.Ended(report.dispatch_id, problem=problem_of(refused)))
+            ended.append(wire.OutcomeAnswer(report.dispatch_id, problem=problem_of(refused)))
     return ended
 
 
 def _completed(
-    call: Request[Any, Any], report: EndReport, answer: JobState | Refused | None
+    request: Request[Any, Any], report: EndReport, answer: JobState | Refused | None
 ) -> wire.Completed:
     if not isinstance(answer, Refused):
         return wire.Completed(_job_of(report.dispatch_id), answer)
     if isinstance(answer, StaleDispatch):
-        lease = call.own_lease(report.dispatch_id)
-        if _reported_before(lease, report):
-            return _where_it_is(call, lease)
+        lease = request.own_lease(report.dispatch_id)
+        if _is_repeated(lease, report):
+            return _current_state(request, lease)
     raise answer
 
 
-def _reported_before(lease: Dispatch, report: EndReport) -> bool:
+def _is_repeated(lease: Dispatch, report: EndReport) -> bool:
     """
-    The same outcome of the same lease: its answer was lost on the way, and the worker asks again. Nothing
-    changes.
+    Whether this outcome was reported before: the answer was lost, and the worker repeats its request.
     """
     return (lease.end, lease.result, lease.error) == (report.how, report.result, report.error)
 
 
-def _where_it_is(call: Request[Any, Any], lease: Dispatch) -> wire.Completed:
-    job = None if lease.job_id is None else call.store.job(lease.job_id)
+def _current_state(request: Request[Any, Any], lease: Dispatch) -> wire.Completed:
+    job = None if lease.job_id is None else request.store.job(lease.job_id)
     return wire.Completed(lease.job_id, None if job is None else job.state)
 
 
-#: How a worker ends its lease itself. To release it then is polite, late, and no mistake.
+#: Ends that the worker itself reported. Releasing the lease afterwards is allowed and does nothing.
 _OWN_ENDS: Final = frozenset({EndReason.COMPLETED, EndReason.RELEASED, *_ENDS.values()})
 
 
-def release(call: Request[None, wire.Release]) -> wire.Completed:
-    lease = call.own_lease(call.body.lease_id)
+def release(request: Request[None, wire.Release]) -> wire.Completed:
+    lease = request.own_lease(request.body.lease_id)
     if lease.end in _OWN_ENDS:
-        return _where_it_is(call, lease)
-    return wire.Completed(lease.job_id, call.app_state.job_service.release(lease.dispatch_id))
+        return _current_state(request, lease)
+    return wire.Completed(lease.job_id, request.app_state.job_service.release(lease.dispatch_id))
 
 
-def report(call: Request[None, wire.LoadReport]) -> wire.LoadReported:
-    """With an outcome the beat comes first: what was spent belongs to the run that spent it."""
-    body = call.body
-    lease = call.own_lease(body.lease_id)
-    answer = wire.LoadReported(body.lease_id, when(lease.expires_at), 0.0)
+def report(request: Request[None, wire.LeaseReport]) -> wire.LeaseReported:
+    """Report progress and spending, then the outcome: the spending must count for this attempt."""
+    body = request.body
+    lease = request.own_lease(body.lease_id)
+    answer = wire.LeaseReported(body.lease_id, when(lease.expires_at), 0.0)
     if body.state is None or lease.phase is not DispatchPhase.ENDED:
-        answer = wire.LoadReported(**structs.asdict(_beat(call, body)))
+        answer = wire.LeaseReported(**structs.asdict(_renew(request, body)))
     if body.state is not None:
-        answer.state = _end(call, body).state
+        answer.state = _end(request, body).state
     return answer
 
 
-def say(call: Request[None, wire.Say]) -> wire.Said:
-    """Called by the attempt itself: its token identifies it, so there is no id to get wrong."""
-    runs, token = call.app_state.runs, call.token
-    if runs is None or token is None or runs.dispatch_of(token) is None:
+def job_request(request: Request[None, wire.JobRequest]) -> wire.JobAnswer:
+    """Answer a request of a running job. Its token identifies the attempt."""
+    runner, token = request.app_state.runner, request.token
+    if runner is None or token is None or runner.dispatch_of(token) is None:
         raise Forbidden("only a running job may do this, with its own token (PENSTOCK_JOB_TOKEN)")
-    body = call.body
+    body = request.body
     frame = {
         "op": body.op,
-        "checkpoint": None if isinstance(body.checkpoint, UnsetType) else text_of(body.checkpoint),
+        "checkpoint": None if isinstance(body.checkpoint, UnsetType) else json_text(body.checkpoint),
         "progress": body.progress,
         "amount": None if body.amount is None else str(body.amount),
         "message": body.message,
     }
-    reply = runs.call(token, frame)
+    reply = runner.call(token, frame)
     if "error" in reply:
         raise BadIntent(reply["error"], problems=[{"field": body.op, "message": reply["error"]}])
-    return wire.Said(as_json(reply.get("checkpoint") or None), reply.get("yield"))
+    return wire.JobAnswer(raw_json(reply.get("checkpoint") or None), reply.get("yield"))

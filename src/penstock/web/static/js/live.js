@@ -1,4 +1,4 @@
-// What the server says once a second, kept as signals; and how pages ask again when something moved.
+// The live stats of the server, one frame a second, kept as signals; and reloading pages after changes.
 import { connection, get, hasSession, stream } from "./api.js";
 import { computed, effect, signal, untracked, useEffect, useState } from "./html.js";
 
@@ -18,7 +18,7 @@ export const history = signal({
   run_p50: [],
   run_p95: [],
 });
-// Of the last minute, whatever range the charts show.
+// Done jobs of the last minute, whatever range the charts show.
 export const recentDone = signal([]);
 export const activity = signal([]);
 export const tickCount = signal(0);
@@ -32,7 +32,7 @@ export function begin() {
     connection.value = "signed-out";
     return;
   }
-  stream("pulse", {
+  stream("stats/stream", {
     onState: (state) => {
       const back = connection.value === "away" && state === "live";
       connection.value = state;
@@ -42,21 +42,21 @@ export function begin() {
       }
       if (back) tickCount.value += 1;
     },
-    onEvent: (beat) => {
-      frame.value = beat;
-      now.value = Date.parse(beat.now);
-      recentDone.value = [...recentDone.value, beat.second.done].slice(-60);
-      append(beat);
-      if (beat.events.length) {
-        show(beat.events, beat.names);
+    onEvent: (live) => {
+      frame.value = live;
+      now.value = Date.parse(live.now);
+      recentDone.value = [...recentDone.value, live.second.done].slice(-60);
+      append(live);
+      if (live.events.length) {
+        show(live.events, live.names);
         tickCount.value += 1;
       }
     },
   });
 }
 
-// The page shows a button only to a session that may do what it does: app.css reads these two attributes, and until they are
-// there the page is read-only. The server checks each request all the same.
+// A button is shown only to a session that has the right to use it: app.css reads these two attributes. Until they are set the
+// page is read-only. The server checks each request anyway.
 async function loadRights() {
   const { scopes } = await get("health");
   const rights = { submit: "jobs:submit:registered", cancel: "jobs:cancel", config: "admin:config" };
@@ -65,7 +65,7 @@ async function loadRights() {
   document.documentElement.toggleAttribute("data-read-only", !may.length);
 }
 
-// How far back the charts go, in seconds. Up to a quarter of an hour they follow every second; else they are asked for anew once a minute.
+// The time ranges of the charts, in seconds. Up to a quarter of an hour they are updated every second, else reloaded once a minute.
 export const RANGES = [
   [900, "15 min"],
   [3_600, "1 h"],
@@ -82,7 +82,7 @@ export function setRange(seconds) {
 }
 async function loadRange() {
   const asked = range.value;
-  const past = await get(`pulse/history?range_sec=${asked}`);
+  const past = await get(`stats/history?range_sec=${asked}`);
   if (asked !== range.value) return;
   history.value = past;
   if (asked === BY_SECOND && !recentDone.value.length) recentDone.value = past.done.slice(-60);
@@ -91,7 +91,7 @@ setInterval(() => {
   if (connection.value === "live" && range.value > BY_SECOND && !document.hidden) loadRange().catch(() => {});
 }, 60_000);
 
-// What was before the page was opened, or while the scheduler was away.
+// Loads the figures from before the page was opened, or from while the scheduler was away.
 async function loadHistory() {
   try {
     const [, { newest_event: newest }] = await Promise.all([loadRange(), get("stats")]);
@@ -111,21 +111,21 @@ function show(events, names) {
   activity.value = [...fresh, ...activity.value].sort((a, b) => b.seq - a.seq).slice(0, SHOWN);
 }
 
-function append(beat) {
+function append(live) {
   if (range.value > BY_SECOND) return;
   const old = history.value,
     next = {};
-  if (old.at.length && beat.second.at <= old.at[old.at.length - 1]) return;
+  if (old.at.length && live.second.at <= old.at[old.at.length - 1]) return;
   for (const name of Object.keys(old)) {
     const list = old[name].slice(-KEPT + 1);
-    list.push(beat.second[name] ?? null);
+    list.push(live.second[name] ?? null);
     next[name] = list;
   }
   history.value = next;
 }
 
-// Calls `load` now and whenever something moved, never twice at once and at most once a second. `restless`: whether to look again at
-// every beat all the same, because what is shown moves without events (progress, gauges).
+// Calls `load` now and after changes, never twice at once and at most once a second. `restless`: whether to call it every second
+// anyway, because the shown values change without events (progress, gauges).
 export function watching(load, restless = () => false) {
   let busy = false,
     again = false,
@@ -171,7 +171,7 @@ export function watching(load, restless = () => false) {
 
 export const counts = computed(() => frame.value?.jobs || {});
 
-// For a page that shows what `load` answers, as it moves: the last answer, and what went wrong since. The old answer stays while the server is away.
+// The last result of `load`, reloaded after changes, and the error since. The old result stays while the server is away.
 export function useWatched(load, restless) {
   const [seen, setSeen] = useState({ answer: null, problem: null });
   useEffect(
