@@ -1,6 +1,7 @@
 """
-What every way to run a job function shares: the context, the outcome, the executors, the lease keeper.
+Running a job function, as library, SDK worker and runner do it alike: context, outcome, executors, lease
+keeper.
 
-The library, the SDK worker and the runner hand a channel to the context, and are thin besides. `context` and `outcome`
-need the standard library only: a warm worker of the runner may run on a Python that has nothing else.
+Each of the three gives the context a channel of its own. `context` and `outcome` need only the standard
+library: a warm worker of the runner may run on a Python that has nothing else.
 """

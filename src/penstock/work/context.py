@@ -1,5 +1,5 @@
 """
-`JobContext`: what a running job function knows of its job, and what it can report.
+`JobContext`: what a running job function can read about its job and report.
 
     def index(path):
         job = penstock.current_job()
@@ -8,11 +8,11 @@
             ...
             job.progress(n / total)
             job.save_checkpoint(n + 1)
-            job.check()  # leaves here when the run must end
+            job.check()  # raises here when the attempt must end
 
-There is one class, whether a program, an SDK worker or the runner runs the function; what differs between them is the
-channel. A function that is a generator works by phases: each `yield` is a safe place to stop, and the value that it
-yields is its checkpoint there.
+There is one class for functions in a program, an SDK worker and the runner; only its channel differs. A
+function that is a generator runs in phases: each `yield` is a safe place to stop, and the yielded value is
+the checkpoint.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_DISPATCH: Final = DispatchId("")
 
 
 class JobFacts(NamedTuple):
-    """What stays true for a whole attempt. It travels to other processes."""
+    """The facts of one attempt that do not change. They can be sent to other processes."""
 
     job_id: str
     job_type: str
@@ -47,16 +47,19 @@ class JobFacts(NamedTuple):
     addon: str = ""
     tags: tuple[str, ...] = ()
     deadline_at: Moment | None = None
-    #: JSON.
+    #: As JSON.
     payload: str = "null"
-    #: JSON; None: no attempt has saved one.
+    #: As JSON. None: no attempt has saved one.
     checkpoint: str | None = None
-    #: JSON: for each parent its id, its state and its result; None: it has none.
+    #: As JSON: id, state and result of each parent. None: the job has no parents.
     parents: str | None = None
 
 
 class ParentResult(NamedTuple):
-    """A job that this one waited for. `result`: None also if it is not DONE, or if the results are too large together."""
+    """
+    A job that this one waited for. `result` is also None if the parent is not DONE, or if all results
+    together are too large.
+    """
 
     job_id: str
     state: str
@@ -64,7 +67,10 @@ class ParentResult(NamedTuple):
 
 
 class JobChannel(Protocol):
-    """How a running function reaches its scheduler: an object in its own process, shared memory or a socket."""
+    """
+    The connection of a running function to its scheduler: an object of its process, shared memory or a
+    socket.
+    """
 
     @property
     def canceled(self) -> bool: ...
@@ -73,24 +79,26 @@ class JobChannel(Protocol):
     def yielding(self) -> bool: ...
 
     def save_checkpoint(self, text: str) -> None:
-        """The checkpoint is durable when this returns. JobStopped: the lease is lost."""
+        """Save the checkpoint; it is durable when this returns. Raises JobStopped if the lease is lost."""
         ...
 
     def progress(self, fraction: float) -> None: ...
 
     def spend(self, total: Money, amount: Money) -> None:
-        """`total`: of this attempt, with `amount` in it."""
+        """Report spending. `total`: all that this attempt has spent, including `amount`."""
         ...
 
     def log_handler(self) -> logging.Handler | None:
-        """Writes into the job's own log; None: the records go to the log of the program."""
+        """A handler for the job's own log. None: log records go to the log of the program."""
         ...
 
 
 class JobContext:
     """
-    `attempt` counts from 1 and grows with each failure. `fence` grows with each start, whatever its cause: hand it to
-    an outside system that can refuse older numbers, and an attempt that was given up can do no harm there.
+    The job that runs, as its function sees it.
+
+    `attempt` counts from 1 and grows with each failure. `fence` grows with each start. Give the fence to an
+    outside system that refuses older numbers, so that an attempt which was given up can do no harm there.
 
     For example:
 
@@ -137,7 +145,7 @@ class JobContext:
 
     @property
     def array_index(self) -> int | None:
-        """The index of a job that belongs to an array; None: it belongs to none."""
+        """The index of a job of an array. None: the job is in no array."""
         member = member_of(self._facts.job_id)
         return None if member is None else member[1]
 
@@ -151,41 +159,49 @@ class JobContext:
         """The jobs that this one waited for, in the order of its `after`, with their results."""
         return tuple(ParentResult(*parent) for parent in json.loads(self._facts.parents or "[]"))
 
-    # whether to stop
+    # when to stop
 
     @property
     def canceled(self) -> bool:
         """
-        The job was canceled, is out of time or money, or its lease could not be renewed. Stop now: the scheduler
-        refuses what the function returns.
+        Whether the job was canceled, is out of time or money, or lost its lease. If so, stop now: the
+        scheduler refuses the result.
         """
         return self._channel.canceled
 
     @property
     def should_yield(self) -> bool:
-        """The attempt should end: a more urgent job, a stop of the program, a cancel. Save a checkpoint and `check()`."""
+        """
+        Whether the attempt should end, for a more urgent job, a stop of the program or a cancel. If so, save
+        a checkpoint and call `check()`.
+        """
         return self._channel.yielding or self._channel.canceled
 
     def check(self) -> None:
-        """Raises JobStopped when the attempt should end. A job that yields in this way goes back to the queue."""
+        """
+        Raise JobStopped if the attempt should end. A job that yields in this way goes back to the queue.
+        """
         if self.should_yield:
             raise JobStopped("this attempt was asked to end", job_id=self.id)
 
-    # what it reports
+    # reports
 
     @property
     def checkpoint(self) -> Any:
-        """The last checkpoint, saved by this attempt or an earlier one; None without one."""
+        """The last checkpoint of this attempt or an earlier one. None: there is none."""
         return None if self._checkpoint is None else json.loads(self._checkpoint)
 
     def save_checkpoint(self, value: Any) -> None:
-        """Anything that JSON can carry. It is durable when this returns; the next attempt begins with it."""
+        """
+        Save a value that JSON can represent. It is durable when this returns; the next attempt begins with
+        it.
+        """
         text = json_of(value, "the checkpoint")
         self._channel.save_checkpoint(text)
         self._checkpoint = text
 
     def progress(self, fraction: float, message: str | None = None) -> None:
-        """From 0 to 1. Cheap: the next heartbeat carries it. `message` goes to `log`."""
+        """Report progress from 0 to 1. Cheap: the next heartbeat carries it. `message` goes to `log`."""
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
             raise ValueError(f"progress is {fraction!r}; it must be a number from 0 to 1")
         self._channel.progress(float(fraction))
@@ -193,7 +209,10 @@ class JobContext:
             self.log.info("%d %%: %s", fraction * 100, message)
 
     def spend(self, amount: float | str | Decimal) -> None:
-        """This much more was spent, in the job's unit. At the job's cost_limit `canceled` becomes true."""
+        """
+        Report that this much more was spent, in the job's unit. At the job's cost_limit `canceled` becomes
+        true.
+        """
         try:
             millionths = -1 if isinstance(amount, bool) else money_of(amount)
         except ValueError:
@@ -205,7 +224,7 @@ class JobContext:
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """Each record names the job. In the runner the records go into the job's own log."""
+        """A logger whose records name the job. In the runner they go into the job's own log."""
         if self._log is None:
             self._log = _JobLog(self._logger(), {"job_id": self.id, "attempt": self.attempt})
         return self._log
@@ -226,13 +245,13 @@ class JobContext:
 class _JobLog(logging.LoggerAdapter[logging.Logger]):
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         kwargs["extra"] = {**(self.extra or {}), **kwargs.get("extra", {})}
-        if not self.logger.parent:  # the job's own log
+        if not self.logger.parent:  # the job's own log needs no id
             return msg, kwargs
         return f"[{str((self.extra or {}).get('job_id'))[-8:]}] {msg}", kwargs
 
 
 class NoChannel:
-    """For a function that is called directly, with no job behind it: its reports go nowhere."""
+    """The channel of a function that is called directly, without a job. It drops all reports."""
 
     canceled = yielding = False
 
@@ -249,11 +268,11 @@ class NoChannel:
         return None
 
 
-# Which functions take the context as their first argument
+# Functions that take the context as their first argument
 
 
 def takes_context(function: Callable[..., Any], names: Collection[str] = ()) -> bool:
-    """Whether the first parameter is annotated JobContext, or is not annotated and has one of these names."""
+    """Whether the first parameter is annotated JobContext, or has no annotation and one of these names."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # written in C
@@ -272,7 +291,10 @@ def is_context(function: Callable[..., Any], parameter: inspect.Parameter) -> bo
 
 
 def annotation(function: Callable[..., Any], name: str) -> Any:
-    """Of one parameter. One at a time: a name that only the type checker knows must not spoil the others."""
+    """
+    The annotation of one parameter. Each is evaluated alone: a name under TYPE_CHECKING must not spoil the
+    others.
+    """
     target = inspect.unwrap(function)
     annotations = getattr(target, "__annotations__", {})
     if name not in annotations:
@@ -290,9 +312,10 @@ def annotation(function: Callable[..., Any], name: str) -> Any:
 
 def json_of(value: Any, what: str = "the result") -> str:
     """
-    A value of user code as JSON: msgspec's forms (dataclasses, datetimes, UUIDs, Structs, enums) and paths. A worker of
-    the runner begins with plain JSON and imports msgspec for a value that plain JSON cannot carry: most functions never
-    need it. Raises TypeError, ValueError or OverflowError where JSON has no form for the value.
+    A value of user code as JSON: all that msgspec encodes (dataclasses, datetimes, UUIDs, Structs, enums),
+    and paths. A worker of the runner tries plain JSON first and imports msgspec only if that fails, because
+    most functions never need it. Raises TypeError, ValueError or OverflowError if JSON cannot represent the
+    value.
     """
     if "msgspec" not in sys.modules:
         try:
@@ -322,11 +345,11 @@ def _builtins(value: Any) -> Any:
 def _path_text(value: Any) -> Any:
     if isinstance(value, PurePath):
         return str(value)
-    raise NotImplementedError(f"{type(value).__qualname__} has no form in JSON")
+    raise NotImplementedError(f"{type(value).__qualname__} cannot be written as JSON")
 
 
 def from_text(kind: type, value: Any) -> Any:
-    """For msgspec's decoders: makes a path of its text."""
+    """A hook for msgspec's decoders: makes a path from its text."""
     if issubclass(kind, PurePath):
         if not isinstance(value, str):
             raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")

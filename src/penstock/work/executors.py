@@ -1,8 +1,9 @@
 """
-Executors: what job functions run on. Threads for plain functions, one event loop for coroutines, or worker processes.
+Executors run job functions: plain ones on threads, coroutines on one event loop, or all of them in worker
+processes.
 
-An executor is given attempts and calls `finished` once for each, from a thread of its own. It knows no store and no
-HTTP: the library and the SDK worker use the same ones.
+An executor gets attempts and calls `finished` once for each, from a thread of its own. It uses neither a
+store nor HTTP, so the library and the SDK worker share it.
 """
 
 from __future__ import annotations
@@ -51,38 +52,43 @@ A = TypeVar("A", bound=FunctionLease)
 
 
 class JobExecutor(ABC, Generic[A]):
-    """The base of both executors. What is not overridden does nothing: functions in worker processes need no threads here."""
+    """The base of both executors. Methods that are not overridden do nothing."""
 
-    #: How much work of short functions may wait here; 0 where handing an attempt over is expensive anyway.
+    #: How much work of short functions may wait here. 0: none, because handing over an attempt is expensive
+    #: anyway.
     ahead: Span = 0
 
     @abstractmethod
     def start(self, attempts: Sequence[A], *, at_once: bool = True, awake: int = 0) -> None:
         """
-        Not `at_once`: the functions are so short that one thread after the other is quicker. `awake`: this many
-        threads come for an attempt without being woken.
+        Start attempts. `at_once` false: the functions are so short that waking one thread after the other is
+        quicker. `awake`: this many threads take an attempt without being woken.
         """
 
     def run_soon(self, task: Callable[[], None]) -> bool:  # noqa: ARG002  # an executor with threads takes it
-        """Lets an idle thread call `task` and then run what is ready. False: there are no such threads."""
+        """
+        Let an idle thread call `task` and then run ready attempts. False: this executor has no such threads.
+        """
         return False
 
     def wake_threads(self) -> None:
-        """Some attempts have waited for a while: wakes sleeping threads for them."""
+        """Wake sleeping threads for attempts that have waited for a while."""
 
     @abstractmethod
     def end(self, attempt: A) -> None:
-        """The attempt must stop: ends it by force where that is possible. Called again until the attempt has ended."""
+        """End an attempt that must stop, by force if possible. Called again until the attempt has ended."""
 
     def give_up(self, attempt: A) -> None:
-        """Its lease is over and it still runs: makes room for another."""
+        """Make room for another attempt: the lease of this one is over, and it still runs."""
 
     def ask_to_yield(self, attempt: A) -> None:
-        """For functions in other processes; those in this process ask their attempt."""
+        """
+        Tell a function in another process to yield. Functions in this process ask their attempt themselves.
+        """
 
     @abstractmethod
     def close(self, *, wait: float) -> None:
-        """Within this many seconds in all."""
+        """Close within this many seconds in all."""
 
 
 class ThreadExecutor(JobExecutor[A]):
@@ -92,7 +98,8 @@ class ThreadExecutor(JobExecutor[A]):
         self, workers: int, began: Callable[[A], bool], finished: Callable[[A, Outcome], None]
     ) -> None:
         self._began, self._finished = began, finished
-        #: Threads take from here until it is empty, then sleep until they are woken: a batch wakes each of them once.
+        #: Threads take from here until it is empty, then sleep until they are woken. A batch wakes each of
+        #: them once.
         self._ready: deque[A | Callable[[], None] | None] = deque()
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._numbers = itertools.count(1)
@@ -134,7 +141,7 @@ class ThreadExecutor(JobExecutor[A]):
             self._start_thread()
 
     def close(self, *, wait: float) -> None:
-        """Threads that are stuck in a function are left to it: they are daemons, and what they return is refused."""
+        """Close without waiting for stuck threads: they are daemon threads, and their results are refused."""
         until = time.monotonic() + wait
         self._closing = True
         self._put([None] * len(self._threads), len(self._threads))
@@ -162,8 +169,8 @@ class ThreadExecutor(JobExecutor[A]):
                 continue
             self._perform(attempt)
             if attempt.given_up:
-                return  # another thread has its place
-            del attempt  # or its payload would stay until the next one comes
+                return  # another thread has taken its place
+            del attempt  # free its payload before the next attempt comes
 
     def _perform(self, attempt: A) -> None:
         if self._began(attempt):
@@ -181,7 +188,9 @@ class ThreadExecutor(JobExecutor[A]):
                     loop.run_forever()
                     going = False
                 except BaseException as error:  # noqa: BLE001  # a task that a function started may raise SystemExit
-                    log.warning("a task that a job started raised %s; the others go on", error_line(error))
+                    log.warning(
+                        "a task that a job started raised %s; the other tasks continue", error_line(error)
+                    )
                     going = not self._closing
             if self._tasks:
                 for task in self._tasks:
@@ -211,14 +220,16 @@ class ThreadExecutor(JobExecutor[A]):
 
 
 class RemoteOutcome(NamedTuple):
-    """The answer of a worker process. `unreported`: the total spent, if the scheduler did not take it."""
+    """
+    The answer of a worker process. `unreported`: the total spent, if the scheduler does not have it yet.
+    """
 
     outcome: Outcome
     unreported: Money | None = None
 
 
 class RemoteCall(NamedTuple):
-    """A call for a worker process; `function` is importable there, and all of it can be pickled."""
+    """A call for a worker process. `function` can be imported there, and all fields can be pickled."""
 
     function: Callable[..., RemoteOutcome]
     args: tuple[Any, ...]
@@ -226,15 +237,15 @@ class RemoteCall(NamedTuple):
 
 class LeasePage:
     """
-    Until when each function in a worker process may work, in memory that the processes share: one number for each
+    Shared memory with the moment until which each function in a worker process may run: one slot for each
     function that runs at once.
 
-    The process that renews the leases may be frozen while its workers go on. They look here, and stop by
-    themselves when the lease was not renewed.
+    The process that renews the leases may be frozen while its workers continue. They check their slot, and
+    stop by themselves when the lease was not renewed.
     """
 
     def __init__(self, path: str, slots: int) -> None:
-        """Without `slots` the file exists already."""
+        """`slots`: how many to make in a new file. 0: the file exists."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             if slots:
@@ -251,7 +262,7 @@ class LeasePage:
 
 
 class ProcessSignals(NamedTuple):
-    """What tells a function in a worker process to end. `yield_file` appears when it should yield."""
+    """Signals to a function in a worker process. `yield_file` appears when it should yield."""
 
     yield_file: str
     lease_page: str
@@ -260,11 +271,11 @@ class ProcessSignals(NamedTuple):
 
 class ProcessExecutor(JobExecutor[A]):
     """
-    Jobs on worker processes: one that computes does not slow the others, one that crashes harms no other, and one that
-    does not stop is ended. A process holds one job at a time: a crash takes only the job that it ran.
+    Runs jobs in worker processes: a job that computes does not slow the others, and a job that does not stop
+    is ended. A process has one job at a time, so a crash ends only the job that it ran.
 
-    `remote`: the call that runs an attempt; it gets what tells the attempt to end.
-    `grace_sec`: how long a process has after a stop before it is ended; asked with the first attempt.
+    `remote`: makes the call that runs an attempt, with the signals that end it.
+    `grace_sec`: how long a process has after a stop before it is killed; called with the first attempt.
     """
 
     def __init__(
@@ -283,7 +294,7 @@ class ProcessExecutor(JobExecutor[A]):
         self._slots = deque(range(workers))
         self._taken: dict[A, int] = {}
         self._pool: WorkerPool | None = None
-        #: They wait here and not in the pool: what has not begun can be given back.
+        #: Attempts wait here and not in the pool, so that those which have not begun can be given back.
         self._ready: deque[A] = deque()
         self._free, self._lock = workers, Lock()
 
@@ -330,7 +341,7 @@ class ProcessExecutor(JobExecutor[A]):
                 self._workers,
                 max_in_flight=self._workers,
                 grace=self._grace_sec(attempt),
-                crash_max_retries=1_000_000_000,  # the queue has a backoff for a job that kills its worker
+                crash_max_retries=1_000_000_000,  # the scheduler's retries have a backoff for such jobs
                 name="penstock jobs",
             )
         return self._pool
@@ -355,13 +366,14 @@ class ProcessExecutor(JobExecutor[A]):
         try:
             outcome, unreported = done.result()
         except CallCanceled:
-            # The Future is free at once, its process is not: the attempt is over when that is gone.
+            # The Future ends at once, but the process may still run: the attempt is over when the process is
+            # gone.
             Thread(target=self._wait_gone, args=(attempt,), name="penstock-ending", daemon=True).start()
             return
         except WorkerCrashedError as error:
             outcome = Outcome(EndReason.WORKER_CRASHED, error=f"its process died: {safe_str(error)}")
         except CallEnded:
-            outcome = STOPPED  # the pool was closed around it
+            outcome = STOPPED  # the pool was closed
         except BaseException as error:  # noqa: BLE001  # its module could not be imported there, or raised SystemExit
             outcome = failure(error)
         else:
@@ -384,16 +396,16 @@ class ProcessExecutor(JobExecutor[A]):
         self._fill()
 
 
-#: Sends a renewal to the scheduler. False: the attempt must stop.
+#: A function that sends a renewal to the scheduler. False: the attempt must stop.
 Report: TypeAlias = Callable[[RenewalRequest], bool]
 PROGRESS_SEC: Final = 1.0
 
 
 class ProcessChannel:
     """
-    The channel of a function in a worker process. It reports by itself; the process that started it renews the lease.
-    A cancel comes through the memory that the pool shares with its workers, a request to yield by a file that appears, and
-    the end of a lease that is not renewed through the lease page.
+    The channel of a function in a worker process. It sends its own reports; the process that started it
+    renews the lease. It reads cancels from memory that the pool shares with its workers, requests to yield
+    from a file that appears, and the end of an unrenewed lease from the lease page.
     """
 
     def __init__(self, facts: JobFacts, signals: ProcessSignals, report: Report) -> None:
@@ -408,7 +420,7 @@ class ProcessChannel:
         self._stopped = False
         self._reported_at = 0.0
         self._spent: Money | None = None
-        #: The total spent, if the scheduler did not take it.
+        #: The total spent, if the scheduler does not have it yet.
         self.unreported: Money | None = None
 
     @property
@@ -436,7 +448,7 @@ class ProcessChannel:
     def save_checkpoint(self, text: str) -> None:
         self._send(None, text)
         if self._stopped:
-            raise JobStopped("the lease is lost: this checkpoint was not saved", job_id=self._facts.job_id)
+            raise JobStopped("the lease is lost, so this checkpoint was not saved", job_id=self._facts.job_id)
 
     def log_handler(self) -> None:
         return None
@@ -445,7 +457,7 @@ class ProcessChannel:
         try:
             self._send(progress, None)
         except Unavailable:
-            self.unreported = self._spent  # the next report has it, or the outcome
+            self.unreported = self._spent  # the next report or the outcome carries it
 
     def _send(self, progress: float | None, checkpoint: str | None) -> None:
         try:
@@ -458,13 +470,13 @@ class ProcessChannel:
 
 @cache
 def _page_at(path: str) -> LeasePage:
-    """In a worker process, which runs one job after the other."""
+    """The page of a worker process, opened once: the process runs one job after the other."""
     return LeasePage(path, 0)
 
 
 def run_in_process(
     invocation: Invocation, facts: JobFacts, signals: ProcessSignals, report: Report
 ) -> RemoteOutcome:
-    """In the worker process."""
+    """Run an attempt; called in the worker process."""
     channel = ProcessChannel(facts, signals, report)
     return RemoteOutcome(run(invocation, CurrentJob(facts, channel)), channel.unreported)

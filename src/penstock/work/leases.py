@@ -1,10 +1,11 @@
 """
-The lease keeper: renews the leases of running jobs, and learns which of them must end. The library, the SDK worker and
-the runner use the same one; each hands in how a renewal is sent (a commit or a request) and what happens on a stop.
+The lease keeper renews the leases of running jobs, and learns which jobs must end. The library, the SDK
+worker and the runner share it; each passes a function that sends renewals (a commit or a request) and one for
+a stop.
 
-A process believes in a lease by its own clock alone, counted from the moment when it SENT the last renewal that was
-answered: the scheduler counts from the arrival, which was later. So a process that keeps to this has stopped before
-the scheduler can grant the job to another.
+A process measures a lease by its own clock, from the moment when it SENT the last renewal that was answered.
+The scheduler counts from the arrival, which was later. So the process stops before the scheduler can grant
+the job to another worker.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ from penstock.work.outcome import CurrentJob
 
 log = logging.getLogger("penstock.work")
 
-#: Fraction of a lease after which it is renewed. One lost renewal does no harm.
+#: Fraction of a lease after which it is renewed: one lost renewal does no harm.
 RENEW_AT: Final = 0.3
-#: Progress, spending and the process id reach the scheduler within this many seconds.
+#: Seconds within which progress, spending and the process id reach the scheduler.
 REPORT_SEC: Final = 1.0
 RETRY_SEC: Final = 0.2
-#: Counts while the machine is suspended too: its leases expire meanwhile.
+#: A clock that counts while the machine is suspended, because leases expire meanwhile.
 boot_clock: Final = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class RenewalRequest(NamedTuple):
-    """What the scheduler has not been told yet is not None."""
+    """A renewal of one lease. A field is None if the scheduler has its value already."""
 
     dispatch_id: DispatchId
     progress: float | None
-    #: The total of this attempt.
+    #: The total spent by this attempt.
     spent: Money | None
     checkpoint: str | None
     pid: int | None
 
 
 class RenewalReply(NamedTuple):
-    """`ttl`: seconds from the moment when the request was sent. `stop`: why the attempt must end, if it must."""
+    """`ttl`: seconds from the moment of the request. `stop`: why the attempt must end. None: it need not."""
 
     ttl: float
     stop: EndReason | None = None
@@ -56,23 +57,23 @@ class RenewalReply(NamedTuple):
 
 class ActiveLease:
     """
-    The lease of one dispatch that this process runs. One thread writes each of these words and others read them, so
-    no lock is needed.
+    The lease of one dispatch that this process runs. Each attribute is written by one thread only, so no lock
+    is needed.
     """
 
-    #: On the keeper's clock; 0: the job has not begun.
+    #: On the keeper's clock. 0: the job has not begun.
     began_at = 0.0
-    #: When a renewal was last sent, answered or not.
+    #: When the last renewal was sent, answered or not.
     tried_at = 0.0
-    #: Why the attempt must end, if it must.
+    #: Why the attempt must end. None: it need not.
     stop: EndReason | None = None
-    #: The scheduler refused the lease, or it could not be renewed in time: the outcome does not count.
+    #: True when the scheduler refused the lease, or it was not renewed in time: the outcome does not count.
     lost = False
-    #: The function has ended, and its outcome is on its way to the scheduler.
+    #: True when the function has ended and its outcome is on its way to the scheduler.
     finished = False
     yielding = False
     pid_sent: int | None = None
-    #: The latest values, and those that the scheduler has.
+    #: The latest values of the function, and the values that the scheduler has.
     latest_progress: float | None = None
     latest_spent: Money | None = None
     latest_checkpoint: str | None = None
@@ -93,7 +94,10 @@ class ActiveLease:
 
     @property
     def owes_report(self) -> bool:
-        """Spending and checkpoints must reach the scheduler even if the attempt has ended; progress need not."""
+        """
+        Whether spending or a checkpoint must still be sent, even after the end of the attempt. Progress need
+        not.
+        """
         return self.stop is None and self._sent[1:] != (self.latest_spent, self.latest_checkpoint)
 
     def request(self) -> RenewalRequest:
@@ -116,7 +120,7 @@ class ActiveLease:
         self.pid_sent = request.pid or self.pid_sent
 
     def renewed(self, reply: RenewalReply, sent_at: float) -> None:
-        """Replies may overtake each other: the latest request counts."""
+        """Apply a reply. Replies may overtake each other, so only that of the latest request counts."""
         if sent_at > self.sent_at:
             self.sent_at, self.ttl = sent_at, reply.ttl
         self.yielding = self.yielding or reply.should_yield
@@ -146,16 +150,18 @@ def facts_of(
 
 
 L = TypeVar("L", bound=ActiveLease)
-#: Sends one request for each of the leases. A reply may be an exception: StaleDispatch and NotFound refuse the lease.
-#: Unavailable is raised: the scheduler cannot be reached.
+#: A function that sends these renewals. Each reply may be an exception: StaleDispatch and NotFound refuse the
+#: lease. It raises Unavailable when the scheduler cannot be reached.
 Send: TypeAlias = Callable[[Sequence[RenewalRequest]], Sequence[RenewalReply | Exception]]
 
 
 class LeaseKeeper(Generic[L]):
     """
-    `on_stop` is called with each step for every lease that must end, `on_yield` for every one that should yield, until
-    the owner removes it from `live`. `at_risk`: the fraction of a lease after which, without a renewal, the attempt must
-    end. `together`: when one lease is due, all are renewed in one request.
+    Renews the leases in `live`.
+
+    In each step it calls `on_stop` for every lease that must end, and `on_yield` for every one that should
+    yield, until the owner removes the lease from `live`. `at_risk`: the fraction of a lease after which an
+    attempt must end without a renewal. `together`: when one lease is due, renew all in one request.
     """
 
     def __init__(
@@ -170,17 +176,17 @@ class LeaseKeeper(Generic[L]):
     ) -> None:
         self._send, self._on_stop, self._on_yield = send, on_stop, on_yield
         self._at_risk, self._together, self.clock = at_risk, together, clock
-        #: The owner adds and removes leases, from any thread.
+        #: The leases to renew. The owner adds and removes them, from any thread.
         self.live: dict[DispatchId, L] = {}
         self._unanswered = False
 
     def step(self) -> float:
-        """Renews what is due. Returns when the next step should come."""
+        """Renew the leases that are due. Returns the moment of the next step."""
         leases = list(self.live.values())
         alive = [lease for lease in leases if not (self.must_stop(lease) and lease.lost)]
         for group in self._due(alive):
             if not self._try(group):
-                break  # the others would only wait for the same
+                break  # the other requests would fail in the same way
         now = self.clock()
         for lease in leases:
             if self.must_stop(lease):
@@ -203,21 +209,24 @@ class LeaseKeeper(Generic[L]):
         return max(due, lease.tried_at + RETRY_SEC)
 
     def must_stop(self, lease: ActiveLease) -> bool:
-        """Looks at the clock, and not only at replies: a function must stop even if no thread of ours could run."""
+        """
+        Whether the attempt must stop. Reads the clock too: it must stop even if the keeper's thread could not
+        run.
+        """
         if lease.stop is None and self.clock() >= self.stop_at(lease):
             lease.lose()
         return lease.stop is not None
 
     def stop_at(self, lease: ActiveLease) -> float:
-        """When the attempt must end, unless the lease is renewed before."""
+        """The moment when the attempt must end, unless the lease is renewed before."""
         return lease.sent_at + lease.ttl * self._at_risk
 
     def is_over(self, lease: ActiveLease) -> bool:
-        """Whether the scheduler may have granted the job to another."""
+        """Whether the scheduler may have granted the job to another worker."""
         return self.clock() >= lease.sent_at + lease.ttl
 
     def note_stops(self, reasons: Mapping[DispatchId, EndReason | None]) -> None:
-        """The scheduler has told these dispatches to end, by another way than a reply."""
+        """Note dispatches that the scheduler has told to end, other than by a reply."""
         for dispatch_id, reason in reasons.items():
             lease = self.live.get(dispatch_id)
             if lease is not None and reason is not None:
@@ -225,7 +234,7 @@ class LeaseKeeper(Generic[L]):
                 self._on_stop(lease)
 
     def renew(self, lease: L) -> bool:
-        """Renews now. False: the scheduler did not answer; the next step sends what is new."""
+        """Renew a lease now. False: the scheduler did not answer; the next step sends the same values."""
         return self._try([lease])
 
     def _try(self, leases: list[L]) -> bool:
@@ -243,7 +252,7 @@ class LeaseKeeper(Generic[L]):
         return True
 
     def send_now(self, leases: list[L]) -> list[tuple[L, Exception]]:
-        """Raises Unavailable; whatever else goes wrong belongs to one lease, and is returned."""
+        """Renew these leases, and return the errors of single leases. Raises Unavailable."""
         sent_at = self.clock()
         requests = [lease.request() for lease in leases]
         for lease in leases:
@@ -257,11 +266,11 @@ class LeaseKeeper(Generic[L]):
             replies = [error] * len(leases)
         problems = []
         for lease, request, reply in zip(leases, requests, replies, strict=True):
-            lease.was_sent(request)  # or refused: without it the lease can be renewed
+            lease.was_sent(request)  # even if its report was refused: the lease can be renewed without it
             if isinstance(reply, RenewalReply):
                 lease.renewed(reply, sent_at)
             elif isinstance(reply, (StaleDispatch, NotFound)) and lease.finished:
-                continue  # the report was quicker than this renewal; its answer says whether it counts
+                continue  # the outcome was sent meanwhile; its answer says whether it counts
             elif isinstance(reply, (StaleDispatch, NotFound)):
                 log.warning("lease %s is lost: %s", lease.dispatch_id, reply)
                 lease.lose()
@@ -280,11 +289,11 @@ class InvokedFunction(Protocol):
 
 
 class FunctionLease(ActiveLease):
-    """The lease of a function that an executor of this process runs. It is the channel of the function as well."""
+    """The lease of a function that an executor of this process runs; also the channel of that function."""
 
-    #: For the executor: the attempt is lost, and another thread has its place.
+    #: For the executor: the attempt is lost, and another thread has taken its place.
     given_up = False
-    #: For the executor: a task, or a call of a pool, by which it can end the function.
+    #: For the executor: the asyncio task or the pool's call by which it can end the function.
     ended_by: Any = None
     end_sent = False
     #: For the executor: called after each renewal.
@@ -300,7 +309,7 @@ class FunctionLease(ActiveLease):
     ) -> None:
         self.dispatch_id, self.sent_at, self.ttl = facts.dispatch_id, sent_at, ttl
         self.facts, self.function, self._keeper = facts, function, keeper
-        # Set later by every attempt: an attribute that is not made here costs each of them a dictionary.
+        # Made here because every attempt sets it: an attribute that is made later costs a dictionary.
         self.began_at, self.finished = 0.0, False
 
     @property
@@ -331,12 +340,12 @@ class FunctionLease(ActiveLease):
         self.latest_spent = total
 
     def save_checkpoint(self, text: str) -> None:
-        """Sent at once. If the scheduler does not answer, the next renewal carries it: the attempt may go on."""
+        """Send the checkpoint at once. If the scheduler does not answer, the next renewal carries it."""
         if not self.canceled:
             self.latest_checkpoint = text
             self._keeper.renew(self)
         if self.lost:
-            raise JobStopped("the lease is lost: this checkpoint was not saved", job_id=self.facts.job_id)
+            raise JobStopped("the lease is lost, so this checkpoint was not saved", job_id=self.facts.job_id)
 
     def log_handler(self) -> None:
         return None
@@ -344,8 +353,8 @@ class FunctionLease(ActiveLease):
 
 class KeeperThread:
     """
-    Steps a keeper beside the functions: it runs no code of theirs, so a function that computes for an hour keeps its
-    lease. `before_step` comes first, at most every 0.1 s however often `wake` is called.
+    A thread that runs a keeper's steps. It runs no user code, so a function that computes for an hour keeps
+    its lease. It calls `before_step` before each step, at most every 0.1 s however often `wake` is called.
     """
 
     def __init__(
@@ -365,7 +374,7 @@ class KeeperThread:
     def stop(self, timeout: float | None = None) -> None:
         self._stopping.set()
         self._wakeup.set()
-        if self._thread.is_alive():  # a Ctrl-C may have come before its start
+        if self._thread.is_alive():  # not if a Ctrl-C came before its start
             self._thread.join(timeout)
 
     def _run(self) -> None:
@@ -377,7 +386,7 @@ class KeeperThread:
                 next_at = self._keeper.step()
             except Unavailable as error:
                 log.warning("leases cannot be checked now: %s", error)
-            except Exception:  # without renewals every lease here expires
+            except Exception:  # go on: without renewals every lease here expires
                 log.exception("leases could not be renewed; the next step tries again")
             self._stopping.wait(self._shortest)
             self._wakeup.wait(max(0.0, min(self._longest, next_at - self._keeper.clock())))

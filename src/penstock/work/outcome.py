@@ -1,8 +1,8 @@
 """
-A job function runs and ends here: every return and every exception becomes one `Outcome`.
+Calls a job function and turns its return or its exception into one `Outcome`.
 
-User code can return and raise anything. SystemExit, KeyboardInterrupt and exceptions that override `__class__` or
-`__str__` are outcomes too: the thread or process that runs the function goes on to the next job.
+User code can return and raise anything. SystemExit, KeyboardInterrupt and exceptions that override
+`__class__` or `__str__` are outcomes too: the thread or process then runs the next job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_RESULT: Final = 1_000_000
 
 
 class CurrentJob:
-    """A job whose function runs. Its context is made when the function asks for it: most do not."""
+    """A job whose function runs. Its context is made on demand, because most functions never use it."""
 
     __slots__ = ("_context", "channel", "facts")
 
@@ -42,7 +42,7 @@ current: Final[ContextVar[CurrentJob | None]] = ContextVar("penstock_job", defau
 
 def current_job() -> JobContext:
     """
-    The context of the job that this code runs for. LookupError outside a job.
+    The context of the job that this code runs for. Raises LookupError outside a job.
 
     For example:
 
@@ -65,23 +65,25 @@ class Outcome(NamedTuple):
     """How an attempt ended. The end rules of the core decide where its job goes."""
 
     end: EndReason
-    #: JSON.
+    #: As JSON.
     result: str | None = None
-    #: The first line says what it was; then the traceback.
+    #: One line that names the error, then the traceback.
     error: str | None = None
 
 
 DONE: Final = Outcome(EndReason.COMPLETED)
-#: The function left as it was asked to.
+#: The function ended because it was asked to yield.
 STOPPED: Final = Outcome(EndReason.COOPERATIVE_PREEMPTION)
 #: The function never began.
 RELEASED: Final = Outcome(EndReason.RELEASED)
-#: Calls the user's function. It may return a coroutine or a generator.
+#: A function that calls the user's function. It may return a coroutine or a generator.
 Invocation: TypeAlias = Callable[[CurrentJob], Any]
 
 
 def run(invocation: Invocation, job: CurrentJob) -> Outcome:
-    """Runs a function, a coroutine (in an event loop of its own) or a generator (phase by phase) to its end."""
+    """
+    Run a function, a coroutine (in an event loop of its own) or a generator (phase by phase) to its end.
+    """
     token = current.set(job)
     try:
         value = invocation(job)
@@ -97,7 +99,7 @@ def run(invocation: Invocation, job: CurrentJob) -> Outcome:
 
 
 async def run_async(invocation: Invocation, job: CurrentJob) -> Outcome:
-    """In a task of its own: a CancelledError that ends the task is an outcome too."""
+    """Run a coroutine in a task of its own: a CancelledError that ends the task is an outcome too."""
     token = current.set(job)
     try:
         return _returned(await invocation(job))
@@ -108,11 +110,12 @@ async def run_async(invocation: Invocation, job: CurrentJob) -> Outcome:
 
 
 def call_with(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """BadArgument names the function when the arguments of its job do not fit it."""
+    """Call the function. Raises BadArgument, with the function's name, when the arguments do not fit."""
     try:
         return function(*args, **kwargs)
     except TypeError as error:
-        # Raised by the call itself, before a line of the function ran. Binding the arguments first would cost every call.
+        # Raised by the call itself, before the function ran. Binding the arguments first would cost every
+        # call.
         if error.__traceback__ is not None and error.__traceback__.tb_next is None:
             name = getattr(function, "__qualname__", type_name(function))
             raise BadArgument(f"the payload does not fit {name}(): {safe_str(error)}") from None
@@ -127,7 +130,7 @@ def _run_coroutine(coroutine: CoroutineType[Any, Any, Any]) -> Any:
     import asyncio  # noqa: PLC0415  # slow to import, and most functions are not coroutines
 
     async def awaited() -> tuple[Any, BaseException | None]:
-        # The exception must not pass through the event loop, which looks at its `__class__` and then never ends.
+        # The exception must not pass through the event loop, which reads its `__class__` and then never ends.
         try:
             return await coroutine, None
         except BaseException as error:  # noqa: BLE001  # raised again outside
@@ -140,7 +143,9 @@ def _run_coroutine(coroutine: CoroutineType[Any, Any, Any]) -> Any:
 
 
 def _run_phases(phases: Generator[Any, None, Any], job: CurrentJob) -> Any:
-    """The end of each phase is a safe place to stop, and the value that it yields is the checkpoint."""
+    """
+    Run a generator. The end of each phase is a safe place to stop, and the yielded value is the checkpoint.
+    """
     while True:
         try:
             checkpoint = next(phases)
@@ -164,7 +169,7 @@ def _returned(value: Any) -> Outcome:
         ) from None
     if len(text) > MAX_RESULT:
         raise ValueError(
-            f"it returned {len(text)} characters of JSON, the most is {MAX_RESULT}: return where it is kept"
+            f"it returned {len(text)} characters of JSON; at most {MAX_RESULT} are kept: store it elsewhere and return its address"
         )
     return Outcome(EndReason.COMPLETED, result=text)
 
