@@ -1,4 +1,4 @@
 """
-The `penstock` command. Verbs are loaded when they are called, so that `penstock ls` does not pay for
-`penstock top`.
+The `penstock` command. Each verb is imported when it is called, so that `penstock ls` does not wait for the
+imports of `penstock top`.
 """

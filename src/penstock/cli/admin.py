@@ -91,7 +91,7 @@ def _range(low: float | None, high: float | None) -> str:
 
 
 def _rate(per_hour: float) -> str:
-    """Three digits that count, without a power of ten."""
+    """Three significant digits, without a power of ten."""
     return f"{per_hour:,.0f}" if per_hour >= 100 else f"{per_hour:.3g}"
 
 
@@ -109,9 +109,9 @@ def _error(one: TypeInfo) -> str:
 @click.option(
     "--weight",
     type=Whole(1, 10_000),
-    help="With an ADDON: its fair share, where every other addon has 100.",
+    help="Set the fair share of ADDON; other addons have 100.",
 )
-@click.option("--create", is_flag=True, help="Also for an addon that has never had a job.")
+@click.option("--create", is_flag=True, help="Accept an ADDON that has never had a job.")
 @click.argument("addon", type=ADDON, required=False)
 @passes
 def addons(session: CliSession, addon: str | None, weight: int | None, create: bool) -> None:
@@ -145,7 +145,7 @@ def addons(session: CliSession, addon: str | None, weight: int | None, create: b
 
 
 def _spent(addon: AddonInfo, window: str) -> Text:
-    """Against the limit if there is one; yellow from the mark at which its owner is warned."""
+    """The amount spent, and the limit if there is one. Yellow from the mark at which the owner is warned."""
     use = next((use for use in addon.budgets if use.window == window), None)
     if use is None:
         return Text("")
@@ -155,14 +155,16 @@ def _spent(addon: AddonInfo, window: str) -> Text:
 
 
 @click.command()
-@click.option("--create", is_flag=True, help="Also an ADDON that has never had a job.")
+@click.option("--create", is_flag=True, help="Accept an ADDON that has never had a job.")
 @click.argument("addon", type=ADDON, required=False)
 @passes
 def pause(session: CliSession, addon: str | None, create: bool) -> None:
-    """Start no more jobs, of ADDON or of all. Running jobs continue; submits are still accepted."""
+    """Start no more jobs, of ADDON or of all. Running jobs continue, and new jobs are accepted."""
     session.client.pause(addon, create=create)
     resume = f"penstock resume {addon or ''}".rstrip()
-    session.say({"paused": addon or "*"}, f"Paused {addon or 'everything'}. `{resume}` starts jobs again.")
+    session.print_answer(
+        {"paused": addon or "*"}, f"Paused {addon or 'everything'}. `{resume}` starts jobs again."
+    )
 
 
 @click.command()
@@ -171,7 +173,7 @@ def pause(session: CliSession, addon: str | None, create: bool) -> None:
 def resume(session: CliSession, addon: str | None) -> None:
     """Start jobs again after `penstock pause`."""
     session.client.resume(addon)
-    session.say({"resumed": addon or "*"}, f"Resumed {addon or 'everything'}.")
+    session.print_answer({"resumed": addon or "*"}, f"Resumed {addon or 'everything'}.")
 
 
 @click.command()
@@ -204,7 +206,9 @@ def _host_table(session: CliSession, here: str, known: Sequence[KnownHost]) -> N
 def drain(session: CliSession, host: str) -> None:
     """Start no more jobs on HOST, also after a restart. Its running jobs continue."""
     session.client.drain(host)
-    session.say({"draining": host}, f"{host} starts no more jobs. `penstock undrain {host}` ends that.")
+    session.print_answer(
+        {"draining": host}, f"{host} starts no more jobs. `penstock undrain {host}` ends that."
+    )
 
 
 @click.command()
@@ -213,7 +217,7 @@ def drain(session: CliSession, host: str) -> None:
 def undrain(session: CliSession, host: str) -> None:
     """Start jobs on HOST again."""
     session.client.undrain(host)
-    session.say({"undrained": host}, f"{host} starts jobs again.")
+    session.print_answer({"undrained": host}, f"{host} starts jobs again.")
 
 
 _SCOPES = tuple(str(scope) for scope in Scope)
@@ -248,7 +252,7 @@ def make(session: CliSession, /, name: str, scopes: tuple[str, ...], worker: boo
     made = session.client.make_token(name, scopes, **limits)
     if not session.print_json(made):
         echo(made.secret)
-        session.aside.print(f"[dim]{made.token.token_id}: {', '.join(made.token.scopes)}[/]")
+        session.stderr.print(f"[dim]{made.token.token_id}: {', '.join(made.token.scopes)}[/]")
 
 
 @token.command("ls")
@@ -275,4 +279,4 @@ def listing(session: CliSession) -> None:
 def revoke(session: CliSession, token_id: str) -> None:
     """End a token at once."""
     session.client.revoke_token(token_id)
-    session.say({"revoked": token_id}, f"Revoked {token_id}.")
+    session.print_answer({"revoked": token_id}, f"Revoked {token_id}.")

@@ -117,7 +117,7 @@ def _follow(session: CliSession, array_id: str, timeout: float | None) -> wire.A
     until = None if timeout is None else time.monotonic() + timeout
     with ExitStack() as stack:
         bar = stack.enter_context(
-            Progress(console=session.aside, transient=True, disable=not session.aside.is_terminal)
+            Progress(console=session.stderr, transient=True, disable=not session.stderr.is_terminal)
         )
         task = bar.add_task(f"array {short(array_id)}")
         while True:

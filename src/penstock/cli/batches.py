@@ -13,7 +13,7 @@ import click
 
 from penstock.cli.parsers import DURATION, Whole
 from penstock.cli.printing import Column, echo, table
-from penstock.cli.session import EXITS, CliSession, asked, passes
+from penstock.cli.session import EXITS, CliSession, naming_options, passes
 from penstock.client.signals import interruptible
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock import wire
 
-#: Jobs of one request, and of a batch.
+#: The most jobs of one request, and of a batch.
 _PIECE: Final = 1_000
 _MOST: Final = 10_000
 _WIDTH: Final = 30
@@ -58,7 +58,7 @@ def _with_callbacks(command: Callable[..., Any]) -> Callable[..., Any]:
 def submit_batch(
     session: CliSession, /, name: str, file: Any, is_open: bool, addon: str, **options: Any
 ) -> None:
-    """Submit a job for each line of FILE (by default standard input), a line of /bin/sh each."""
+    """Submit a job for each line of FILE (by default standard input). Each line is run by /bin/sh."""
     scripts = [line.strip() for line in file if line.strip() and not line.startswith("#")]
     if len(scripts) > _MOST:
         raise click.UsageError(f"FILE has {len(scripts):,} lines; a batch has at most {_MOST:,} jobs")
@@ -99,7 +99,7 @@ def _submit(
 
     client = session.client
     first, rest = scripts[:_PIECE], scripts[_PIECE:]
-    info = asked(
+    info = naming_options(
         lambda: client.submit_batch(
             name,
             addon,
@@ -109,10 +109,10 @@ def _submit(
             open=is_open or bool(rest),
         )
     )
-    if rest:  # it is open until all are in
+    if rest:  # the batch stays open until all jobs are in
         for at in range(0, len(rest), _PIECE):
             piece = rest[at : at + _PIECE]
-            asked(partial(client.submit_many, [job(script, batch=name) for script in piece]))
+            naming_options(partial(client.submit_many, [job(script, batch=name) for script in piece]))
         info = client.batch(name) if is_open else client.close_batch(name)
     return info
 
@@ -121,7 +121,7 @@ def _submit(
 @click.argument("name")
 @passes
 def close_batch(session: CliSession, /, name: str) -> None:
-    """Close an open batch: it ends, and its callback runs, when the jobs that it has have ended."""
+    """Close an open batch: it takes no more jobs, and ends when its jobs have ended."""
     _show(session, session.client.close_batch(name))
 
 
@@ -207,7 +207,7 @@ def _show(session: CliSession, info: wire.BatchInfo) -> None:
 
 
 def _follow(session: CliSession, name: str, timeout: float | None) -> tuple[wire.BatchInfo, bool]:
-    """The batch when it has ended, or all that is left waits for a person (True), or the time is over."""
+    """Wait for the batch, or until the time is over. True: all jobs that are left wait for a person."""
     from rich.progress import Progress
 
     from penstock.core.jobs.states import JobState
@@ -215,7 +215,7 @@ def _follow(session: CliSession, name: str, timeout: float | None) -> tuple[wire
     until = None if timeout is None else time.monotonic() + timeout
     with ExitStack() as stack:
         bar = stack.enter_context(
-            Progress(console=session.aside, transient=True, disable=not session.aside.is_terminal)
+            Progress(console=session.stderr, transient=True, disable=not session.stderr.is_terminal)
         )
         task = bar.add_task(f"batch {name}", total=None)
         while True:

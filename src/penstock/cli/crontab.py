@@ -1,8 +1,8 @@
 """
-A crontab file as schedules: comments, variables, `@daily` and the like, and command lines for the shell.
+Reads a crontab file: comments, variables, `@daily` and the like, and command lines for the shell.
 
-A line that cannot be taken is reported with its number, and then nothing is taken: half a crontab that runs
-here while the other half runs nowhere is worse than an error.
+If a line cannot be converted, it is reported with its number and no line is imported: half a crontab that
+runs here while the other half runs nowhere is worse than an error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CrontabEntry:
     env: dict[str, str] = field(default_factory=dict)
 
     def name(self, prefix: str) -> str:
-        """The program that it runs, and the line: `backup.sh-12`."""
+        """The name of the schedule: the program and the line number, such as `backup.sh-12`."""
         words = [word for word in self.command.split() if "=" not in word] or ["job"]
         program = re.sub(r"[^A-Za-z0-9_.-]+", "-", words[0].rsplit("/", 1)[-1]).strip("-.") or "job"
         return f"{prefix}{program[:40]}-{self.line}"
@@ -36,9 +36,9 @@ class CrontabEntry:
 @dataclass
 class Crontab:
     entries: list[CrontabEntry] = field(default_factory=list)
-    #: What cannot be taken: the number of its line, and why.
+    #: Lines that cannot be converted: the number and the reason.
     problems: list[tuple[int, str]] = field(default_factory=list)
-    #: What has no meaning here and is left out.
+    #: Lines that have no meaning here and are left out.
     notes: list[tuple[int, str]] = field(default_factory=list)
 
 
@@ -54,7 +54,7 @@ def read_crontab(text: str) -> Crontab:
                     crontab.problems.append((number, f"{name} {value!r} is not a time zone"))
             elif name == "MAILTO":
                 crontab.notes.append(
-                    (number, "MAILTO is left out: `penstock logs` has the output of each job")
+                    (number, "MAILTO is ignored: `penstock logs` has the output of each job")
                 )
             else:
                 env[name] = value
@@ -79,7 +79,10 @@ def _unquoted(value: str) -> str:
 
 
 def _split(line: str) -> tuple[str, str]:
-    """The times and the command. ValueError: why it cannot be taken."""
+    """
+    The cron expression and the command of a line. Raises ValueError with the reason if it cannot be
+    converted.
+    """
     count = 1 if line.startswith("@") else 5
     words = line.split(None, count)
     if count == 1 and words[0].lower() == "@reboot":

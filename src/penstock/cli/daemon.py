@@ -1,4 +1,4 @@
-"""The daemon: up, stop, login, settings."""
+"""Verbs for the daemon: up, stop, login, settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.cli.session import UNREACHABLE, CliSession, fail, passes
 _CONFIG = click.option(
     "-c", "--config", type=click.Path(dir_okay=False), help="A TOML file instead of the usual one."
 )
-#: `--set KEY=VALUE`, as a dictionary.
+#: The option `--set KEY=VALUE`, as a dictionary.
 SET = click.option(
     "--set", "flags", multiple=True, metavar="KEY=VALUE",
     callback=lambda _, __, flags: dict(map(_pair, flags)),
@@ -34,7 +34,7 @@ SET = click.option(
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Start although the database file has lost acknowledged work; the trail records it.",
+    help="Start although the database file has lost acknowledged jobs; the trail records it.",
 )
 @passes
 def up(
@@ -59,7 +59,9 @@ def up(
 
 
 def _print_link(server: Any) -> None:
-    """On standard output, where no log goes: the link is as good as a password until it is used."""
+    """
+    Print the login link on standard output, not into the log: until it is used it is as good as a password.
+    """
     if link := server.login_url():
         echo(f"page  {link}")
     elif server.url is not None:
@@ -108,18 +110,18 @@ def stop(session: CliSession, now: bool, timeout: float) -> None:
         if now:
             time.sleep(0.1)  # so that the daemon sees two signals
             signal.pidfd_send_signal(gone, signal.SIGTERM)
-        with session.aside.status("waiting for running jobs to yield"):
+        with session.stderr.status("waiting for running jobs to yield"):
             ended, _, _ = select.select([gone], [], [], timeout)
     finally:
         os.close(gone)
     if not ended:
         late = f"the scheduler (process {pid}) still runs after {timeout:.0f} s"
         fail(f"{late}; `penstock stop --now` kills its jobs")
-    session.say({"stopped": pid}, "Stopped.")
+    session.print_answer({"stopped": pid}, "Stopped.")
 
 
 def _pid() -> int:
-    """The process that the daemon of this user's data directory noted."""
+    """The process id of the daemon in this user's data directory."""
     from penstock.client.transport import data_dir
 
     file = data_dir(os.environ) / "daemon.json"
@@ -135,7 +137,7 @@ def _pid() -> int:
 def login(session: CliSession, read_only: bool) -> None:
     """Print a link that opens the page. It works once, within ten minutes."""
     link = session.client.login(read_only=read_only)
-    session.say(link, link.url)
+    session.print_answer(link, link.url)
 
 
 @click.command()

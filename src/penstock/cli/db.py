@@ -1,5 +1,6 @@
 """
-The database file: check, back up, restore, migrate. They work on the file itself, with or without a daemon.
+Verbs for the database: check, backup, restore, migrate, copy. They open the database themselves, so they need
+no daemon.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ def _place(given: str | None) -> str:
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Accept a file that has lost acknowledged work; the trail records it.",
+    help="Accept a file that has lost acknowledged jobs; the trail records it.",
 )
 @passes
 def check(session: CliSession, path: str | None, accept_loss: bool) -> None:
-    """Check every page, every total and every trail. Exits with 1 when something is wrong."""
+    """Check the whole database: pages, totals and events. Exits with 1 if something is wrong."""
     from penstock.stores.sqlite.connection import integrity
     from penstock.stores.sqlite.guard import refuse_lost
 
     place = _place(path)
     name = shown(place)
-    with session.aside.status(f"checking {name}"):
+    with session.stderr.status(f"checking {name}"):
         problems = []
         if not is_address(place):
             if accept_loss:
-                with opened(place, accept_loss=True):
+                with opened_store(place, accept_loss=True):
                     pass
             else:
                 refuse_lost(Path(place))
             problems = integrity(_existing(path))
         if not problems:
-            with opened(place) as store:
+            with opened_store(place) as store:
                 problems = store.audit()
     if session.print_json({"path": name, "problems": problems}):
         raise click.exceptions.Exit(1 if problems else 0)
@@ -67,15 +68,17 @@ def check(session: CliSession, path: str | None, accept_loss: bool) -> None:
 @click.option("--path", help="The database; by default this user's own.")
 @passes
 def backup(session: CliSession, target: str, path: str | None) -> None:
-    """Write a consistent copy, also while the scheduler runs."""
+    """Write a consistent copy to TARGET, even while the scheduler runs."""
     from penstock.stores.sqlite.connection import copy
 
     file = _existing(path)
     if Path(target).exists():
         fail(f"{target} exists already: choose another name")
-    with session.aside.status(f"copying {file}"):
+    with session.stderr.status(f"copying {file}"):
         copy(file, Path(target))
-    session.say({"path": str(file), "backup": target}, f"{target}: {Path(target).stat().st_size:,} bytes")
+    session.print_answer(
+        {"path": str(file), "backup": target}, f"{target}: {Path(target).stat().st_size:,} bytes"
+    )
 
 
 @db.command()
@@ -90,7 +93,7 @@ def restore(session: CliSession, source: str, path: str | None) -> None:
     if is_address(place):
         fail(f"{shown(place)} is on a server: restore it with pg_restore")
     file = Path(place).absolute()
-    with session.aside.status(f"restoring {file}"):
+    with session.stderr.status(f"restoring {file}"):
         kept = put_back(Path(source).absolute(), file)
         _record_restore(file, source)
     if session.print_json({"path": str(file), "backup": source, "kept": None if kept is None else str(kept)}):
@@ -107,7 +110,7 @@ def _record_restore(file: Path, source: str) -> None:
     from penstock.core.jobs.changes import admin_event
     from penstock.core.jobs.job import EventKind
 
-    with opened(str(file)) as store:
+    with opened_store(str(file)) as store:
         by, data = f"user {getpass.getuser()}", {"backup": str(Path(source).absolute())}
         committed(store, Apply([admin_event(store.now(), EventKind.RESTORED, "", by, data)]))
 
@@ -124,9 +127,9 @@ def migrate(session: CliSession, path: str | None) -> None:
     place = _place(path)
     if not is_address(place):
         _existing(path)
-    with session.aside.status(f"migrating {shown(place)}"), opened(place):
+    with session.stderr.status(f"migrating {shown(place)}"), opened_store(place):
         pass
-    session.say({"path": shown(place), "migrated": True}, f"{shown(place)}: up to date")
+    session.print_answer({"path": shown(place), "migrated": True}, f"{shown(place)}: up to date")
 
 
 @db.command()
@@ -141,18 +144,22 @@ def copy(session: CliSession, source: str, target: str) -> None:
         raise click.UsageError(f"TARGET is {shown(target)}; it must be postgresql://USER@HOST/NAME")
     from penstock.stores.copying import copy_to_postgres
 
-    with session.aside.status(f"copying {source}"):
+    with session.stderr.status(f"copying {source}"):
         copied = copy_to_postgres(Path(source).absolute(), target, load().sharing)
     if session.print_json({"source": source, "target": shown(target), "counts": copied.counts}):
         return
     for name, count in copied.counts.items():
         echo(f"{count:>12,}  {name}")
-    echo(f"{source} and {shown(target)} have the same. Set `database` to the latter, and start the daemons.")
+    echo(
+        f"{source} and {shown(target)} have the same rows. Set `database` to the latter, and start the daemons."
+    )
 
 
 @contextmanager
-def opened(place: str, sharing: SharedOptions | None = None, *, accept_loss: bool = False) -> Iterator[Store]:
-    """`sharing`: how to use a PostgreSQL database; by default as the settings say."""
+def opened_store(
+    place: str, sharing: SharedOptions | None = None, *, accept_loss: bool = False
+) -> Iterator[Store]:
+    """Open a store. `sharing`: the options of a PostgreSQL database; by default those of the settings."""
     store = open_store(place, _now, Ordering(), sharing or load().sharing, accept_loss=accept_loss)
     try:
         yield store

@@ -1,5 +1,5 @@
 """
-`penstock doctor`: checks everything that can be wrong on this machine and says how to fix it.
+`penstock doctor`: checks this machine for known problems and says how to fix them.
 
 Each check is a function that yields findings and changes nothing.
 """
@@ -43,7 +43,7 @@ def doctor(session: CliSession) -> None:
     """
     Find what is wrong on this machine, and say how to fix it. Exits with 1 when something must be fixed.
     """
-    findings = list(look(session))
+    findings = list(check(session))
     if not session.print_json([finding._asdict() for finding in findings]):
         marks = {"ok": "[green]ok  [/]", "note": "[yellow]note[/]", "bad": "[red]BAD [/]"}
         for finding in findings:
@@ -56,13 +56,13 @@ def doctor(session: CliSession) -> None:
 
 
 def _wrapped(session: CliSession, text: str, indent: int) -> str:
-    """In a terminal the lines after the first begin where the first does; in a pipe there is one line."""
+    """Wrap a text to the terminal, with all lines indented alike. In a pipe it stays one line."""
     width = session.console.width - indent
     lines = textwrap.wrap(text, width, break_on_hyphens=False) if session.console.is_terminal else [text]
     return ("\n" + " " * indent).join(lines)
 
 
-def look(session: CliSession) -> Iterator[Finding]:
+def check(session: CliSession) -> Iterator[Finding]:
     import apsw
 
     import penstock
@@ -109,7 +109,7 @@ def _directory(settings: Settings) -> Iterator[Finding]:
 
 
 def _mode_of_others(path: Path) -> int:
-    """The mode of a path that is open to group or others; else 0."""
+    """The mode of a path that group or others can access; else 0."""
     mode = stat.S_IMODE(path.stat().st_mode)
     return mode if mode & 0o077 else 0
 
@@ -139,7 +139,7 @@ def _database(settings: Settings) -> Iterator[Finding]:
     wal = Path(f"{file}-wal")
     if wal.exists() and (size := wal.stat().st_size) > 256 * 2**20:
         fix = "a program keeps the database open for long: end it"
-        yield _note(f"its write-ahead log has {size // 2**20} MB", fix)
+        yield _note(f"the write-ahead log of the database has {size // 2**20} MB", fix)
 
 
 def _server(settings: Settings) -> Iterator[Finding]:
@@ -218,7 +218,7 @@ def _daemon(session: CliSession, settings: Settings) -> Iterator[Finding]:
     if host.version != penstock.__version__:
         versions = f"the scheduler is version {host.version}, this command {penstock.__version__}"
         yield _note(versions, "restart it: `penstock stop`, `penstock up`")
-    # As it says itself: an option of `penstock up` may override the settings.
+    # The scheduler's own answer: an option of `penstock up` may override the settings.
     url = next((one.url for one in hosts.hosts if one.host == hosts.here), None)
     listens = "it listens on its Unix socket alone" if url is None else f"it listens on {url}"
     since = f"up since {host.started_at.astimezone():%Y-%m-%d %H:%M}"

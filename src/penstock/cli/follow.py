@@ -1,4 +1,4 @@
-"""Staying with a job: run, logs, wait, events."""
+"""Verbs that follow a job: run, logs, wait, events."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _OPEN = frozenset({"QUEUED", "DISPATCHING", "RUNNING"})
 _TIMEOUT = 124
-#: A command that starts at once has ended by then, and needs no explanation.
+#: Seconds before the first explanation: a command that starts at once needs none.
 _EXPLAIN_EVERY = 1.0
-#: Reasons of a job that starts by itself within a moment.
+#: Reasons that pass within a moment.
 _STARTS_SOON = ("", "awaits_worker")
 
 
@@ -38,24 +38,24 @@ _STARTS_SOON = ("", "awaits_worker")
 @passes
 @interruptible()
 def run(session: CliSession, /, command: tuple[str, ...], detach_on_interrupt: bool, **options: Any) -> None:
-    """Submit a command, follow its output, exit with its code."""
-    # With --json the answer is the job, so what the command prints goes to standard error.
+    """Submit a command, follow its output, and exit with its code."""
+    # With --json standard output has the job, so the output of the command goes to standard error.
     show = partial(_print, out=sys.stderr if session.as_json else None)
     job_id = submit_command(session, command, **options).job_id
     try:
         job = _follow(session, job_id, show)
     except KeyboardInterrupt:
         if detach_on_interrupt:
-            session.aside.print(f"\nThe job continues: penstock logs -f {short(job_id)}")
+            session.stderr.print(f"\nThe job continues: penstock logs -f {short(job_id)}")
         else:
             session.client.cancel(job_id)
-            session.aside.print(f"\nCanceled {short(job_id)}.")
+            session.stderr.print(f"\nCanceled {short(job_id)}.")
         raise
     session.print_json(job)
     code = _code_of(job)
     if code is None:  # the command has not exited by itself
         why = job.error or str(job.end or "").replace("_", " ")
-        session.aside.print(f"{short(job_id)} {job.state}: {why}", style="yellow", markup=False)
+        session.stderr.print(f"{short(job_id)} {job.state}: {why}", style="yellow", markup=False)
     raise click.exceptions.Exit(EXITS.get(job.state, 1) if code is None else code)
 
 
@@ -79,7 +79,7 @@ def _code_of(job: wire.JobInfo) -> int | None:
 @passes
 @interruptible()
 def logs(session: CliSession, job: str, follow: bool, attempt: int | None, index: int | None) -> None:
-    """Print the output of a job: its standard output on standard output, its errors on standard error."""
+    """Print the output of a job: its standard output and its standard error, each to its own stream."""
     job_id = session.job_id(job) if index is None else _job_of_index(session, job, index)
     if follow:
         _follow(session, job_id, _lines if session.as_json else _print)
@@ -111,14 +111,14 @@ def _pages(session: CliSession, job_id: str, attempt: int | None) -> Iterator[wi
 
 
 def _follow(session: CliSession, job_id: str, show: Callable[[wire.Logs], None]) -> wire.JobInfo:
-    """Until it is settled, through all its attempts."""
+    """Show the output of all attempts until the job is settled."""
     offset, attempt = 0, 0
     with _status(session, job_id, aloud=True) as seen:
         while True:
             page = session.client.logs(job_id, attempt=attempt or None, offset=offset, wait_sec=10)
             if page.attempt != attempt:
                 if attempt:
-                    session.aside.print(f"[dim]attempt {page.attempt}[/]")
+                    session.stderr.print(f"[dim]attempt {page.attempt}[/]")
                 attempt, offset = page.attempt, 0
             if page.pieces:
                 seen()
@@ -135,7 +135,7 @@ def _follow(session: CliSession, job_id: str, show: Callable[[wire.Logs], None])
 
 
 def _print(page: wire.Logs, out: TextIO | None = None) -> None:
-    """`out`: where the standard output of the job goes."""
+    """Print a page of output. `out`: the stream for the standard output of the job."""
     for piece in page.pieces:
         if piece.skipped:
             echo(f"[... {piece.skipped} bytes are no longer stored ...]", err=True)
@@ -145,7 +145,7 @@ def _print(page: wire.Logs, out: TextIO | None = None) -> None:
 
 
 def _lines(page: wire.Logs) -> None:
-    """A line for each piece: how many will come is not known."""
+    """Print one JSON line for each piece: the number of pieces is not known."""
     import msgspec
 
     for piece in page.pieces:
@@ -155,15 +155,15 @@ def _lines(page: wire.Logs) -> None:
 @contextmanager
 def _status(session: CliSession, job_id: str, *, aloud: bool = False) -> Iterator[Any]:
     """
-    Show why there is no output yet, in a terminal as a line that stays. `aloud`: also print it to standard
-    error, once for each reason, with the command that would change it.
+    Show in the terminal why there is no output yet. `aloud`: also print each new reason to standard error,
+    with the command that would change it.
     """
-    if not (aloud or session.aside.is_terminal):
+    if not (aloud or session.stderr.is_terminal):
         yield lambda: None
         return
     import threading
 
-    status = session.aside.status(f"{short(job_id)} submitted") if session.aside.is_terminal else None
+    status = session.stderr.status(f"{short(job_id)} submitted") if session.stderr.is_terminal else None
     over = threading.Event()
 
     def watch() -> None:
@@ -171,15 +171,15 @@ def _status(session: CliSession, job_id: str, *, aloud: bool = False) -> Iterato
         while not over.wait(_EXPLAIN_EVERY):
             explanation = _explained(session, job_id)
             if explanation is None or over.is_set():
-                continue  # the explanation only fills the time
+                continue  # without an explanation this time
             if aloud and explanation.state == "QUEUED" and explanation.reason not in (*_STARTS_SOON, printed):
                 printed = explanation.reason
-                session.aside.print(
+                session.stderr.print(
                     f"{short(job_id)}: {printable(explanation.text)}", markup=False, soft_wrap=True
                 )
             if status is not None:
                 line = f"{short(job_id)} {explanation.state}: {printable(explanation.short)}"
-                status.update(line[: session.aside.width - 4])
+                status.update(line[: session.stderr.width - 4])
 
     def stop() -> None:
         if status is not None:
@@ -196,7 +196,7 @@ def _status(session: CliSession, job_id: str, *, aloud: bool = False) -> Iterato
 
 
 def _explained(session: CliSession, job_id: str) -> wire.Explained | None:
-    """By a connection of its own: the session's waits for output."""
+    """The explanation, by a connection of its own: the session's connection waits for output."""
     from penstock.client.client import Client
     from penstock.core.errors import PenstockError
 

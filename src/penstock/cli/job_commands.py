@@ -1,6 +1,5 @@
 """
-Verbs for jobs: ls, show, explain; cancel, retry, edit; and `job`, by which a running command reports about
-itself.
+Verbs for jobs: ls, show, explain, cancel, retry, rerun, edit; and `job`, by which a running command reports.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ _FILTERS: Final = (
 
 
 def filtered(command: F) -> F:
-    """Add the options that choose jobs."""
+    """Add the options that filter jobs."""
     for option in reversed(_FILTERS):
         command = option(command)
     return command
 
 
 def _job_filter(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of `filtered` that were given, as fields of `wire.JobFilter`."""
+    """The given options of `filtered`, as fields of `wire.JobFilter`."""
     now = datetime.now(UTC)
     moments = {
         name: now - timedelta(seconds=options[option])
@@ -83,7 +82,7 @@ def _job_filter(options: dict[str, Any]) -> dict[str, Any]:
 @passes
 @interruptible()
 def ls(session: CliSession, /, limit: int, oldest: bool, watch: bool, **options: Any) -> None:
-    """List jobs: what each is, and why it waits or how it ended."""
+    """List jobs, and why each waits or how it ended."""
     while True:
         newest = session.client.stats().newest_event if watch else 0
         job_filter = _job_filter(options)
@@ -99,7 +98,7 @@ def ls(session: CliSession, /, limit: int, oldest: bool, watch: bool, **options:
         time.sleep(_WATCH_PAUSE)
 
 
-#: Seconds between two lists of `--watch`: so many events make one new list.
+#: The shortest time between two lists of `--watch`, in seconds.
 _WATCH_PAUSE: Final = 0.5
 
 
@@ -109,12 +108,12 @@ def _print_jobs(session: CliSession, page: wire.Jobs, limit: int) -> None:
     now = datetime.now(UTC)
     table(session.console, JOB_COLUMNS, [job_row(job, now) for job in page.jobs])
     if not page.jobs:
-        session.aside.print("[dim]No matching jobs. `penstock submit echo hello` submits one.[/]")
+        session.stderr.print("[dim]No matching jobs. `penstock submit echo hello` submits one.[/]")
     if page.next is not None:
-        session.aside.print(f"[dim]The first {limit}; -n shows more.[/]")
+        session.stderr.print(f"[dim]The first {limit}; -n shows more.[/]")
 
 
-#: Why a job waits is what people look for, so other columns go first in a narrow terminal.
+#: The column with the reason is kept longest in a narrow terminal.
 JOB_COLUMNS: Final = (
     Column("job"), Column("state"), Column("what"), Column("addon", keep=100),
     Column("units", True, 120), Column("prio", True, 120), Column("attempts", True, 130),
@@ -189,10 +188,10 @@ def _json(raw: Raw | None) -> str:
 @passes
 def explain(session: CliSession, job: str) -> None:
     """
-    Say why a job is in its state, what must happen next, and which command would change that.
+    Explain why a job is in its state, what must happen next, and which command would change that.
 
-    With --json: all reasons that hold, the last failure, the jobs that hold what it waits for, and how long
-    it waited for each reason.
+    With --json: all reasons that apply, the last failure, the jobs that hold the units it waits for, and how
+    long it waited for each reason.
     """
     from penstock.core.jobs.explain import GOES_FIRST
 
@@ -209,16 +208,16 @@ def explain(session: CliSession, job: str) -> None:
 @click.option(
     "--now",
     is_flag=True,
-    help="Kill a command or function of the scheduler instead of asking it to stop first.",
+    help="Kill a command or function at once, instead of asking it to stop first.",
 )
 @click.argument("jobs", nargs=-1, type=JOB, metavar="[JOB...]")
 @filtered
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before changing jobs that a filter finds.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before changing the jobs that match a filter.")
 @passes
 def cancel(session: CliSession, /, jobs: tuple[str, ...], now: bool, yes: bool, **options: Any) -> None:
     """
-    Cancel jobs: those that are named, or all that a filter finds. A running job is told to stop, and killed
-    if it does not.
+    Cancel jobs: the named ones, or all that match a filter. A running job is told to stop, and killed if it
+    does not.
     """
     if now and not jobs:
         raise click.UsageError("--now needs the jobs by name")
@@ -231,10 +230,13 @@ def cancel(session: CliSession, /, jobs: tuple[str, ...], now: bool, yes: bool, 
 @click.command()
 @click.argument("jobs", nargs=-1, type=JOB, metavar="[JOB...]")
 @filtered
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before changing jobs that a filter finds.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before changing the jobs that match a filter.")
 @passes
 def retry(session: CliSession, /, jobs: tuple[str, ...], yes: bool, **options: Any) -> None:
-    """Queue FAILED or BLOCKED jobs again, with fresh attempts and limits: those that are named, or all that a filter finds."""
+    """
+    Queue FAILED or BLOCKED jobs again, with new attempts and limits: the named ones, or all that match a
+    filter.
+    """
     _change(session, "retry", jobs, options, yes, session.client.retry, session.client.retry_all)
 
 
@@ -246,7 +248,7 @@ def retry(session: CliSession, /, jobs: tuple[str, ...], yes: bool, **options: A
 @click.option("--when", "run_when", type=click.Choice(["any", "normal", "quiet"]), help="Another load.")
 @passes
 def rerun(session: CliSession, /, job: str, payload: str | None, **options: Any) -> None:
-    """Submit a new job with the request of JOB. DONE and CANCELED are final, so they cannot be retried."""
+    """Submit a new job with the request of JOB, for example to repeat one that is DONE or CANCELED."""
     fields = {name: value for name, value in options.items() if value is not None}
     if payload is not None:
         fields["payload"] = read_payload(payload)
@@ -254,7 +256,7 @@ def rerun(session: CliSession, /, job: str, payload: str | None, **options: Any)
         answer = session.client.rerun(session.job_id(job), **fields)
     except BadIntent as bad:
         raise wrong_options(bad) from None
-    session.say(answer, answer.job_id)
+    session.print_answer(answer, answer.job_id)
 
 
 @click.command()
@@ -284,10 +286,10 @@ def edit(session: CliSession, /, job: str, priority: int | str | None, **times: 
         edited = session.client.edit(session.job_id(job), **fields)
     except BadIntent as bad:
         raise wrong_options(bad) from None
-    _say(session, [edited])
+    _print_changed(session, [edited])
 
 
-#: The states that a verb can change, and what it has done then.
+#: By verb: the states that it can change, and its past tense.
 _ABLE: Final = {
     "cancel": ({"QUEUED", "DISPATCHING", "RUNNING", "BLOCKED"}, "Canceled"),
     "retry": ({"FAILED", "BLOCKED"}, "Retried"),
@@ -303,7 +305,7 @@ def _change(
     one: Callable[[str], wire.JobInfo],
     every: Callable[..., wire.BulkChanged],
 ) -> None:
-    """Change the jobs that are named, or all that the filter finds."""
+    """Change the named jobs, or all that match the filter."""
     job_filter = _job_filter(options)
     if bool(jobs) == bool(job_filter):
         raise click.UsageError(
@@ -318,7 +320,7 @@ def _change(
     number = sum(n for state, n in counts.items() if str(state) in able & chosen)
     if number and not yes:
         _ask_first(f"{verb.capitalize()} {_many(number)}?")
-    changed = every(**job_filter) if number else wire_bulk_none()
+    changed = every(**job_filter) if number else _nothing_changed()
     if not session.print_json(changed):
         echo(f"{past} {_many(changed.changed)}.")
         for refused in changed.refused:
@@ -343,14 +345,14 @@ def _many(number: int) -> str:
     return "1 job" if number == 1 else f"{number} jobs"
 
 
-def wire_bulk_none() -> wire.BulkChanged:
+def _nothing_changed() -> wire.BulkChanged:
     from penstock import wire
 
     return wire.BulkChanged(0, [], None)
 
 
 def _each(session: CliSession, jobs: tuple[str, ...], act: Callable[[str], wire.JobInfo]) -> None:
-    """Every job is tried, whatever happens to another; the exit code is that of the first that failed."""
+    """Change each job, even after a failure. The exit code is that of the first failure."""
     from penstock.core.errors import AccessDenied, Refused
 
     done: list[wire.JobInfo] = []
@@ -360,7 +362,7 @@ def _each(session: CliSession, jobs: tuple[str, ...], act: Callable[[str], wire.
             done.append(act(session.job_id(job)))
         except CliFailure as failure:
             failures.append((job, failure))
-        except AccessDenied:  # of the token: it concerns every job
+        except AccessDenied:  # the token is refused for every job
             raise
         except Refused as error:
             failures.append((job, failure_of(error)))
@@ -370,14 +372,14 @@ def _each(session: CliSession, jobs: tuple[str, ...], act: Callable[[str], wire.
         errors = [{"job": job, "error": reason.message} for job, reason in failures]
         session.print_json([*done, *errors])
     else:
-        _say(session, done)
+        _print_changed(session, done)
         for job, reason in failures:
             echo(f"{job}  {reason.message}", err=True)
     if failures:
         raise click.exceptions.Exit(failures[0][1].exit_code)
 
 
-def _say(session: CliSession, jobs: list[wire.JobInfo]) -> None:
+def _print_changed(session: CliSession, jobs: list[wire.JobInfo]) -> None:
     if session.print_json(jobs):
         return
     for job in jobs:
@@ -386,7 +388,7 @@ def _say(session: CliSession, jobs: list[wire.JobInfo]) -> None:
 
 
 def _help() -> str:
-    """The module's docstring; `\\b` keeps click from filling the paragraph that is a table."""
+    """The docstring of the module; `\\b` keeps click from wrapping the paragraph that is a table."""
     paragraphs = (usage or "").strip().split("\n\n")
     return "\n\n".join(f"\b\n{text}" if text.startswith(" ") else text for text in paragraphs)
 

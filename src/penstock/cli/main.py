@@ -1,12 +1,12 @@
 """
-The command itself: which verbs there are, and what an exit code means.
+The command `penstock`: its verbs and its exit codes.
 
     0    success                             5    refused: by the token's scopes or the job's state
     1    the job FAILED                      6    the job was CANCELED
     2    the command line is wrong           7    the job is BLOCKED
     3    the scheduler does not answer       124  not settled within --timeout
     4    no such job                         130  interrupted
-    75   `up`: not started, because something prevents it
+    75   `up`: the scheduler could not start
 
 `penstock run` exits with the code of the command that it ran.
 """
@@ -22,7 +22,7 @@ import click
 
 from penstock.cli.session import INTERRUPTED, CliSession, failure_of, show_failure
 
-#: verb: where it is, and what `--help` says before anything is loaded.
+#: By verb: its module, and its line in `--help`.
 VERBS: Final = {
     "up": ("daemon", "start the scheduler: daemon, HTTP API and page"),
     "stop": ("daemon", "stop the scheduler; running jobs are asked to yield, then killed"),
@@ -30,13 +30,13 @@ VERBS: Final = {
     "doctor": ("doctor", "find what is wrong on this machine, and say how to fix it"),
     "service": ("service", "run the scheduler as a service of systemd: install, status, remove"),
     "settings": ("daemon", "list every setting, its value and its source"),
-    "run": ("follow", "submit a command, follow its output, exit with its code"),
+    "run": ("follow", "submit a command, follow its output, and exit with its code"),
     "submit": ("submit", "submit a command or a job, and return at once"),
     "ls": ("job_commands", "list jobs"),
     "show": ("job_commands", "show everything about a job"),
     "explain": ("job_commands", "say why a job is in its state, and when it will start"),
     "logs": ("follow", "print the output of a job; -f follows it"),
-    "wait": ("follow", "wait until jobs are settled; the exit code says how they ended"),
+    "wait": ("follow", "wait until jobs have ended; the exit code says how"),
     "cancel": ("job_commands", "cancel jobs"),
     "retry": ("job_commands", "queue FAILED or BLOCKED jobs again"),
     "rerun": ("job_commands", "submit a new job with the request of an old one"),
@@ -67,7 +67,7 @@ VERBS: Final = {
 
 
 class Verbs(click.Group):
-    """Loads a verb only when it is called, so that the command starts quickly."""
+    """Imports a verb only when it is called, so that the command starts quickly."""
 
     def list_commands(self, _: click.Context) -> list[str]:
         return list(VERBS)
@@ -90,7 +90,7 @@ class Verbs(click.Group):
             raise click.UsageError(f"There is no verb {args[0]!r}.{hint}", context) from None
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        """From the table, so that help loads no verb."""
+        """List the verbs from the table, so that help imports none."""
         with formatter.section("Verbs"):
             formatter.write_dl([(name, summary) for name, (_, summary) in VERBS.items()])
 
@@ -124,7 +124,7 @@ def main() -> None:
     except click.ClickException as wrong:
         code = show_failure(wrong, as_json=session.as_json)
     except BrokenPipeError:
-        # The reader of the output has closed it: `penstock ls | head`.
+        # The reader has closed the pipe: `penstock ls | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 0
     except KeyboardInterrupt:
@@ -136,11 +136,11 @@ def main() -> None:
 
 def _json_anywhere(words: list[str]) -> list[str]:
     """
-    `penstock ls --json` reads better than `penstock --json ls`. `run` and `submit` have the option themselves: behind
-    theirs the words belong to the command that is submitted.
+    Accept `penstock ls --json` as well as `penstock --json ls`. `run` and `submit` have the option
+    themselves, because words after their options belong to the submitted command.
     """
     verb = next((word for word in words if word in ("run", "submit", "schedule", "batch")), "")
-    # `schedule run NAME` and `batch submit NAME FILE` have no command behind them.
+    # `schedule run NAME` and `batch submit NAME FILE` take no command.
     own = ("--",) if verb in ("schedule", "batch") else ("run", "submit", "--")
     end = next((at for at, word in enumerate(words) if word in own), len(words))
     if "--json" in words[:end]:

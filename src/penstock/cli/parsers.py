@@ -1,8 +1,8 @@
 """
-Types of arguments and options: durations, times, priorities, and the names of jobs, addons and hosts with
-completion.
+Types of arguments and options: durations, times and priorities, and completion for jobs, addons, hosts and
+schedules.
 
-Completion offers the names that exist. It fails silently and quickly: an error has no use behind a TAB.
+Completion offers existing names. It fails silently and quickly: an error is of no use after a TAB.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def _seconds(value: str) -> float:
 
 def _moment(value: str) -> datetime:
     """
-    `in 10m`, `+10m`, `22:30` (the next one), `2026-12-24 18:00`, or RFC 3339. Without a zone: this machine's.
+    Read `in 10m`, `+10m`, `22:30` (the next one), `2026-12-24 18:00` or RFC 3339. The default zone is this
+    machine's.
     """
     text = value.strip()
     if text.startswith(("+", "in ")):
@@ -58,7 +59,7 @@ def _moment(value: str) -> datetime:
 
 
 class Whole(click.IntRange):
-    """A whole number between two others; help calls it N, not INTEGER RANGE."""
+    """A whole number within a range. Help shows it as N, not as INTEGER RANGE."""
 
     name = "N"
 
@@ -70,7 +71,7 @@ class Whole(click.IntRange):
 
 
 class Amount(click.FloatRange):
-    """A number between two others; help calls it N, not FLOAT RANGE."""
+    """A number within a range. Help shows it as N, not as FLOAT RANGE."""
 
     name = "N"
 
@@ -82,7 +83,7 @@ class Amount(click.FloatRange):
 
 
 def _outside(value: Any, kind: str, bounds: Whole | Amount) -> click.BadParameter:
-    """Says the range and an example; click itself names the option."""
+    """An error with the range and an example. click adds the name of the option."""
     least, most = bounds.min, bounds.max
     if most is not None:
         kind += f" from {least:,} to {most:,}"
@@ -102,7 +103,7 @@ def _priority(value: str) -> int | str:
 
 
 class _Parsed(click.ParamType[T]):
-    """A type that is written as text and read by a function. `words` are offered for completion."""
+    """A type whose text a function parses. `words` are offered for completion."""
 
     def __init__(self, name: str, read: Callable[[str], T], words: Sequence[str] = ()) -> None:
         self.name, self._read, self._words = name, read, words
@@ -116,13 +117,13 @@ class _Parsed(click.ParamType[T]):
 
 PRIORITY: Final = _Parsed("PRIORITY", _priority, _PRIORITIES)
 DURATION: Final = _Parsed("DURATION", _seconds)
-#: Rounded up.
+#: Durations in whole seconds, rounded up.
 WHOLE_SECONDS: Final = _Parsed("DURATION", lambda value: ceil(_seconds(value)))
 WHEN: Final = _Parsed("WHEN", _moment)
 
 
 def short(job_id: str) -> str:
-    """The end of an id: ids that were made together begin alike."""
+    """The last characters of an id: ids that were made at the same time begin alike."""
     return job_id[-8:]
 
 
@@ -170,7 +171,7 @@ class _Name(click.ParamType[str]):
 
 
 def _jobs(client: Client) -> Iterator[CompletionItem]:
-    """As lists show them, newest first."""
+    """Complete jobs by their short ids, newest first."""
     yield CompletionItem("last", help="the newest")
     for job in client.jobs(limit=50, newest_first=True).jobs:
         yield CompletionItem(job.job_id[-8:], help=f"{job.state} {job.job_type} of {job.addon_id}")

@@ -1,11 +1,11 @@
 """
-Printing: texts from jobs without their control codes, and tables that fit the terminal.
+Printing: replaces control codes in texts of jobs, and fits tables to the terminal.
 
-A terminal obeys control codes: a stored one could move the cursor, set the title, or answer in the user's
-name. So text for people has them replaced, visibly. JSON has them escaped already.
+A terminal obeys control codes: a stored one could move the cursor, set the title, or send input in the user's
+name. So they are replaced by visible text. JSON escapes them already.
 
-A table leaves out the columns that matter least on a narrow terminal, and cuts the widest of the others: an id
-stays whole beside a long command. In a pipe nothing is cut.
+On a narrow terminal a table omits the least important columns, and cuts the widest of the others, so that an
+id stays whole beside a long command. In a pipe nothing is cut.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-if TYPE_CHECKING:  # every verb imports this module, and many print no table
+if TYPE_CHECKING:  # imported late, because many verbs print no table
     from rich.console import Console, JustifyMethod, OverflowMethod
     from rich.table import Table
     from rich.text import Text
 
-#: All but tab and line feed: C0, DEL, C1, and the codes that turn the direction of writing round.
+#: All control codes but tab and line feed: C0, DEL, C1, and those that change the direction of text.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-#: Colours of a job's own output are harmless, and a lone carriage return is how programs show progress.
+#: Group 1: colors, which are harmless in output, and carriage returns, by which programs show progress.
 _COLOR_OR_CONTROL: Final = re.compile(r"(\x1b\[[0-9;]{0,40}m|\r)|" + _CONTROL.pattern)
 
 
@@ -33,7 +33,7 @@ def printable(text: str) -> str:
 
 
 def output(text: str) -> str:
-    """The output of a job, with its colours."""
+    """The output of a job, with its colors."""
     return _COLOR_OR_CONTROL.sub(lambda found: found[1] or _shown(found), text)
 
 
@@ -56,14 +56,14 @@ _STATE_COLORS: Final = {
 }  # fmt: skip
 LOAD_COLORS: Final = {"QUIET": "green", "NORMAL": "white", "BUSY": "yellow", "PANIC": "red"}
 _NO_LIMIT: Final = 10_000
-#: Blanks between two columns.
+#: Spaces between two columns.
 _GAP: Final = 2
 
 
 class Column(NamedTuple):
     """
-    `keep`: 0 always; else the width of the terminal below which it is left out. `wrap`: a long text takes more lines
-    and is not cut.
+    A column. `keep`: omit it on terminals narrower than this; 0: never. `wrap`: wrap a long text instead of
+    cutting it.
     """
 
     title: str
@@ -77,12 +77,12 @@ class Column(NamedTuple):
 
 
 def fitting(columns: Sequence[Column], width: int) -> list[int]:
-    """The places of the columns that a terminal of this width shows."""
+    """The numbers of the columns that a terminal of this width shows."""
     return [place for place, column in enumerate(columns) if column.keep <= width]
 
 
 def cut_widths(widths: Sequence[int], room: int) -> list[int]:
-    """As wide as their texts, but together no wider than the room: the widest are cut first, to one width."""
+    """Cut widths so that together they fit into `room`. The widest are cut first, to one common width."""
     widest = max(widths, default=0)
     while widest > 1 and sum(min(width, widest) for width in widths) > room:
         widest -= 1
@@ -90,7 +90,7 @@ def cut_widths(widths: Sequence[int], room: int) -> list[int]:
 
 
 def cell_widths(columns: Sequence[Column], lines: Sequence[Sequence[Text]], room: int) -> list[int]:
-    """The width of each column, titles included, so that all of them fit into the room."""
+    """The width of each column, titles included, so that all fit into `room`."""
     needed = [
         max([len(column.title), *(line[at].cell_len for line in lines)]) for at, column in enumerate(columns)
     ]
@@ -126,7 +126,7 @@ def table(console: Console, columns: Sequence[Column], rows: Iterable[Sequence[o
 
 
 def _print_plainly(file: IO[str], grid: Table) -> None:
-    """As wide as it is, and without blanks at the ends of lines, so that programs can compare them."""
+    """Print a table in full width, without spaces at line ends, so that programs can compare lines."""
     from rich.console import Console
 
     text = StringIO()
@@ -136,7 +136,7 @@ def _print_plainly(file: IO[str], grid: Table) -> None:
 
 def print_facts(console: Console, facts: Mapping[str, object]) -> None:
     """
-    A line for each fact that has a value. A terminal shows long values beside their names, not below them.
+    Print a line for each fact that has a value. In a terminal long values wrap beside their names, not below.
     """
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""The verb `schedule`: add, ls, show, edit, pause, resume, run, rm, import."""
+"""`penstock schedule`: add, ls, show, edit, pause, resume, run, rm, import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from penstock.cli.parsers import ADDON, SCHEDULE, WHOLE_SECONDS, Whole, age, short, span
 from penstock.cli.printing import Column, echo, print_facts, state_text, table
-from penstock.cli.session import WRONG, CliFailure, CliSession, asked, passes
+from penstock.cli.session import WRONG, CliFailure, CliSession, naming_options, passes
 from penstock.cli.submit import command_payload, described, read_payload
 from penstock.core.errors import PenstockError
 from penstock.core.jobs.moments import local_moment, zone_problem
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _HOUR: Final = re.compile(r"([01]?\d|2[0-3]):[0-5]\d")
-#: Options of a job that each job of a schedule has of its own.
+#: Options of a submit that a schedule sets itself for each job.
 _NOT_OF_A_SCHEDULE: Final = {"earliest_start_at", "deadline_at", "idempotency_key"}
 
 _TIME_FIELDS: Final = (
@@ -33,23 +33,23 @@ _TIME_FIELDS: Final = (
 )
 _TIMES = (
     click.option("--cron", metavar="LINE", help="Five fields as in a crontab, or @daily and the like."),
-    click.option("--every", "every_sec", type=WHOLE_SECONDS, help="Every so often, from now on: 15m, 6h."),
+    click.option("--every", "every_sec", type=WHOLE_SECONDS, help="At intervals from now on: 15m, 6h."),
     click.option("--at", metavar="TIME", help='Once: "2026-12-01 06:00", on the clocks of --zone.'),
     click.option("--in-quietest-hour-before", "quietest_hour_before", metavar="HH:MM",
                  help="Daily, in the quietest of the twelve hours before, by the recorded load."),
     click.option("--zone", help="The time zone of --cron and --at; by default this machine's."),
     click.option("--overlap", type=click.Choice(["skip", "queue", "cancel-running"]),
-                 help="At a moment while an earlier job has not ended: drop the moment (default), run it "
+                 help="If an earlier job has not ended at a moment: drop the moment (default), run it "
                       "afterwards, or cancel the earlier job."),
     click.option("--missed", type=click.Choice(["skip", "latest", "all"]),
-                 help="Of moments at which no scheduler ran, make up for none, the latest (default), or all."),
+                 help="Which moments to make up for if no scheduler ran: none, the latest (default), or all."),
     click.option("--missed-limit", type=Whole(1, MOST_PENDING),
-                 help=f"With --missed all: for at most so many; by default {MISSED_LIMIT}."),
+                 help=f"With --missed all: for at most this many; by default {MISSED_LIMIT}."),
 )  # fmt: skip
 
 
 def timed(command: F) -> F:
-    """Add the options that say when."""
+    """Add the options for the times of a schedule."""
     for option in reversed(_TIMES):
         command = option(command)
     return command
@@ -57,7 +57,7 @@ def timed(command: F) -> F:
 
 @click.group()
 def schedule() -> None:
-    """Submit jobs at the moments of a cron line, every so often, or once."""
+    """Submit jobs at the moments of a cron line, at intervals, or once."""
 
 
 @schedule.command("add")
@@ -86,7 +86,7 @@ def add(
     if not times.keys() & {"cron", "every_sec", "at", "quietest_hour_before"}:
         raise click.UsageError("say when: --cron, --every, --at or --in-quietest-hour-before")
     job = _job(job_type, payload, command, options)
-    info = asked(lambda: session.client.add_schedule(name, job, **times))
+    info = naming_options(lambda: session.client.add_schedule(name, job, **times))
     if not session.print_json(info):
         echo(f"Added {info.name}: {_when(info)}")
         _print_next(info)
@@ -182,8 +182,8 @@ def edit(
     **options: Any,
 ) -> None:
     """
-    Change when a schedule fires, its policies, or, with CMD or --type, its job. The options of a job count
-    only for another job.
+    Change the times of a schedule, its policies, or, with CMD or --type, its job. Options of a job need CMD
+    or --type.
     """
     fields = _times(options, None)
     if fields.get("at") is not None and "zone" not in fields:
@@ -192,7 +192,7 @@ def edit(
         fields["job"] = _job(job_type, payload, command, options)
     if not fields:
         raise click.UsageError("nothing to change: give a time, a policy, or another command")
-    info = asked(lambda: session.client.edit_schedule(name, **fields))
+    info = naming_options(lambda: session.client.edit_schedule(name, **fields))
     if not session.print_json(info):
         echo(f"Edited {info.name}: {_when(info)}")
         _print_next(info)
@@ -202,16 +202,16 @@ def edit(
 @click.argument("name", type=SCHEDULE)
 @passes
 def pause(session: CliSession, name: str) -> None:
-    """Turn no more moments into jobs. Moments that come meanwhile are not made up for."""
+    """Submit no more jobs for NAME. Moments that pass meanwhile are not made up for."""
     info = session.client.pause_schedule(name)
-    session.say(info, f"Paused {name}. `penstock schedule resume {name}` ends that.")
+    session.print_answer(info, f"Paused {name}. `penstock schedule resume {name}` ends that.")
 
 
 @schedule.command("resume")
 @click.argument("name", type=SCHEDULE)
 @passes
 def resume(session: CliSession, name: str) -> None:
-    """Turn moments into jobs again, from the next one on."""
+    """Submit jobs for NAME again, from the next moment on."""
     info = session.client.resume_schedule(name)
     if not session.print_json(info):
         echo(f"Resumed {info.name}: {_when(info)}")
@@ -222,9 +222,9 @@ def resume(session: CliSession, name: str) -> None:
 @click.argument("name", type=SCHEDULE)
 @passes
 def run(session: CliSession, name: str) -> None:
-    """Submit a job of the schedule now, whatever its overlap says and also while it is paused."""
+    """Submit a job of the schedule now, whatever its overlap says and even while it is paused."""
     answer = session.client.run_schedule(name)
-    session.say(answer, answer.job_id)
+    session.print_answer(answer, answer.job_id)
 
 
 @schedule.command("rm")
@@ -233,13 +233,13 @@ def run(session: CliSession, name: str) -> None:
 def remove(session: CliSession, name: str) -> None:
     """Remove a schedule. Its jobs stay."""
     session.client.remove_schedule(name)
-    session.say({"removed": name}, f"Removed {name}.")
+    session.print_answer({"removed": name}, f"Removed {name}.")
 
 
 @schedule.command("import")
 @click.argument("file", type=click.File(encoding="utf-8"))
 @click.option("-a", "--addon", type=ADDON, default="cli", help="The addon that the jobs count for.")
-@click.option("--prefix", default="", help="What the names begin with; the rest is program and line number.")
+@click.option("--prefix", default="", help="The beginning of the names, before program and line number.")
 @click.option("--zone", help="The time zone of lines before a CRON_TZ; by default this machine's.")
 @click.option("--dry-run", is_flag=True, help="Show what would be added, and add nothing.")
 @passes
@@ -249,7 +249,7 @@ def import_file(
     """
     Add a schedule for each line of a crontab file: `crontab -l | penstock schedule import -`.
 
-    If one line cannot be taken, it is reported with its number, and nothing is added.
+    If a line cannot be converted, it is reported with its number, and nothing is added.
     """
     from penstock.cli.crontab import read_crontab, shell_payload
     from penstock.client.client import job_of
@@ -281,7 +281,7 @@ def import_file(
                 raise CliFailure(f"line {entry.line}: {error}; nothing was added", WRONG) from None
             raise
     for line, note in crontab.notes:
-        session.aside.print(f"line {line}: {note}", markup=False)
+        session.stderr.print(f"line {line}: {note}", markup=False)
     if not session.print_json(planned if dry_run else added):
         for plan in planned:
             echo("{name}: {cron} in {zone}: {command}".format_map(plan))
@@ -294,7 +294,7 @@ for _verb in (add, edit):
 
 
 def _times(options: dict[str, Any], zone: str | None) -> dict[str, Any]:
-    """The options that say when, taken out of all options, as fields of the request. `zone`: without one."""
+    """Move the options for times out of `options`, as fields of the request. `zone`: the default."""
     fields = {name: value for name in _TIME_FIELDS if (value := options.get(name)) is not None}
     if "zone" in fields and (problem := zone_problem(fields["zone"])) is not None:
         raise click.UsageError(f"--zone {problem}, not {fields['zone']!r}")
@@ -336,7 +336,7 @@ def _job(
         raise click.UsageError("--env, --shell and --cwd are for a command, not for a job with --type")
     else:
         content = read_payload(payload)
-    return asked(lambda: job_of(options["addon"], job_type, content, **fields))
+    return naming_options(lambda: job_of(options["addon"], job_type, content, **fields))
 
 
 def local_zone() -> str:
@@ -344,7 +344,7 @@ def local_zone() -> str:
     variable = os.environ.get("TZ", "").removeprefix(":")
     if variable and zone_problem(variable) is None:
         return variable
-    link = os.path.realpath("/etc/localtime")  # not by pathlib, which is slow to load
+    link = os.path.realpath("/etc/localtime")  # pathlib is slow to import
     name = link.partition("/zoneinfo/")[2]
     return name if name and zone_problem(name) is None else "UTC"
 
@@ -358,7 +358,7 @@ def _when(info: wire.ScheduleInfo) -> str:
 
 
 def _moment(moment: datetime | None) -> str:
-    """With its seconds if it has some, as the moments of `--every 5s` do."""
+    """A moment as text, with seconds only if they are not 0 (as for `--every 5s`)."""
     if moment is None:
         return ""
     return f"{moment:%a %Y-%m-%d %H:%M:%S}" if moment.second else f"{moment:%a %Y-%m-%d %H:%M}"

@@ -19,14 +19,14 @@ from penstock.cli.printing import echo
 from penstock.cli.session import UNREACHABLE, CliSession, fail, passes
 
 UNIT: Final = "penstock.service"
-#: In the units as they are shipped; replaced by the Python that `penstock` runs on.
+#: The Python in the shipped units, replaced by the one that runs `penstock`.
 _PYTHON: Final = "/opt/penstock/bin/python"
 _ACCOUNT: Final = 'u penstock - "Penstock" /var/lib/penstock -\n'
 
 
 @dataclass
 class ServiceStep:
-    """One thing that install or remove does. `text`: the sentence or the command line that is printed."""
+    """One step of install or remove. `text`: the sentence or command line to print."""
 
     text: str
     act: Callable[[], None]
@@ -34,7 +34,9 @@ class ServiceStep:
 
 @dataclass
 class UnitPlace:
-    """Where a unit lives and which systemd has it. `root`: the top of another system, which is not running."""
+    """
+    The place of a unit and its systemd. `root`: the top directory of another system, which does not run.
+    """
 
     system: bool
     root: Path | None = None
@@ -76,7 +78,9 @@ def service() -> None:
     """Run the scheduler as a service of systemd: install, status, remove."""
 
 
-_SYSTEM = click.option("--system", is_flag=True, help="For the machine, with a user of its own; needs root.")
+_SYSTEM = click.option(
+    "--system", is_flag=True, help="Install for the machine, with a user of its own; needs root."
+)
 _DRY = click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
 _ROOT = click.option(
     "--root", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
@@ -101,7 +105,7 @@ def install(session: CliSession, system: bool, users: bool, root: Path | None, d
     steps = list(_install_steps(place, users=users))
     if dry_run and not session.as_json:
         echo(f"# {place.unit}\n{place.text()}")
-    _take(session, steps, dry_run=dry_run)
+    _carry_out(session, steps, dry_run=dry_run)
 
 
 def _install_steps(place: UnitPlace, *, users: bool) -> Iterator[ServiceStep]:
@@ -127,7 +131,7 @@ def _install_steps(place: UnitPlace, *, users: bool) -> Iterator[ServiceStep]:
 @passes
 def status(session: CliSession, system: bool) -> None:
     """
-    Say whether the service is installed, starts by itself and runs. Exits with 3 when it does not run.
+    Show whether the service is installed, enabled and running. Exits with 3 if it does not run.
     """
     place = UnitPlace(system=system)
     installed = place.unit.exists()
@@ -135,8 +139,8 @@ def status(session: CliSession, system: bool) -> None:
         "unit": str(place.unit),
         "installed": installed,
         "current": installed and place.unit.read_text("utf-8") == place.text(),
-        "enabled": installed and _asks(place, "is-enabled"),
-        "active": installed and _asks(place, "is-active"),
+        "enabled": installed and _systemctl_confirms(place, "is-enabled"),
+        "active": installed and _systemctl_confirms(place, "is-active"),
     }
     if not session.print_json(answer):
         echo("\n".join(_sentences(place, answer)))
@@ -169,7 +173,7 @@ def remove(session: CliSession, system: bool, root: Path | None, dry_run: bool) 
     place = _place(system=system, root=root, dry_run=dry_run)
     if not place.unit.exists():
         fail(f"{place.unit} does not exist, so there is nothing to remove")
-    _take(session, list(_remove_steps(place)), dry_run=dry_run)
+    _carry_out(session, list(_remove_steps(place)), dry_run=dry_run)
     if not session.as_json:
         data = "/var/lib/penstock" if place.system else "the data_dir that `penstock settings` names"
         echo(f"kept  jobs and tokens in {data}")
@@ -198,7 +202,7 @@ def _place(*, system: bool, root: Path | None, dry_run: bool) -> UnitPlace:
 
 
 def _check_python(place: UnitPlace) -> None:
-    """The unit hides home directories, so the service could not read an installation in one."""
+    """Refuse an installation in a home directory: the unit hides those from the service."""
     if place.system and Path(sys.executable).is_relative_to(Path.home()) and Path.home() != Path("/"):
         fix = "python3 -m venv /opt/penstock && /opt/penstock/bin/pip install 'penstock[jobs]'"
         fail(
@@ -206,7 +210,7 @@ def _check_python(place: UnitPlace) -> None:
         )
 
 
-def _take(session: CliSession, steps: list[ServiceStep], *, dry_run: bool) -> None:
+def _carry_out(session: CliSession, steps: list[ServiceStep], *, dry_run: bool) -> None:
     for step in steps:
         if not session.as_json:
             echo(f"{'would ' if dry_run else ''}{step.text}")
@@ -236,7 +240,7 @@ def _run(command: list[str]) -> ServiceStep:
     return ServiceStep(f"run {shlex.join(command)}", act)
 
 
-def _asks(place: UnitPlace, question: str) -> bool:
+def _systemctl_confirms(place: UnitPlace, question: str) -> bool:
     if shutil.which("systemctl") is None:
         return False
     command = place.systemctl("--quiet", question, UNIT)

@@ -1,5 +1,5 @@
 """
-What every verb uses: the client, the output, and the exit code of an error.
+The state that all verbs share: the client and the output; and the exit code of an error.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class CliSession:
         return _console(soft_wrap=not sys.stdout.isatty())
 
     @cached_property
-    def aside(self) -> Console:
-        """For progress and advice, on standard error: a pipe gets the answer only."""
+    def stderr(self) -> Console:
+        """A console on standard error, for progress and advice: a pipe gets only the answer."""
         return _console(stderr=True)
 
     def print_json(self, answer: Any) -> bool:
@@ -67,13 +67,13 @@ class CliSession:
             echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
         return self.as_json
 
-    def say(self, answer: Any, text: str) -> None:
-        """Print the text, or with --json the answer."""
+    def print_answer(self, answer: Any, text: str) -> None:
+        """Print the text; with --json the answer."""
         if not self.print_json(answer):
             echo(text)
 
     def job_id(self, part: str) -> str:
-        """A whole id, any part of one that is unique, or `last`: the newest job there is."""
+        """The id of a job, from its whole id, a unique part of it, or `last` (the newest job)."""
         if part == "last":
             newest = self.client.jobs(limit=1, newest_first=True).jobs
             if not newest:
@@ -97,20 +97,20 @@ class CliSession:
 def _console(**options: Any) -> Console:
     from rich.console import Console
 
-    class Printing(Console):
-        """Prints texts without the control codes in them."""
+    class SafeConsole(Console):
+        """A console that replaces control codes in texts."""
 
         def print(self, *objects: Any, **how: Any) -> None:
             super().print(*map(printed, objects), **how)
 
-    return Printing(highlight=False, **options)
+    return SafeConsole(highlight=False, **options)
 
 
 passes = click.make_pass_decorator(CliSession)
 
 
 class CliFailure(click.ClickException):
-    """Why the command ends, what to do about it, and its exit code; with --json as JSON."""
+    """The error of a command: why it fails, what to do about it, and the exit code."""
 
     def __init__(self, message: str, code: int, advice: Sequence[str] = (), **data: Any) -> None:
         super().__init__(message)
@@ -146,7 +146,7 @@ def show_failure(failure: click.ClickException, *, as_json: bool) -> int:
 
 
 def failure_of(error: Exception) -> CliFailure:
-    """What happened and what to do. Only an unforeseen error keeps its traceback."""
+    """An error as a failure with advice. Only an unexpected error keeps its traceback."""
     from penstock.core.errors import AccessDenied, NotFound, PenstockError, Unreachable
 
     if isinstance(error, OSError) and error.filename is not None:
@@ -171,13 +171,13 @@ def failure_of(error: Exception) -> CliFailure:
     return CliFailure(str(error), code, advice, kind=error.code, problems=problems)
 
 
-#: Fields of a job that are set by an option of another name, or by an argument.
+#: Fields of a job whose option or argument has another name.
 _SET_BY: Final = {"addon_id": "addon", "payload.cwd": "cwd", "payload.env": "env", "payload.argv": "command",
                   "payload.script": "command", "job_type": "job_type"}  # fmt: skip
 
 
-def asked(ask: Callable[[], T]) -> T:
-    """What the scheduler answers; what it finds wrong with a request is named by the options."""
+def naming_options(ask: Callable[[], T]) -> T:
+    """Send a request. A refusal names the command's options instead of the fields."""
     from penstock.core.errors import Refused
 
     try:
@@ -189,7 +189,7 @@ def asked(ask: Callable[[], T]) -> T:
 
 
 def wrong_options(error: Refused) -> CliFailure:
-    """The problems of a request, by the options of the command that made it."""
+    """A refusal of the scheduler, with the names of the command's options."""
     context, options = click.get_current_context(), dict[str, str]()
     set_by = _SET_BY | ({"payload": "command"} if context.params.get("command") else {})
     for parameter in context.command.params:
@@ -210,18 +210,18 @@ def wrong_options(error: Refused) -> CliFailure:
 
 def _whose_token() -> str:
     file = os.environ.get("PENSTOCK_TOKEN_FILE")
-    # Not by pathlib, which is slow to load.
+    # pathlib is slow to import.
     if file and not os.environ.get("PENSTOCK_TOKEN") and not os.path.exists(file):  # noqa: PTH110
         return f"PENSTOCK_TOKEN_FILE names {file}, which does not exist"
     return "PENSTOCK_TOKEN or PENSTOCK_TOKEN_FILE names the token to use; `penstock token make` makes one"
 
 
-#: Their hints speak of fields of the HTTP answer, which the command has put into the message.
+#: Their hints mention fields of the HTTP answer, which are in the message of the command.
 _TOLD_ALREADY: Final = frozenset({"bad_intent", "bad_fields", "illegal_move"})
 
 
 def _hint(error: PenstockError) -> str:
-    if error.data.get("field") == "name":  # the name of a schedule is taken: the hint speaks of keys
+    if error.data.get("field") == "name":  # the name of a schedule exists: the hint is about keys
         return ""
     if error.code == "queue_full":
         return f"Try again in {error.data.get('retry_after_sec') or 1:g} s."

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from penstock.cli.daemon import SET, load_settings
-from penstock.cli.db import opened
+from penstock.cli.db import opened_store
 from penstock.cli.parsers import Amount, Whole, span
 from penstock.cli.printing import Column, table
 from penstock.cli.session import CliSession, fail, passes
@@ -33,7 +33,7 @@ _LOAD_WORDS = "lines of seconds since the first arrival and a busy score from 0 
 
 
 class _Scene(NamedTuple):
-    """What is played, whatever the settings."""
+    """The load and the hosts of all plays."""
 
     load: Load
     hosts: Sequence[PlayedHost]
@@ -52,7 +52,7 @@ class _Play(NamedTuple):
 
 
 def _sweep(_: object, __: object, values: Sequence[str]) -> list[dict[str, str]]:
-    """`KEY=A,B` as one dictionary for each value; of two keys every pair."""
+    """One dictionary for each value of `KEY=A,B`; with two keys, for each pair."""
     plays: list[dict[str, str]] = [{}]
     for value in values:
         key, equals, rest = value.partition("=")
@@ -69,7 +69,7 @@ def _sweep(_: object, __: object, values: Sequence[str]) -> list[dict[str, str]]
 @SET
 @click.option(
     "--sweep", multiple=True, metavar="KEY=A,B,...", callback=_sweep,
-    help="Compare several values of a setting; of two settings every pair.",
+    help="Compare several values of a setting; with two settings, all pairs.",
 )  # fmt: skip
 @click.option(
     "--from", "source", type=click.Choice(["trail", "made-up"]), default="trail",
@@ -88,7 +88,7 @@ def _sweep(_: object, __: object, values: Sequence[str]) -> list[dict[str, str]]
 @click.option("--hosts", type=Whole(1, 10_000), default=1, help="How many equal hosts a made-up load has.")
 @click.option(
     "--host-load", metavar="recorded|FILE",
-    help=f"How busy the hosts are: recorded, by the hour of the week; or a file with {_LOAD_WORDS}.",
+    help=f"The load of the hosts: recorded, by the hour of the week; or a file with {_LOAD_WORDS}.",
 )  # fmt: skip
 @click.option("--plot", is_flag=True, help="Draw waits and queue in the terminal.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw them into this file.")
@@ -154,7 +154,7 @@ def _recorded(session: CliSession, settings: Settings, *, recorded_load: bool) -
     place = settings.jobs_at
     if not settings.shared and not Path(place).exists():
         fail(f"there is no database {place}; --from made-up works without one")
-    with session.aside.status(f"reading {shown(place)}"), opened(place) as store:
+    with session.stderr.status(f"reading {shown(place)}"), opened_store(place) as store:
         load, hosts, changes, notes = recorded(store)
         weights = {str(addon.addon_id): addon.weight for addon in store.addons()}
         if recorded_load and len(load):
@@ -194,20 +194,20 @@ def _play(session: CliSession, flags: Mapping[str, str], settings: Settings, sce
     name = " ".join(f"{key}={value}" for key, value in flags.items()) or _AS_IT_IS
     given = {addon: each.weight for addon, each in settings.addons.items() if each.weight is not None}
     hosts = [_with_workers(host, settings, scene) for host in scene.hosts]
-    with _progress(session, name, len(scene.load)) as tell:
+    with _progress(session, name, len(scene.load)) as show_value:
         played = play(
             scene.load,
             settings.rules(),
             hosts=hosts,
             weights={**scene.weights, **given},
             changes=scene.changes,
-            progress=tell,
+            progress=show_value,
         )
         return _Play(name, flags, figures(played), curves(played))
 
 
 def _with_workers(host: PlayedHost, settings: Settings, scene: _Scene) -> PlayedHost:
-    """The host as these settings make it: with its runner, and with labels where it is the only host."""
+    """The host with these settings: its runner, and its labels if it is the only host."""
     from penstock.simulation.recorded import with_runner, without_runner
 
     runner = settings.runner
@@ -241,7 +241,7 @@ def _unplayed(tried: Sequence[Mapping[str, str]], every: Sequence[Settings], sce
 def _progress(session: CliSession, what: str, total: int) -> Iterator[Callable[[int], object]]:
     from rich.progress import Progress
 
-    with Progress(console=session.aside, transient=True, disable=not session.aside.is_terminal) as progress:
+    with Progress(console=session.stderr, transient=True, disable=not session.stderr.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda settled: progress.update(task, completed=settled)
 
@@ -301,9 +301,9 @@ def _show_many(session: CliSession, plays: Sequence[_Play]) -> None:
 
 
 def _show_two(session: CliSession, before: Figures, after: Figures | None) -> None:
-    def both(tell: Callable[[Any], str], one: Any, other: Any) -> str:
-        """An arrow where it changes."""
-        old, new = tell(one), None if other is None else tell(other)
+    def both(show_value: Callable[[Any], str], one: Any, other: Any) -> str:
+        """The value; with an arrow to the new value if it changes."""
+        old, new = show_value(one), None if other is None else show_value(other)
         return old if new is None or new == old else f"{old} \N{RIGHTWARDS ARROW} {new}"
 
     columns = [

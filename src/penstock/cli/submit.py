@@ -1,4 +1,4 @@
-"""Submitting: a command for the scheduler's own runner, or a job for an addon's worker."""
+"""`penstock submit`: submits a command for the runner, or a job for an addon's worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from penstock.cli.parsers import ADDON, DURATION, PRIORITY, WHEN, WHOLE_SECONDS, Amount, Whole, short
 from penstock.cli.printing import echo
-from penstock.cli.session import CliSession, asked, passes
+from penstock.cli.session import CliSession, naming_options, passes
 from penstock.core.jobs.arrays import parse_array
 from penstock.core.jobs.dependencies import ParentCondition
 from penstock.core.jobs.types import BATCH_NAME, BATCH_NAME_WORDS, BATCH_TAG
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _LOADS = click.Choice(["any", "normal", "quiet"])
 
-#: The parameter of most options is a field of the job's intent.
+#: Most options set the field of the same name in the job's intent.
 _OPTIONS = (
     click.option("-a", "--addon", type=ADDON, default="cli", help="The addon that the job counts for."),
     click.option("-c", "--cost", "cost_units", type=Whole(1, 100), metavar="UNITS",
@@ -42,25 +42,25 @@ _OPTIONS = (
     click.option("--max-runtime", "max_runtime_sec", type=WHOLE_SECONDS,
                  help="How long one attempt may take."),
     click.option("--max-active", "max_active_sec", type=WHOLE_SECONDS,
-                 help="How long all attempts together may take; then FAILED."),
+                 help="How long all attempts together may take; then the job is FAILED."),
     click.option("--cost-limit", type=Amount(min=0, min_open=True), metavar="AMOUNT",
-                 help="How much the job may spend, in its unit; then BLOCKED, until `penstock retry` grants "
+                 help="How much the job may spend, in its unit; then it is BLOCKED, until `penstock retry` grants "
                       "as much again."),
     click.option("--expect", "expected_duration_sec", type=DURATION,
                  help="How long the job will likely take; shorter jobs can then run before it."),
     click.option("--retry", "retry_delays_sec", type=WHOLE_SECONDS, multiple=True,
                  help="The delay before another attempt after an error; may be repeated."),
-    click.option("--tag", "tags", multiple=True, help="A word to find the job by; may be repeated."),
+    click.option("--tag", "tags", multiple=True, help="A word by which to find the job; may be repeated."),
     click.option("--label", "labels", multiple=True,
                  help="Only a host with this label runs the job; may be repeated."),
     click.option("--no-preempt", "preemptible", is_flag=True, flag_value=False, default=True, show_default=False,
                  help="Never stop the running job in favor of one of higher priority."),
     click.option("--after", multiple=True, metavar="JOB[:ok|:done|:failed]",
-                 help="Start after this job: when it is DONE (or :ok), has ended in whatever way (:done), or is "
+                 help="Start after this job: when it is DONE (the default, or :ok), has ended in any way (:done), or is "
                       "FAILED (:failed). A part of its id or `last` will do; an array is named by its id too, a "
                       "batch by batch:NAME. May be repeated."),
     click.option("--if-unmet", type=click.Choice(["cancel", "fail", "wait", "any"]), default="cancel",
-                 help="What becomes of the job if a job of --after ends otherwise: canceled, failed, it waits "
+                 help="What happens to the job if a job of --after ends otherwise: canceled, failed, it waits "
                       "for a retry, or any other job of --after is enough."),
     click.option("--key", "idempotency_key", help="Idempotency key: two submits with one key make one job."),
     click.option("--cwd", type=click.Path(exists=True, file_okay=False, resolve_path=True),
@@ -81,7 +81,7 @@ def described(command: F) -> F:
     return command
 
 
-#: The first word that is no option begins the command, so that `penstock run make -j2` needs no `--`.
+#: The first word that is no option begins the command, so `penstock run make -j2` needs no `--`.
 COMMAND_LINE: Final = {"allow_interspersed_args": False}
 
 
@@ -130,11 +130,11 @@ def submit(
         return
     echo(answer.job_id)
     if not answer.created:
-        session.aside.print(f"[dim]A job with this key exists already; it is {answer.state}.[/]")
+        session.stderr.print(f"[dim]A job with this key exists already; it is {answer.state}.[/]")
     elif answer.deadline_reachable is False:
-        session.aside.print("[yellow]This job is not expected to start before its deadline.[/]")
+        session.stderr.print("[yellow]This job is not expected to start before its deadline.[/]")
     else:
-        session.aside.print(f"[dim]penstock explain {short(answer.job_id)}[/]")
+        session.stderr.print(f"[dim]penstock explain {short(answer.job_id)}[/]")
 
 
 def _submit_array(
@@ -166,10 +166,12 @@ def _submit_array(
         parse_array(array)
     except ValueError as wrong:
         raise click.UsageError(f"--array {wrong}") from None
-    answer = asked(lambda: session.client.submit_array(array, job_of(addon, job_type, content, **given)))
+    answer = naming_options(
+        lambda: session.client.submit_array(array, job_of(addon, job_type, content, **given))
+    )
     if not session.print_json(answer):
         echo(answer.array_id)
-        session.aside.print(f"[dim]penstock array wait {short(answer.array_id)}[/]")
+        session.stderr.print(f"[dim]penstock array wait {short(answer.array_id)}[/]")
 
 
 def submit_command(
@@ -181,7 +183,7 @@ def submit_command(
     cwd: str | None,
     **options: Any,
 ) -> wire.Submitted:
-    """The command starts in the directory of --cwd or in the current one, with the variables of --env."""
+    """Submit a command. It starts in --cwd or the current directory, with the variables of --env."""
     job_type, payload = command_payload(command, env=env, shell=shell, cwd=cwd)
     return _submit(session, job_type, payload, **options)
 
@@ -201,11 +203,11 @@ def command_payload(
 def _submit(session: CliSession, job_type: str, payload: Any, *, addon: str, **fields: Any) -> wire.Submitted:
     given = {name: value for name, value in fields.items() if value is not None}
     given["after"] = tuple(_parent(session, word) for word in given.get("after", ()))
-    return asked(lambda: session.client.submit(addon, job_type, payload, **given))
+    return naming_options(lambda: session.client.submit(addon, job_type, payload, **given))
 
 
 def _parent(session: CliSession, word: str) -> str:
-    """With the whole id of the job or array, or the name of the batch."""
+    """A value of --after, with the full id of the job or array, or the name of the batch."""
     prefix = BATCH_TAG if word.startswith(BATCH_TAG) else ""
     part, colon, condition = word.removeprefix(prefix).partition(":")
     if colon and condition not in list(ParentCondition):
@@ -224,7 +226,9 @@ def _parent(session: CliSession, word: str) -> str:
 
 
 def _job_or_array(session: CliSession, part: str) -> str:
-    """The jobs of an array have its id in theirs, so a part of it means the array."""
+    """
+    The id of a job or an array. The ids of an array's jobs contain its own, so a part of it means the array.
+    """
     if not re.fullmatch("[0-9a-f-]{4,35}", part):
         return session.job_id(part)
     ids = session.client.find(part, limit=6)

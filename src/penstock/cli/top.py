@@ -1,7 +1,7 @@
 """
-`penstock top`: everything live, full screen. Keys act on the job under the cursor, or on all marked jobs.
+`penstock top`: all jobs live, full screen. Keys act on the job under the cursor, or on all marked jobs.
 
-A thread of its own asks the scheduler once a second, so a slow answer never makes a key slow.
+A thread asks the scheduler once a second, so a slow answer never delays a key.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _SHOWN = 200
 @passes
 def top(session: CliSession) -> None:
     """
-    Everything live, full screen: c cancel, r retry, e explain, p pause, q quit.
+    Watch all jobs live, full screen. Keys: c cancel, r retry, e explain, p pause, q quit.
 
-    m (or the space bar) marks a job, * marks all shown; c and r then act on the marked jobs. With --json: what it would
-    show now.
+    m (or the space bar) marks a job, * marks all shown; c and r then act on the marked jobs. With --json:
+    print one view and exit.
     """
-    # Before the screen is taken: it would hide an error.
+    # The first request comes before the full screen, which would hide an error.
     view = TopView.of(session.client, open_only=True)
     if session.print_json(view._asdict()):
         return
@@ -52,7 +52,7 @@ def top(session: CliSession) -> None:
 
 
 class TopView(NamedTuple):
-    """The screen at one moment: running jobs first, then those that wait or need attention."""
+    """One view: running jobs first, then those that wait or need attention."""
 
     stats: wire.Stats
     jobs: list[wire.JobSummary]
@@ -68,7 +68,7 @@ class TopView(NamedTuple):
 
 
 class TopDialog(ModalScreen[bool]):
-    """A text above the rest, until a key closes it. Only `y` means yes."""
+    """A text in front of the screen, until a key closes it. Only `y` means yes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         ("y", "dismiss(True)", "yes"),
@@ -106,7 +106,7 @@ class Top(App[None]):
         Binding("escape", "unmark", "unmark", show=False),
         ("q,ctrl+c", "quit", "quit"),
     ]
-    #: It offers no more than the keys do, and takes their room in a narrow window.
+    #: The palette has no more than the keys, and takes their room in a narrow window.
     ENABLE_COMMAND_PALETTE = False
 
     def __init__(self, client: Client) -> None:
@@ -134,7 +134,7 @@ class Top(App[None]):
 
     def reload(self) -> None:
         """
-        One request at a time: requests to a slow scheduler would otherwise take all threads from the keys.
+        Load a new view, unless a request is under way: requests to a slow scheduler would occupy all threads.
         """
         if self._loading is None or self._loading.is_finished:
             self._loading = self.run_worker(self._load, thread=True, exit_on_error=False)
@@ -163,7 +163,7 @@ class Top(App[None]):
             self._show_status("No jobs. `penstock submit -- echo hello` submits one.")
 
     def _list(self, jobs: list[wire.JobSummary]) -> None:
-        """With new columns each time: the window may have become narrower."""
+        """Fill the table, with new columns each time: the window may have become narrower."""
         self._shown = [job.job_id for job in jobs]
         self._marked.intersection_update(self._shown)
         table = self.query_one(DataTable)
@@ -175,7 +175,7 @@ class Top(App[None]):
         for job in jobs:
             row = job_row(job, now)
             lines.append([cell(column, row[place]) for column, place in zip(columns, places, strict=True)])
-        # A column has a blank on both sides; the mark and the scroll bar have one column each.
+        # Each cell has a space on both sides; the mark and the scroll bar take one column each.
         widths = cell_widths(columns, lines, self.size.width - 2 * len(columns) - 4)
         table.clear(columns=True)
         table.add_column("", width=1)
@@ -205,7 +205,7 @@ class Top(App[None]):
             self._show_marks()
 
     def action_mark_all(self) -> None:
-        """Mark all shown jobs; if all are marked already, none."""
+        """Mark all shown jobs; if all are marked already, unmark them."""
         self._marked = set() if self._marked.issuperset(self._shown) else set(self._shown)
         self._show_marks()
 
@@ -214,7 +214,7 @@ class Top(App[None]):
         self._show_marks()
 
     def _show_marks(self) -> None:
-        """At once, without a question to the scheduler."""
+        """Show the marks at once, without a request."""
         table = self.query_one(DataTable)
         for row, job_id in enumerate(self._shown[: table.row_count]):
             mark = Text("*", style="bold yellow") if job_id in self._marked else Text("")
@@ -222,7 +222,10 @@ class Top(App[None]):
         self._show_status(f"{len(self._marked)} marked; * marks all, Esc none" if self._marked else "")
 
     def action_change(self, verb: str) -> None:
-        """Cancel or retry the marked jobs, or the job under the cursor. Many are asked about; so is each cancel."""
+        """
+        Cancel or retry the marked jobs, or the job under the cursor. Ask first for a cancel and for several
+        jobs.
+        """
         job_ids = [job_id for job_id in self._shown if job_id in self._marked]
         if not job_ids and (chosen := self._chosen()) is not None:
             job_ids = [chosen]
@@ -241,7 +244,7 @@ class Top(App[None]):
 
     def action_pause(self) -> None:
         verb = "resume" if self._paused else "pause"
-        self._paused = not self._paused  # before the answer: a second press means the opposite
+        self._paused = not self._paused  # before the answer, so that a second press means the opposite
         self._act(verb, [])
 
     def action_states(self) -> None:
@@ -259,12 +262,12 @@ class Top(App[None]):
         self.call_from_thread(self._show_dialog, text)
 
     def _show_dialog(self, text: str) -> None:
-        """One at a time: a key that is pressed twice opens one."""
+        """Show one dialog, even if a key is pressed twice."""
         if not isinstance(self.screen, TopDialog):
             self.push_screen(TopDialog(text))
 
     def _act(self, verb: str, job_ids: list[str]) -> None:
-        """On these jobs; without one, on everything."""
+        """Carry out a verb for these jobs; without any, for everything."""
         self.run_worker(lambda: self._do(verb, job_ids), thread=True, exit_on_error=False)
 
     def _do(self, verb: str, job_ids: list[str]) -> None:

@@ -1,5 +1,5 @@
 """
-Verbs that try something out: bench (measure this machine and this disk), chaos (kill a scheduler and its jobs, and
+Verbs for trials: bench (measure this machine and its disk) and chaos (kill a scheduler and its jobs, and
 check that nothing was lost).
 
 None of them touches a running scheduler.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from penstock.cli.daemon import load_settings
-from penstock.cli.db import opened
+from penstock.cli.db import opened_store
 from penstock.cli.parsers import Whole, span
 from penstock.cli.printing import Column, table
 from penstock.cli.session import FAILED, CliSession, fail, passes
@@ -35,7 +35,7 @@ _BULK = 1_000
 class Measured(NamedTuple):
     what: str
     per_sec: float
-    #: The time of one: half of them took at most p50, and 99 of 100 at most p99. None: measured together.
+    #: Percentiles of the time of one. None: only the total was measured.
     p50_sec: float | None = None
     p99_sec: float | None = None
 
@@ -58,14 +58,14 @@ def bench(session: CliSession, /, jobs: int, folder: Path | None) -> None:
     """
     Measure submits and runs on this disk, as durable as real ones.
 
-    The jobs do nothing, so the figures are upper limits. The speed of the disk alone is printed beside them.
+    The jobs do nothing, so the figures are upper limits. The speed of the disk alone is printed with them.
     A running daemon is not touched, and shares the machine.
     """
     place = folder or _data_folder()
     with tempfile.TemporaryDirectory(prefix=".penstock-bench-", dir=place) as scratch:
         measured = []
         for words, step in _steps(Path(scratch), jobs):
-            with session.aside.status(f"{words} ..."):
+            with session.stderr.status(f"{words} ..."):
                 measured.append(step())
     if session.print_json({"dir": str(place), "jobs": jobs, "measured": [one._asdict() for one in measured]}):
         return
@@ -107,14 +107,14 @@ def _scheduler(file: Path) -> Iterator[tuple[Scheduler, JobFunction[[], None, No
 
 
 def _sync(file: Path, times: int) -> Measured:
-    """The least that a durable write costs: a few bytes, and the disk's confirmation."""
+    """The lowest cost of a durable write: a few bytes and the disk's confirmation."""
     with file.open("wb", buffering=0) as raw:
 
         def write() -> None:
             raw.write(b"x" * 512)
             os.fdatasync(raw.fileno())
 
-        return _timed("fdatasync, as the disk does it", times, write)
+        return _timed("fdatasync of the disk alone", times, write)
 
 
 def _timed(what: str, times: int, act: Callable[[], Any]) -> Measured:
@@ -157,10 +157,10 @@ def _drain(scheduler: Scheduler, jobs: int) -> Measured:
     "--patience",
     type=Whole(1, 86_400),
     default=120,
-    help="Seconds without the end of a single job after which the others count as stuck.",
+    help="Seconds without the end of any job after which the others count as stuck.",
 )
 @click.option("--seed", type=Whole(), default=1, help="The same seed kills in the same order.")
-@click.option("--keep", is_flag=True, help="Keep the directory also when every promise holds.")
+@click.option("--keep", is_flag=True, help="Keep the directory even if every promise holds.")
 @passes
 def chaos(
     session: CliSession,
@@ -177,10 +177,11 @@ def chaos(
     """
     Kill and freeze a real scheduler, its workers and jobs again and again, and check its promises.
 
-    It starts a scheduler of its own in a new directory, with SDK workers, and submits jobs. Then it ends or
-    freezes now the scheduler, now a worker, now a job: with SIGKILL, or with SIGSTOP for longer than a lease.
-    At the end it checks every promise against the audit trail and against marks that the jobs left outside of
-    it. Your own scheduler is not touched. Exits with 1 when a promise is broken, and says where to look.
+    It starts a scheduler of its own in a new directory, with SDK workers, and submits jobs. Then it kills
+    (SIGKILL) or freezes (SIGSTOP, for longer than a lease) the scheduler, a worker or a job, in random order.
+    At the end it checks every promise against the audit trail and against marks that the jobs wrote outside
+    of it. Your own scheduler is not touched. Exits with 1 if a promise is broken, and prints where the data
+    is.
     """
     from penstock.chaos import KillLoop, TrialPlace, TrialPlan, check_promises
     from penstock.stores.opening import SharedOptions, drop_schema, is_address
@@ -195,11 +196,11 @@ def chaos(
         fail("several schedulers need a database that they can share: give --database postgresql://...", 2)
     folder = Path(tempfile.mkdtemp(prefix="pst-chaos-"))
     place = TrialPlace(folder, database, folder.name.replace("-", "_"))
-    with session.aside.status("starting") as status:
+    with session.stderr.status("starting") as status:
         aftermath = KillLoop(place, TrialPlan(jobs, kills, seed, daemons, workers, patience)).run(
             status.update
         )
-        with opened(place.database, SharedOptions(schema=place.schema)) as store:
+        with opened_store(place.database, SharedOptions(schema=place.schema)) as store:
             promises = check_promises(aftermath, store)
     broken = any(promise.broken for promise in promises) or not aftermath.settled
     if not (broken or keep):
