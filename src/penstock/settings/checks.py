@@ -1,4 +1,4 @@
-"""Settings that do not go together, or that this machine cannot fulfil: what no value shows alone."""
+"""Finds settings that contradict each other, or that this machine cannot fulfil."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.core.jobs.alerts import refusal
 from penstock.scheduler.permissions import account, missing_capabilities
 from penstock.settings.settings import KeyPath, Settings
 
-#: The keys that are involved, what is wrong, and what to write instead.
+#: The keys of a contradiction, what is wrong, and how to correct it.
 Contradiction: TypeAlias = tuple[tuple[KeyPath, ...], str, str]
 
 
@@ -23,7 +23,7 @@ def _paths(*dotted: str) -> tuple[KeyPath, ...]:
 
 
 def _users(users: Mapping[str, str]) -> Iterator[Contradiction]:
-    """Refused before anything runs: a job that ran as the wrong user could not be undone."""
+    """Check the users before anything runs: a job that ran as the wrong user could not be undone."""
     others = False
     for addon, name in users.items():
         try:
@@ -74,14 +74,14 @@ def contradictions(settings: Settings) -> Iterator[Contradiction]:
 def _has_otlp() -> bool:
     try:
         return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
-    except ModuleNotFoundError:  # not even its parents
+    except ModuleNotFoundError:  # its parent package is missing too
         return False
 
 
 def _unreachable(settings: Settings) -> Iterator[Contradiction]:
     """
-    Receivers of alerts that would fail at the first alert. Host names are resolved then; numeric addresses
-    are judged now.
+    Receivers of alerts that would fail at the first alert. Numeric addresses are checked now, host names when
+    they are resolved for an alert.
     """
     alerts = settings.alerts
     if alerts.command and shutil.which(alerts.command[0]) is None:
@@ -98,8 +98,8 @@ def _unreachable(settings: Settings) -> Iterator[Contradiction]:
 
 def _exposed(settings: Settings, address: str) -> Iterator[Contradiction]:
     """
-    To submit a command is to have a shell on this host, so leaving a setting out must not offer that to a
-    network.
+    Settings that would expose the API to other machines. A client that may submit a command has a shell on
+    this host, so a missing setting must not offer that to a network.
     """
     server = settings.server
     if server.tls_cert is None and not server.trusted_proxies:
@@ -112,5 +112,5 @@ def _exposed(settings: Settings, address: str) -> Iterator[Contradiction]:
         yield (
             _paths("server.allowed_hosts"),
             f"is empty, and {address} can be reached from other machines",
-            "list the host names under which it is meant to be reached",
+            "list the host names of this scheduler",
         )

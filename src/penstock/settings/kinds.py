@@ -1,9 +1,8 @@
 """
-Kinds of values: how a setting may be written, how msgspec gets it, and how it is shown.
+Kinds of values: how a setting may be written, how it is converted for msgspec, and how it is shown.
 
 A setting is declared once, by its type: `ttl: Annotated[Span, span(SECOND, HOUR)]`. msgspec checks the value
-against the type; `kind_of` reads the same type for the refusal, the documentation and the listing, so these
-agree.
+against the type. `kind_of` reads the same type for refusals, documentation and listing, so they agree.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def _same(value: Any) -> Any:
 
 class Kind(NamedTuple):
     """
-    `words` say what a value may be, `prepare` turns what people write into what msgspec takes, `show` is its
-    inverse.
+    One kind of value. `words`: what a value may be. `prepare`: converts what people write for msgspec.
+    `show`: the inverse of `prepare`.
     """
 
     words: str
@@ -65,12 +64,12 @@ def kind_of(hint: Any) -> Kind:
 
 
 def convert(value: object, hint: Any) -> Any:
-    """A prepared value, converted and checked; "4" is a number too. Raises msgspec.ValidationError."""
+    """Convert and check a prepared value; "4" is a number too. Raises msgspec.ValidationError."""
     return msgspec.convert(value, hint, strict=not isinstance(value, (str, dict)), dec_hook=_read_path)
 
 
 def _read_path(kind: type, value: Any) -> Any:
-    """Refuse a relative path: it would mean another place at each start."""
+    """Read a path. A relative one is refused: it would depend on where the daemon was started."""
     if kind is not Path or not isinstance(value, (str, Path)) or not Path(value).expanduser().is_absolute():
         raise ValueError(value)
     return Path(value).expanduser()
@@ -92,7 +91,7 @@ def _optional(kind: Kind) -> Kind:
 
 
 def _list(kind: Kind) -> Kind:
-    """A list in a file. From the environment or a flag also words with commas between."""
+    """A list; from the environment or a flag also words with commas between them."""
 
     def prepare(value: Any) -> list[Any]:
         if isinstance(value, str):
@@ -197,7 +196,7 @@ def _show_money(value: Money) -> str:
 
 Amount = Annotated[Money, _meta("an amount above 0, such as 2.50", _read_money, _show_money, ge=1)]
 
-#: A fixed capacity, or None: measured.
+#: A fixed capacity. None: the capacity is measured.
 Units = Annotated[
     Annotated[int, Meta(ge=0, le=100)] | None,
     _meta(
@@ -229,14 +228,14 @@ def _read_database(value: Any) -> str:
     return value if isinstance(value, str) and is_address(value) else str(_read_path(Path, value))
 
 
-#: Shown without its password, wherever settings are shown.
+#: Settings are always shown without the password of this address.
 DatabaseAddress = Annotated[
     str, _meta("an absolute path, or postgresql://USER@HOST/NAME", _read_database, shown)
 ]
 
 
 class Address(NamedTuple):
-    """Where to listen."""
+    """An address to listen on."""
 
     host: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9.:-]+\Z")]
     port: Annotated[int, Meta(ge=0, le=65_535)]
@@ -246,7 +245,7 @@ class Address(NamedTuple):
 
     @property
     def local(self) -> bool:
-        """Other machines cannot reach it."""
+        """Whether only this machine can reach the address."""
         try:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -268,7 +267,8 @@ def _read_web_address(value: str) -> str:
     return value
 
 
-#: An address that the daemon calls. It has no user and password: addresses are listed and logged.
+#: An address that the daemon calls. A user or password in it is refused, because addresses are listed and
+#: logged.
 WebAddress = Annotated[
     str,
     _meta(

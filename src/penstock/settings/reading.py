@@ -1,10 +1,10 @@
 """
-Reading settings (`load`): a TOML file, then the environment, then flags; the later one wins. Listing them
+Reads settings (`load`) from a TOML file, the environment and flags, where the later one wins; lists them
 (`describe`, `table`).
 
-The keys, their kinds and what they are for come from the annotations and docstrings of `Settings`.
-Settings are checked as a whole. Either all of them are right, or `BadSettings` has every problem with its
-key, its origin (file and line, variable or flag) and what to write instead.
+The keys, their kinds and their descriptions come from the annotations and docstrings of `Settings`. Settings
+are checked as a whole: `BadSettings` has every problem with its key, its origin (file and line, variable or
+flag) and a correction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.stores.opening import shown
 
 
 class Key(NamedTuple):
-    """One setting: its type, what the type says about values, and what the setting is for."""
+    """One setting: its type, the kind of its values, and its description."""
 
     hint: Any
     kind: Kind
@@ -54,7 +54,7 @@ KEYS: dict[KeyPath, Key] = dict(_keys(Settings))
 
 
 def general(path: KeyPath) -> KeyPath:
-    """The path as `KEYS` has it: any addon is `*`."""
+    """The path with `*` in place of an addon, as in `KEYS`."""
     return (path[0], "*", *path[2:]) if path[0] == "addons" and len(path) > 1 else path
 
 
@@ -69,7 +69,7 @@ def dotted(path: KeyPath) -> str:
 
 
 class Setting(NamedTuple):
-    """One line of the listing. `value` is written as a file would have it."""
+    """One line of the listing. `value`: as in a file."""
 
     key: str
     value: str
@@ -124,7 +124,7 @@ class SettingProblem(NamedTuple):
 
 
 class BadSettings(PenstockError, ValueError):
-    """`problems`: all of them, so that one more start is enough."""
+    """Settings are wrong. `problems` has all problems, so that all can be corrected before the next start."""
 
     code = "bad_settings"
 
@@ -148,7 +148,7 @@ def load(
 
 
 class _Written(NamedTuple):
-    """A value as it is written, and where."""
+    """A value as it was written, and its origin."""
 
     path: KeyPath
     value: Any
@@ -156,7 +156,7 @@ class _Written(NamedTuple):
 
 
 def _from_file(file: Path) -> Iterator[_Written]:
-    """Every table and every value in it, outermost first. Raises OSError or ValueError."""
+    """The tables and values of a file, outermost first. Raises OSError or ValueError."""
     raw = file.read_text("utf-8")
     lines = _lines(raw)
 
@@ -175,7 +175,7 @@ _LINE = re.compile(r"\s*([^=#]+?)\s*=")
 
 
 def _lines(raw: str) -> dict[KeyPath, int]:
-    """The line of each key. tomllib does not give lines, so it parses the key of each line by itself."""
+    """The line of each key. tomllib reports no lines, so each line's key is parsed by itself."""
     lines: dict[KeyPath, int] = {}
     table: KeyPath = ()
     for number, line in enumerate(raw.splitlines(), start=1):
@@ -203,8 +203,8 @@ def _key(line: str) -> KeyPath:
 
 def _from_environ(environ: Mapping[str, str]) -> Iterator[_Written]:
     """
-    A variable that looks like a mistyped setting is passed on, to be refused; others belong to the client or
-    the tests.
+    The settings in the environment. A variable that looks like a misspelt setting is included, so that it is
+    refused; all others belong to the client or the tests.
     """
     for name, value in environ.items():
         if name in _VARIABLES:
@@ -216,7 +216,7 @@ def _from_environ(environ: Mapping[str, str]) -> Iterator[_Written]:
 
 
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[_Written]:
-    """`{"leases.ttl": "10s"}`; text is read as in the environment, anything else is taken as it is."""
+    """The settings in flags, such as `{"leases.ttl": "10s"}`. Text is parsed as in the environment."""
     for name, value in flags.items():
         path = _DOTTED.get(name, tuple(name.split(".")))
         yield _Written(path, _parsed(value) if isinstance(value, str) else value, "--set")
@@ -224,8 +224,8 @@ def _from_flags(flags: Mapping[str, Any]) -> Iterator[_Written]:
 
 def _parsed(value: str) -> Any:
     """
-    Text outside a file is a TOML value if it can be (4, true, [1, 2]), else the text itself (30s,
-    127.0.0.1:0).
+    Parse a text outside a file: as a TOML value if possible (4, true, [1, 2]), else it is the text itself
+    (30s, 127.0.0.1:0).
     """
     try:
         return tomllib.loads(f"value = {value}")["value"]
@@ -236,7 +236,7 @@ def _parsed(value: str) -> Any:
 class _Reader:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        #: Prepared for msgspec, nested as `Settings` is.
+        #: The values, prepared for msgspec and nested like `Settings`.
         self._values: dict[str, Any] = {"data_dir": str(data_dir(environ))}
         self._sources: dict[KeyPath, str] = {}
         self._problems: list[SettingProblem] = []
@@ -257,7 +257,7 @@ class _Reader:
         done: KeyPath | None = None
         for path, value, source in written:
             if done is not None and path[: len(done)] == done:
-                continue  # inside a table that is one value, or that is refused as a whole
+                continue  # inside a table that counts as one value, or was refused as a whole
             done = None
             if general(path) in KEYS:
                 done = path
@@ -272,7 +272,7 @@ class _Reader:
 
     def _read(self, path: KeyPath, value: Any, source: str) -> None:
         key = key_at(path)
-        # A flag names its key at once, without the table that a file has above it.
+        # A flag names its key directly; a file has tables above it.
         table = self._table(path[:-1])
         try:
             prepared = key.kind.prepare(value)
@@ -292,7 +292,7 @@ class _Reader:
     def settings(self) -> Settings:
         settings: Settings = msgspec.structs.replace(convert(self._values, Settings), sources=self._sources)
         for paths, message, fix in contradictions(settings):
-            # Of keys that do not go together, report one that is not a default: it is the one to change.
+            # Of contradicting keys report one that was set: the others are defaults.
             path = next((path for path in paths if path in self._sources), paths[0])
             self._refuse(dotted(path), self._sources.get(path, "default"), message, fix)
         if self._problems:

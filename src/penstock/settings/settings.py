@@ -1,10 +1,10 @@
 """
-Every setting: one class for each table, and `Settings`, which has them all and derives the scheduler's rules
-from them.
+Every setting: one class for each table, and `Settings`, which has all tables and derives the scheduler's
+rules from them.
 
-A field has a type, which says what values are allowed (`kinds.py`), and a default; the docstring of its class
-says what it is for. `docs/settings.md` is made from these three. Defaults of the scheduler are taken from
-`SchedulerRules`, so that no number is written twice.
+A field has a type (the allowed values, see `kinds.py`), a default, and a description in the docstring of its
+class. `docs/settings.md` is made from these three. Defaults of the scheduler come from `SchedulerRules`, so
+that no number is written twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.settings.kinds import DAY, Address, Amount, Count, Score, WebAddre
 from penstock.stores.api import Depth
 from penstock.stores.opening import SharedOptions, is_address, shown
 
-#: A tuple, not words with dots between: the name of an addon may have a dot in it.
+#: A tuple, because the name of an addon may contain a dot.
 KeyPath: TypeAlias = tuple[str, ...]
 
 _RULES: Final = SchedulerRules()
@@ -169,8 +169,8 @@ class AddonSettings(Struct, frozen=True):
     concurrent: how many of its jobs may be in flight at once
     budget_day: how much its jobs may spend in a day (UTC)
     budget_month: how much its jobs may spend in a month (UTC)
-    alert_webhook: where its alerts are posted, besides `alerts.webhook`
-    webhook: where a signed notice is posted when one of its jobs waits for its worker
+    alert_webhook: where its alerts are sent, besides `alerts.webhook`
+    webhook: where a signed notice is sent when one of its jobs waits for its worker
     """
 
     weight: Annotated[int, Meta(ge=1, le=10_000)] | None = None
@@ -200,7 +200,7 @@ class LeaseSettings(Struct, frozen=True):
     ttl: how long a lease lasts without a heartbeat
     start_timeout: how long a reserved job waits for its worker
     grace: how long an attempt may take to stop after it was told to
-    fetch_for: how long a worker that has asked for jobs is expected to ask again
+    fetch_for: how long a worker counts as present after it asked for jobs
     """
 
     ttl: SecondToHour = _RULES.lease_for
@@ -213,11 +213,11 @@ class OrderSettings(Struct, frozen=True):
     """
     Which job starts next.
 
-    tick: how often the scheduler looks at the queue when nothing happens
-    aging: how long a job waits for one point of priority
-    patience: a job that was passed over for this long gets room kept for it
+    tick: how often the scheduler checks the queue when there is no event
+    aging: how long a job must wait to gain one point of priority
+    patience: units are kept free for a job that smaller jobs have overtaken for this long
     slack: how long before its deadline a time-sensitive job becomes urgent
-    half_life: how fast past use of the machine stops counting against an addon
+    half_life: the half-life of an addon's past use, which lowers its turn in fair share
     """
 
     tick: Annotated[Span, span(10 * MILLISECOND, HOUR)] = _RULES.tick
@@ -229,11 +229,11 @@ class OrderSettings(Struct, frozen=True):
 
 class RetrySettings(Struct, frozen=True):
     """
-    Delays before each next attempt; all are used, the failure after the last one is final.
+    Delays before the next attempts. The failure after the last delay is final.
 
     crash: after a lost worker, a lost lease or a time limit; then FAILED
-    unavailable: while something that the job needs is away; then BLOCKED
-    start: while no worker fetches the job; the last delay is repeated
+    unavailable: while a service that the job needs is away; then BLOCKED
+    start: while no worker starts the job; the last delay is repeated
     """
 
     crash: Delays = _RULES.schedules.crash
@@ -246,7 +246,7 @@ class RetentionSettings(Struct, frozen=True):
     How long finished jobs are kept.
 
     keep: how long finished jobs are kept; BLOCKED jobs stay
-    every: how often old jobs are looked for
+    every: how often old jobs are deleted
     step: how many jobs are deleted in one transaction
     """
 
@@ -257,10 +257,10 @@ class RetentionSettings(Struct, frozen=True):
 
 class PreemptionSettings(Struct, frozen=True):
     """
-    A running job makes room for a job of clearly higher priority.
+    Running jobs yield to jobs of clearly higher priority.
 
-    threshold: how much higher the priority must be; none: no job is ever asked to make room
-    patience: how long a job may take to make room; it is asked twice, then stopped
+    threshold: how much higher the priority must be; none: no job is ever asked to yield
+    patience: how long a job may take to yield; it is asked twice, then stopped
     """
 
     threshold: Annotated[int, Meta(ge=1, le=100)] | None = _RULES.preemption.threshold
@@ -271,14 +271,14 @@ class RunnerSettings(Struct, frozen=True):
     """
     Commands and functions that the scheduler runs itself.
 
-    enabled: false: the daemon runs nothing itself, and such jobs wait for a worker that claims them
+    enabled: false: the daemon runs no jobs itself; such jobs wait for a worker that claims them
     slots: how many commands may run at once, whatever the units allow
     workers: how many functions may run at once; none: two for each processor
-    cancel_grace: how long after the stop signal an attempt that listens for it gets SIGTERM
-    term_grace: how long after SIGTERM an attempt gets SIGKILL
+    cancel_grace: how long an attempt that checks for stops has between the request to stop and SIGTERM
+    term_grace: how long an attempt has between SIGTERM and SIGKILL
     functions: which Python functions may be run; all others are refused
     path: directories that are searched first for modules of functions
-    pass_on: variables of the daemon's environment that jobs may see, besides PATH, HOME and the like
+    pass_on: variables of the daemon's environment that jobs also get, besides PATH, HOME and the like
     users: the operating system user that an addon's commands and functions run as; needs root or the
         capabilities that SECURITY.md names
     """
@@ -304,7 +304,7 @@ class AlertSettings(Struct, frozen=True):
     webhook_secret_file: the key that signs webhooks, made on first start, mode 0600; none: `webhook.secret`
         in the data directory
     allow_private: whether webhooks may be on this machine or in a private network
-    window: of alerts with one key only the first is sent in this time, then how many were left out
+    window: within this time only the first alert with a key is sent, later the number of the others
     retry_for: how long an alert is retried while its receiver is away
     """
 
@@ -362,17 +362,17 @@ class Settings(Struct, frozen=True):
     sources: Mapping[KeyPath, str] = {}
 
     def __repr__(self) -> str:
-        """Short, and without a password: it ends up in logs."""
+        """Short and without a password, because it appears in logs."""
         return f"<Settings: jobs in {shown(self.jobs_at)}>"
 
     @property
     def jobs_at(self) -> str:
-        """The path or the address."""
+        """The path of the database file, or the address of the server."""
         return self.database or str(self.data_dir / "jobs.db")
 
     @property
     def shared(self) -> bool:
-        """Other daemons may work on the same jobs."""
+        """Whether other daemons may share the jobs."""
         return is_address(self.jobs_at)
 
     @property
@@ -388,7 +388,7 @@ class Settings(Struct, frozen=True):
         return self.alerts.webhook_secret_file or self.data_dir / "webhook.secret"
 
     def webhooks(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Every address that is called, by its key."""
+        """Every webhook address with its key."""
         if self.alerts.webhook is not None:
             yield ("alerts", "webhook"), self.alerts.webhook
         for name, addon in self.addons.items():
@@ -399,8 +399,8 @@ class Settings(Struct, frozen=True):
     @property
     def host_id(self) -> HostId:
         """
-        With a SQLite file a constant: attempts that were in flight must be found again after the machine was
-        renamed.
+        The name of this host. With a SQLite file it is constant, so that a renamed machine still finds its
+        attempts.
         """
         usual = platform.node() if self.shared else ""
         return HostId(self.host.name or usual or SchedulerRules().host)
