@@ -1,10 +1,10 @@
 """
-Alerts, and notices to workers that a job waits for them, sent to commands and webhooks (`docs/alerts.md`).
+Sends alerts to owners, and notices to workers whose job waits, by commands and webhooks (`docs/alerts.md`).
 
     trail ──▶ TrailReader: which receivers? ──▶ Spool: one file per message ──▶ Messenger: one thread each
 
-The reader decides and never waits; its messages are on the disk before it reads on; each messenger serves one
-receiver.
+The reader decides and never waits. It writes its messages to the disk before it reads on. Each messenger
+serves one receiver.
 """
 
 from __future__ import annotations

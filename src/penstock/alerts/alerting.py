@@ -1,9 +1,9 @@
 """
-Alerting: reads the trail, decides which receivers an event concerns, and puts a message into their spools.
+Alerting: reads the trail, decides which receivers get an event, and puts a message into their spools.
 
-The reader's position is in a file beside the database, written after the messages: a kill in between makes it
-read, and write, the same messages again. At its very first start it begins at the end of the trail. An alert
-that was sent just now is counted instead of sent again.
+The reader's position is in a file beside the database, written after the messages: after a kill in between it
+writes the same messages again. At its very first start it begins at the end of the trail. Repeated alerts are
+counted instead of sent.
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ from penstock.stores.api import Apply, Store, committed
 
 log = logging.getLogger("penstock.alerts")
 
-#: The kind of an alert about an alert. It is in the log and the trail, but no receiver gets it: it could fail
-#: as the first one did.
+#: The kind of an alert about an undelivered alert. Only the log and the trail get it, because sending it
+#: could fail like the first one.
 UNDELIVERED: Final = "undelivered"
 
 _PAGE: Final = 500
-#: Between two reads of a busy trail. People read alerts, and a job waits for its worker for seconds, so this
-#: is soon enough.
+#: Seconds between two reads of a busy trail: soon enough for people, and for a job that waits for its worker.
 _PAUSE: Final[Span] = 200 * MILLISECOND
-#: How much of the trail, at most, is read twice after a kill.
+#: How many events are read again after a kill, at most.
 _NOTE_EVERY: Final[Span] = MINUTE
 
 
 class Alerting:
     """
-    Only for the process that dispatches: two readers of one folder would send everything twice. Raises Unsafe
-    when there is no secret to sign with; later errors go to the log only.
+    Sends the alerts of one scheduler. Use it only in the process that dispatches: two readers of one folder
+    would send everything twice. Raises Unsafe without a secret for signatures; later errors are only logged.
     """
 
     def __init__(self, store: Store, settings: Settings) -> None:
@@ -84,7 +83,7 @@ class Alerting:
         return self
 
     def stop(self) -> None:
-        """At once: a delivery under way is cut off, and is repeated after the next start."""
+        """Stop at once. A delivery under way is aborted, and repeated after the next start."""
         self._reading.stop()
         for messenger in self._messengers:
             messenger.target.cut()
@@ -101,8 +100,8 @@ class Alerting:
         return spools
 
     def _for_addon(self, role: str, addon: str, url: str) -> Spool:
-        # By role and not by address: after the owner corrects an address, it gets the messages that failed
-        # before.
+        # Named by role and not by address: after its address is corrected, a receiver gets the messages that
+        # failed before.
         return self._messenger(
             self._webhook(url), f"{role}-{hashlib.sha256(addon.encode()).hexdigest()[:16]}"
         )
@@ -129,8 +128,8 @@ class Alerting:
 
     def _gave_up(self, target: Target, message: Message, why: str) -> None:
         """
-        Record an undelivered alert in the trail, for the page and the streams. Other notices are out of date
-        by now.
+        Record an undelivered alert in the trail, for the page and the streams. An undelivered notice to a
+        worker is out of date by now, so it is not recorded.
         """
         if message.content["type"] != "alert":
             return
@@ -147,16 +146,16 @@ class Alerting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receivers:
-    """Spools by their receivers. `alerts` get the alerts of every addon."""
+    """The spools of all receivers. `alerts` get the alerts of every addon."""
 
     alerts: Sequence[Spool]
     of_addon: Mapping[str, Spool]
-    #: By addon: the receiver of notices that a job waits for its worker.
+    #: By addon: the receiver of notices about jobs that wait for their worker.
     dispatchable: Mapping[str, Spool]
 
 
 class TrailReader:
-    """One step of a driver. `posted` is called when there are new messages."""
+    """Reads the trail, as one step of a driver. `posted` is called when there are new messages."""
 
     def __init__(
         self,
@@ -175,13 +174,13 @@ class TrailReader:
         self._due: Moment = 0
         self._noted: Moment = 0
         self._origin, self._cursor, self._repeats = self._begin(self._alerts.window)
-        self.note(store.now())  # after a kill before the first alert it must not begin at the end again
+        self.note(store.now())  # after a kill before the first alert, do not begin at the end again
 
     def step(self, now: Moment) -> Moment:
         if now < self._due <= now + _PAUSE:
             return self._due
         self._due = now + _PAUSE
-        end = self._store.newest()  # read first: an event that comes in between is read now or the next time
+        end = self._store.newest()  # read first, so that an event in between is read now or next time
         while batch := self._store.events_of(self._kinds, self._cursor, _PAGE):
             self._take(batch, now)
             self._cursor = batch[-1].seq
@@ -193,7 +192,7 @@ class TrailReader:
         return now + HOUR  # a commit wakes the driver
 
     def note(self, now: Moment) -> None:
-        """Write the position, and which alerts were sent in this window."""
+        """Write the position and the recently sent alerts to the file."""
         self._noted = now
         self._repeats.forget(now)
         replace_file(
@@ -206,7 +205,7 @@ class TrailReader:
         try:
             kept = json.loads(self._file.read_bytes())
             sent = {key: SentAlert(*one) for key, one in kept["sent"].items()}
-            # A position behind the end belongs to another trail: the database was restored from a copy.
+            # A position beyond the end belongs to another trail: the database was restored from a copy.
             return kept["origin"], min(kept["cursor"], end), Repeats(window, sent)
         except FileNotFoundError:
             pass
@@ -257,7 +256,7 @@ class TrailReader:
         spool.put(Message(number=event.seq, content=content, due=now, until=until))
 
     def _content(self, event: Event, jobs: Mapping[JobId, Job]) -> dict[str, Any]:
-        """What a receiver gets: every alert has a kind, an addon, a key and a text."""
+        """The content for receivers: every alert has a kind, an addon, a key and a text."""
         data = dict(event.data)
         job = None if event.job_id is None else jobs.get(event.job_id)
         kind = data.pop("kind", event.reason)

@@ -1,14 +1,13 @@
 """
-Delivery to one receiver: a spool of messages on the disk, and the messenger that empties it in a thread of
-its own.
+Delivery to one receiver: a spool of messages on the disk, and a messenger that empties it in a thread of its
+own.
 
 A message is a file, so that a kill at any moment loses none and a delivery costs one unlink. Its name is the
-number of its event: a reader that was killed before it noted its position writes the same messages again,
-over the old ones.
+number of its event: a reader that was killed before it wrote its position overwrites the same messages.
 
-A slow or absent receiver delays no other. A refused message waits by itself while the others go on; when the
-receiver does not answer, all wait, because the next message would fail too. The pauses grow, and a message
-that is too old is given up and reported.
+A slow or absent receiver delays no other. A refused message is retried later while the others are sent. When
+the receiver does not answer, all messages wait, because the next would fail too. The pauses grow, and a
+message that is too old is given up and reported.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _ENDING: Final = ".json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """
-    `content` is what the receiver gets. `tries` have failed; the next is at `due`, and at `until` the message
+    A message to a receiver. `tries`: how many have failed. The next try is at `due`; at `until` the message
     is given up.
     """
 
@@ -49,8 +48,8 @@ class Message:
 
 class Spool:
     """
-    Bounded. The reader's thread calls `put`, the messenger's all else; a file appears and goes as a whole, so
-    no lock is needed.
+    The messages to one receiver, on disk and bounded. The reader's thread calls `put`, the messenger's thread
+    the other methods. Files appear and vanish as a whole, so no lock is needed.
     """
 
     def __init__(self, folder: Path, most: int = 1_000) -> None:
@@ -63,7 +62,10 @@ class Spool:
         return sum(1 for _ in self._numbers())
 
     def put(self, message: Message) -> bool:
-        """False: the spool is full. The next message that finds room says how many did not (`not_told`)."""
+        """
+        Add a message. False: the spool is full; the next message that fits has the number of the others
+        (`not_told`).
+        """
         path = self._path(message.number)
         if not path.exists() and len(self) >= self._most:
             self._missed += 1
@@ -83,7 +85,7 @@ class Spool:
 
     def messages(self, after: int = 0) -> list[Message]:
         """
-        Those with a higher number, in order. A damaged file is put aside, so that it does not block the
+        The messages with a higher number, in order. A damaged file is renamed, so that it does not block the
         others.
         """
         return [read for number in sorted(self._numbers()) if number > after and (read := self._read(number))]
@@ -98,7 +100,7 @@ class Spool:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
-            log.error("%s is damaged (%s) and is put aside", path, error)  # noqa: TRY400  # for a person
+            log.error("%s is damaged (%s) and was renamed", path, error)  # noqa: TRY400  # for a person
             path.rename(path.with_suffix(".damaged"))
             return None
 
@@ -115,7 +117,7 @@ _IDLE: Final = 24 * HOUR
 
 
 class MessageRefused(Exception):
-    """The receiver has answered, and refuses this message."""
+    """The receiver refuses this message."""
 
 
 class ReceiverAway(Exception):
@@ -129,28 +131,32 @@ class Stopped(Exception):
 class Target(Protocol):
     """How messages reach one receiver: a command or a webhook."""
 
-    #: For the log: without the parts of an address that may be secret.
+    #: The name for the log, without the parts of an address that may be secret.
     name: str
 
     def deliver(self, message: Message, now: Moment) -> None:
         """
-        Raises MessageRefused, ReceiverAway or Stopped if it did not arrive. Has a time limit of its own.
+        Deliver a message, within a time limit. Raises MessageRefused, ReceiverAway or Stopped if it did not
+        arrive.
         """
         ...
 
     def cut(self) -> None:
-        """Called from another thread: end the delivery under way, and deliver nothing more."""
+        """Abort the delivery under way, and deliver nothing more. Called from another thread."""
         ...
 
 
 class Messenger:
-    """One step of a driver. `gave_up` is called with each message that is given up, and why."""
+    """
+    Delivers messages, as one step of a driver. `gave_up` is called with each abandoned message and the
+    reason.
+    """
 
     def __init__(self, target: Target, spool: Spool, gave_up: Callable[[Target, Message, str], None]) -> None:
         self.target, self.spool, self._gave_up = target, spool, gave_up
         self._messages: dict[int, Message] = {}
         self._newest = 0
-        #: How often in a row the receiver did not answer, and when it is tried again.
+        #: How many tries in a row had no answer, and when the next one is due.
         self._failures, self._closed_until = 0, 0
         self._stopped = False
 
@@ -209,7 +215,7 @@ class Messenger:
         del self._messages[message.number]
 
     def _next(self, now: Moment) -> Moment:
-        """Also when the receiver does not answer, a message is given up in time."""
+        """When the next step is due: a try, or the moment to give up a message."""
         if self._stopped or not self._messages:
             return now + _IDLE
         waits = [max(message.due, self._closed_until) for message in self._messages.values()]
@@ -218,5 +224,8 @@ class Messenger:
 
 
 def _has_come(due: Moment, now: Moment) -> bool:
-    """A moment further away than the longest pause counts as due: the clock was set back."""
+    """
+    Whether the moment has come. One further away than the longest pause counts as due: the clock was set
+    back.
+    """
     return not now < due <= now + LONGEST_PAUSE

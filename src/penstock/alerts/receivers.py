@@ -1,16 +1,16 @@
 """
-The two kinds of receivers: a program of the owner, and an address that takes signed POST requests.
+The two kinds of receivers: a program, and a web address that gets signed POST requests.
 
-The program gets each alert as JSON on its standard input, and its main fields as variables for one-liners.
-Never through a shell: an alert contains texts of jobs. It has a session and process group of its own, and the
-whole group is killed when its time is over, when the scheduler stops, and when the program ends and leaves
-processes behind.
+The program gets each alert as JSON on its standard input, and the main fields as environment variables for
+one-liners. It is never started through a shell, because an alert contains texts of jobs. It has a session and
+process group of its own. The whole group is killed when its time is over, when the scheduler stops, and when
+the program ends and leaves processes behind.
 
-A webhook is called without redirects or a proxy, and with one time limit for all of it. The name is resolved
-once. Each address is checked against the outbound rules, and the connection goes to one of those addresses,
-so that a name that points elsewhere a moment later gains nothing. The signature is that of the Standard
-Webhooks convention, for which most languages have a library: HMAC-SHA256 over id, time and body, so that a
-message can be neither forged nor altered nor replayed.
+A webhook is called without redirects or a proxy, within one time limit. The name is resolved once; each
+address is checked against the outbound rules, and the connection goes to one of the checked addresses, so
+changing the name's address afterwards has no effect. The signature follows the Standard Webhooks convention
+(HMAC-SHA256 over id, time and body), for which most languages have a library. A message cannot be forged,
+altered or replayed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CommandReceiver:
         self._stopped, self._lock = False, Lock()
 
     def deliver(self, message: Message, now: Moment) -> None:  # noqa: ARG002  # a webhook signs with the time
-        # A file and not a pipe: a program that does not read must not block this thread.
+        # A file, not a pipe: a program that does not read its input must not block this thread.
         with tempfile.TemporaryFile() as body:
             body.write(message.body)
             body.seek(0)
@@ -94,7 +94,7 @@ class CommandReceiver:
             return self._running
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill the group before waiting for the process: until then no other process can get its number."""
+        """Kill the group, then reap the process: until then no other process can get its id."""
         with self._lock:
             self._running = None
             _kill(process)
@@ -103,8 +103,8 @@ class CommandReceiver:
 
 def _environment(content: Mapping[str, Any]) -> dict[str, str]:
     """
-    The daemon's environment without its PENSTOCK_ variables, which may hold tokens. Long values are cut: exec
-    refuses them.
+    The daemon's environment without its PENSTOCK_ variables, which may contain tokens, and with the fields of
+    the alert. Long values are cut, because exec refuses them.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     plain = {name: str(value) for name, value in content.items() if isinstance(value, (str, int))}
@@ -116,8 +116,8 @@ def _environment(content: Mapping[str, Any]) -> dict[str, str]:
 
 def _read_output(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:
     """
-    The beginning of its output, and whether it ended in time. Does not reap the process, so that its number
-    stays its own.
+    The beginning of the program's output, and whether it ended in time. The process is not reaped, so that
+    its id is not reused.
     """
     assert process.stdout is not None
     ended, out, output = os.pidfd_open(process.pid), process.stdout.fileno(), b""
@@ -132,7 +132,7 @@ def _read_output(process: subprocess.Popen[bytes], until: float) -> tuple[bytes,
                 output = (output + piece)[:_KEPT]
                 if not piece:
                     poll.unregister(out)
-            if ended in ready:  # another process may still hold its output open
+            if ended in ready:  # do not wait for the output, which another process may still have open
                 return output, True
         return output, False
     finally:
@@ -153,8 +153,8 @@ _ALLOW: Final = " (alerts.allow_private = true allows the own network)"
 
 class Webhook:
     """
-    `private`: the own machine and network may be called. The secret is read at each delivery, so that it can
-    be changed.
+    Sends signed POST requests to an address. `private`: allow addresses of this machine and network. The
+    secret is read at each delivery, so that it can be changed.
     """
 
     def __init__(
@@ -204,8 +204,7 @@ class Webhook:
     @contextmanager
     def _connected(self) -> Iterator[HTTPConnection]:
         """
-        The time limit is for all of it: a receiver that sends one byte a second gets no longer than a silent
-        one.
+        A connection with a time limit for the whole delivery: sending one byte a second does not extend it.
         """
         until = time.monotonic() + self._within
         stream = self._connect(self._resolve(until), until)
@@ -231,7 +230,7 @@ class Webhook:
             stream.close()
 
     def _connect(self, addresses: list[str], until: float) -> socket.socket:
-        """To the first address that answers: often only one of two addresses of a machine can be reached."""
+        """Connect to the first address that answers: often only one address of a machine can be reached."""
         for rest in range(len(addresses), 0, -1):
             if self._stopped.is_set():
                 raise Stopped
@@ -248,8 +247,8 @@ class Webhook:
 
     def _hang_up(self) -> None:
         """
-        Wake the thread that reads from the socket. `close` would not wake it, and TLS would first say
-        goodbye.
+        Wake the thread that reads from the socket. `close` would not wake it, and with TLS it would first
+        send a close message.
         """
         if (stream := self._socket) is not None:
             with suppress(OSError):
@@ -257,7 +256,7 @@ class Webhook:
 
     def _resolve(self, until: float) -> list[str]:
         """
-        Every address of the name, once all are checked. A resolver cannot be interrupted: a slow one is
+        All addresses of the name, if all are allowed. A resolver cannot be interrupted: a slow one is
         abandoned.
         """
         addresses, failures = dict[str, None](), list[str]()
@@ -279,7 +278,7 @@ class Webhook:
             raise ReceiverAway(failures[0])
         if thread.is_alive():
             raise ReceiverAway(f"the address of {self._host} was not found in time")
-        # One forbidden address spoils the name: an owner does not mix such addresses with others.
+        # One forbidden address is enough to refuse the name: an owner does not mix them with others.
         for address in addresses:
             if why := refusal(address, private=self._private):
                 raise ReceiverAway(f"{self._host} is not called: {why}" + ("" if self._private else _ALLOW))
@@ -300,8 +299,8 @@ class Webhook:
 
 class _LimitedResponse(HTTPResponse):
     """
-    Reads at most `_ANSWER` bytes, and refuses half a head, which the standard library would take for a whole
-    one.
+    A response of at most `_ANSWER` bytes. It refuses half a head, which the standard library would accept as
+    whole.
     """
 
     def __init__(self, sock: socket.socket, **options: Any) -> None:
@@ -326,7 +325,7 @@ class _LimitedReader(io.RawIOBase):
         count = (self._raw.readinto(memoryview(buffer)[: self._rest]) or 0) if self._rest else 0
         self._rest -= count
         if not count and self.in_head:
-            raise ConnectionError("it is too long" if not self._rest else "it broke off")
+            raise ConnectionError("the answer is too long" if not self._rest else "the answer is incomplete")
         return count
 
     def close(self) -> None:
@@ -340,7 +339,8 @@ def _left(until: float) -> float:
 
 def signatures(keys: list[bytes], name: str, at: int, body: bytes) -> Iterator[str]:
     """
-    One for each key: while the key is being changed, a receiver that has only the old one can still check it.
+    One signature for each key: while the key is being changed, a receiver with the old key can still check
+    it.
     """
     for key in keys:
         mac = hmac.new(key, f"{name}.{at}.".encode() + body, hashlib.sha256)
@@ -349,8 +349,8 @@ def signatures(keys: list[bytes], name: str, at: int, body: bytes) -> Iterator[s
 
 def secrets_in(file: Path) -> list[bytes]:
     """
-    One key a line, the newest first. Makes the file if it does not exist; raises Unsafe if others can read or
-    guess it.
+    The keys in a file, one a line, newest first. Makes the file if it does not exist. Raises Unsafe if other
+    users can read it or a key is too short.
     """
     if not file.exists():
         replace_file(file, f"{_PREFIX}{base64.b64encode(secrets.token_bytes(32)).decode()}\n".encode())

@@ -1,6 +1,6 @@
 """
-The seven checks: each compares a promise with the audit trail, with the store, and with the marks that the
-jobs wrote outside of them.
+The seven checks. Each compares a promise with the audit trail, with the store, and with the marks that the
+jobs wrote outside of both.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from penstock.core.jobs.types import DispatchId, HostId, JobId
 from penstock.scheduler.job_service import feed
 from penstock.stores.api import Store
 
-#: Of each host, and of each job.
+#: The units of each host, and of each job.
 UNITS: Final = 40
 COST: Final = 10
 
 
 class Aftermath(NamedTuple):
     """
-    `acknowledged`: the ids of submitted jobs. `done_to`: how often each thing was done, as ("killed", "a
-    job"). `settled`: all jobs ended. `trouble`: why the trial had to stop early.
+    The result of a trial. `acknowledged`: the ids of submitted jobs. `done_to`: counts of deeds such as
+    ("killed", "a job"). `settled`: whether all jobs ended. `trouble`: why the trial stopped early.
     """
 
     folder: Path
@@ -67,7 +67,7 @@ def _lost(aftermath: Aftermath, store: Store) -> Iterator[str]:
 
 
 def _undone(events: Iterable[Event], ended: Collection[str]) -> Iterator[str]:
-    """By attempt: the report of an attempt that was given up must not end the job for the one that works."""
+    """Check DONE by attempt: the report of an abandoned attempt must not end the job of the present one."""
     for event in events:
         if event.kind is EventKind.DONE and event.dispatch_id not in ended:
             yield f"{event.dispatch_id} did not"
@@ -95,7 +95,7 @@ def _moved_on(events: Iterable[Event]) -> Iterator[str]:
 
 
 def _overfull(events: Iterable[Event], store: Store) -> Iterator[str]:
-    """A dispatch uses units of its host from its first event to its last."""
+    """Check the units in use of each host. A dispatch uses units from its first event to its last."""
     held: Counter[HostId | None] = Counter()
     host_of: dict[DispatchId, HostId | None] = {}
     for event in events:

@@ -1,6 +1,6 @@
 """
-The journal of all marks, read as it grows, and the one question that it answers better than the trail: did
-two attempts of one job work at the same time?
+The journal of all marks, read while it grows. It shows whether two attempts of one job worked at the same
+time, independently of the trail.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from penstock.chaos.markers import JOURNAL
 
-#: A function checks its lease and then writes its mark. A freeze may fall between the two, so one mark may
-#: come late. A command is killed: it writes nothing at all afterwards.
+#: How many marks of each kind may come late. A function may be frozen between checking its lease and writing
+#: one mark. A command is killed, so it writes none.
 _LATE_MARKS = {"command": 0, "function": 1}
 
 
@@ -20,7 +20,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._file, self._position, self._rest = folder / JOURNAL, 0, b""
-        #: Attempts that began and have not ended, as far as their marks say: the process id by the dispatch.
+        #: The process id of each attempt that began and, by its marks, has not ended.
         self.at_work: dict[str, dict[str, int]] = {"command": {}, "function": {}}
         self.began: set[str] = set()
         self.ended: set[str] = set()
@@ -41,7 +41,7 @@ class Journal:
         return self
 
     def superseded(self) -> list[str]:
-        """Attempts that are over for certain, because a later one has begun."""
+        """Attempts that are certainly over, because a later one has begun."""
         return [one for one in self.began if _fence(one) < self._newest[_job(one)]]
 
     def _take(self, what: str, kind: str, dispatch_id: str, pid: str) -> None:

@@ -35,18 +35,19 @@ from penstock.client.client import Client
 from penstock.core.errors import PenstockError, Unavailable
 
 _OPEN: Final = ("QUEUED", "DISPATCHING", "RUNNING")
-#: Two jobs in three are short. The third takes longer than a scheduler needs to be back after a kill: its
-#: first attempt would still be at work then, if nothing had ended it.
+#: Seconds of a job. Two jobs in three are short. The third takes longer than the restart of a killed
+#: scheduler, so its first attempt would still work then, if nothing had ended it.
 _SHORT_SEC: Final = (0.05, 0.8)
 _LONG_SEC: Final = (2.5, 5.0)
-#: A freeze lasts longer than a lease. If another process can take over the jobs, it lasts until one has.
+#: Seconds of a freeze: longer than a lease. If another process can take over the jobs, it lasts until one
+#: has.
 _FROZEN_SEC: Final = (1.5 * LEASE_SEC, 2.5 * LEASE_SEC)
 
 T = TypeVar("T")
 
 
 class TrialPlan(NamedTuple):
-    """What to do. `kills`: how many times something is killed or frozen."""
+    """The plan of a trial. `kills`: the number of kills and freezes."""
 
     jobs: int = 60
     kills: int = 20
@@ -75,7 +76,7 @@ class KillLoop:
         self._deeds = self._dealt([(verb, target) for verb in ("killed", "froze") for target in targets])
 
     def _dealt(self, cards: list[T]) -> Iterator[T]:
-        """Each once, in random order, then all of them again: a small trial has something of everything."""
+        """All cards in random order, again and again, so that even a small trial uses each."""
         while True:
             self._dice.shuffle(cards)
             yield from cards
@@ -89,7 +90,7 @@ class KillLoop:
                     verb, target = next(self._deeds)
                     while len(acknowledged) < plan.jobs * number // plan.kills:
                         acknowledged.append(self._submit(len(acknowledged), *self._kind_for(verb, target)))
-                    if self._dice.random() < 0.7:  # else at once, after the answer of the last submit
+                    if self._dice.random() < 0.7:  # else kill right after the answer of the last submit
                         time.sleep(self._dice.uniform(0.05, 0.8))
                     deed = self._disturb(verb, target)
                     self._done_to[deed] += 1
@@ -97,7 +98,7 @@ class KillLoop:
                     self._report_late(self._journal.read().superseded())
                 self._freezer.wait()
                 settled = self._settle(report) and self._stay_settled(report)
-        except Unavailable as error:  # a scheduler that does not come back: the checks say what is missing
+        except Unavailable as error:  # the scheduler does not come back: the checks report what is missing
             trouble = str(error)
         return Aftermath(self._place.folder, acknowledged, self._done_to, settled, trouble)
 
@@ -117,7 +118,7 @@ class KillLoop:
             yield
 
     def _kind_for(self, verb: str, target: str) -> tuple[bool, tuple[float, float]]:
-        """A job that would still be at work after the freeze of its worker or scheduler. Else the next in turn."""
+        """The next kind of job. Before a freeze: one that would still work after the freeze."""
         if target == "a worker":
             return True, _LONG_SEC
         if (verb, target) == ("froze", "the scheduler") and len(self._daemons) > 1:
@@ -125,7 +126,7 @@ class KillLoop:
         return next(self._kinds)
 
     def _submit(self, number: int, function: bool, bounds: tuple[float, float]) -> str:
-        """With a key: a submit whose answer was lost is repeated, and makes no second job."""
+        """Submit with a key, so that a repeated submit makes no second job."""
         seconds, folder = round(self._dice.uniform(*bounds), 2), str(self._place.folder)
         job_type = JOB_TYPE if function else "penstock.command"
         argv = [sys.executable, markers.__file__, folder, str(seconds)]
@@ -135,8 +136,9 @@ class KillLoop:
 
     def _disturb(self, verb: str, target: str) -> tuple[str, str]:
         """
-        Kill or freeze the target while it works, if it does within three seconds. One that is frozen already is left alone until it goes on:
-        what it does then is the point. Without a running command the scheduler is the target.
+        Kill or freeze the target while it works, if it does within three seconds. A frozen target is left
+        alone, because the trial tests what it does afterwards. Without a running command the scheduler is the
+        target.
         """
         victims: Sequence[TrialProcess] = self._daemons
         if target == "a worker":
@@ -148,7 +150,7 @@ class KillLoop:
         if not victims:
             victims, target = self._daemons, "the scheduler"
         going = self._freezer.going(victims)
-        # In turn: a small trial should freeze a worker with threads and one with processes.
+        # Take turns, so that a small trial freezes a worker with threads and one with processes.
         victim = going[self._done_to[verb, target] % len(going)]
         if verb == "froze":
             others = target != "a job" and len(self._workers if target == "a worker" else self._daemons) > 1
@@ -159,17 +161,20 @@ class KillLoop:
         return verb, target
 
     def _with_attempts(self, processes: Sequence[TrialProcess], kind: str) -> Sequence[TrialProcess]:
-        """Those that run an attempt of this kind now. All of them if none does."""
+        """The processes that run an attempt of this kind now; all of them if none does."""
         self._await_work(kind)
         return [process for process in processes if self._attempts_under(process)] or processes
 
     def _attempts_under(self, process: TrialProcess) -> frozenset[str]:
-        """The attempts that work in this process and in those that it started."""
+        """The attempts that work in this process and its descendants."""
         at_work = [item for attempts in self._journal.at_work.values() for item in attempts.items()]
         return frozenset(attempt for attempt, pid in at_work if process.pid in _ancestry(pid))
 
     def _overtaken(self, attempts: frozenset[str]) -> Callable[[], bool]:
-        """Whether a later attempt of one of these jobs has begun, or none will: all of these ended in time."""
+        """
+        A condition: a later attempt of one of these jobs has begun, or all of these attempts have ended in
+        time.
+        """
         journal = Journal(self._place.folder)
 
         def holds() -> bool:
@@ -179,7 +184,7 @@ class KillLoop:
 
     def _await_work(self, kind: str) -> dict[str, int]:
         """
-        The attempts of this kind that work now, with their processes. A number may be reused by now, so its
+        The attempts of this kind that work now, with their processes. A process id may be reused, so its
         command line is checked.
         """
         until = time.monotonic() + 3.0
@@ -200,8 +205,8 @@ class KillLoop:
 
     def _report_late(self, over: Collection[str]) -> None:
         """
-        The report of an attempt that is over, as from a worker that was cut off for a while: it must change
-        nothing, whatever it says.
+        Send the report of an attempt that is over, as from a worker that was disconnected: it must change
+        nothing.
         """
         if not over:
             return
@@ -216,7 +221,9 @@ class KillLoop:
                 client.fail(job_id, dispatch_id, "late")
 
     def _stay_settled(self, report: Callable[[str], object]) -> bool:
-        """What is over stays over, whatever is reported or asked for now, and after one more start."""
+        """
+        Check that ended jobs stay ended, whatever is reported or requested now, and after another start.
+        """
         for _ in range(self._plan.kills):
             self._report_late(self._journal.read().began)
             job_id = self._dice.choice(sorted(self._journal.began)).rpartition(".")[0]
@@ -229,7 +236,7 @@ class KillLoop:
         return self._settle(report)
 
     def _settle(self, report: Callable[[str], object]) -> bool:
-        """No more kills: every job must end."""
+        """Wait without further kills until every job has ended."""
         open_jobs, since = -1, time.monotonic()
         while time.monotonic() < since + self._plan.patience:
             with suppress(PenstockError):
@@ -250,6 +257,6 @@ def _ancestry(pid: int) -> list[int]:
     with suppress(OSError):
         while pid > 1:
             pids.append(pid)
-            # The name of the program comes before the state, in brackets that may have brackets in them.
+            # The name of the program comes before the state, in brackets, and may contain brackets.
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return pids

@@ -1,15 +1,14 @@
 """
-The job that is killed and frozen, as a command: `python markers.py FOLDER SECONDS`. It is run as a file and
-imports nothing of the package. `sdk_worker.py` has the same job as a function.
+The job of a trial as a command: `python markers.py FOLDER SECONDS`. It is run as a file and imports nothing
+of the package. `sdk_worker.py` has the same job as a function.
 
-It writes marks outside of the scheduler's database, so that the checks do not depend on the scheduler's word:
-one when it begins, one every few milliseconds while it works, one at its end. A mark is one append to one
-file, so the order of the lines is the order in which all processes wrote them, and no clock is needed to see
-that two attempts of one job worked at the same time.
+It writes marks outside of the scheduler's database, so that the checks do not rely on the scheduler: one at
+its beginning, one every few milliseconds while it works, one at its end. A mark is one append to one file, so
+the lines are in the order in which all processes wrote them, and show without a clock whether two attempts of
+one job worked at the same time.
 
-A command also takes a file lock that belongs to its job. The kernel drops it with the process, however that
-dies, so an attempt that finds it taken sees that another one still exists, even one that is frozen and writes
-nothing.
+A command also locks a file of its job. The kernel releases the lock when the process dies, so an attempt that
+finds it locked knows that another attempt still exists, even a frozen one that writes nothing.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ class Marking:
         self._journal = os.open(folder / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def mark(self, what: str) -> None:
-        """One append: marks of several processes never mix."""
+        """Append one mark in one write: marks of several processes never mix."""
         os.write(self._journal, f"{what} {self._line}".encode())
 
     def work(self, seconds: float, check: Callable[[], object]) -> None:
         """
-        `check` comes before every mark, and raises when the attempt must end. Marks are counted, not seconds:
-        a process that was frozen still has the rest of its work before it.
+        Work by writing marks. `check` is called before every mark and raises when the attempt must end. Marks
+        are counted, not seconds: a process that was frozen still has the rest of its work to do.
         """
         check()
         self.mark("began")

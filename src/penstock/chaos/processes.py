@@ -1,9 +1,9 @@
 """
-The processes that the kill loop starts: daemons and SDK workers, and what can be done to any process.
+The processes of a trial: daemons and SDK workers, and killing and freezing of processes.
 
-A daemon has a data directory of its own below the folder of the trial. On PostgreSQL several daemons share
-one database, in a schema of their own. A process that is frozen with SIGSTOP goes on after a time, whatever
-the loop does meanwhile: a loop that waits for an answer of the frozen scheduler must not wait for ever.
+Each daemon has a data directory below the folder of the trial. On PostgreSQL several daemons share one
+database, in a schema of their own. A process that is frozen with SIGSTOP continues after a time in any case:
+the loop may be waiting for an answer of the frozen scheduler.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from penstock.chaos.checks import UNITS
 from penstock.client.client import Client
 from penstock.core.errors import Unavailable
 
-#: Short, so that a freeze can outlast it: a worker that is silent for this long has lost its jobs.
+#: The length of a lease in seconds: short, so that a freeze can outlast it.
 LEASE_SEC: Final = 2
 _LONGEST_FREEZE_SEC: Final = 15 * LEASE_SEC
-#: A job that is killed often is retried as often: the check is that no job is lost, not that some are given
-#: up.
+#: Enough retries for a job that is killed often: the check is that no job is lost.
 _RETRIES: Final = json.dumps(["0.2s"] * 1_000)
-#: Seconds for which a request is repeated.
+#: For how many seconds a request is repeated.
 PATIENCE: Final = 120.0
 
 
 class TrialPlace(NamedTuple):
-    """Where the jobs are. Without an address: in a SQLite file in the folder."""
+    """The folder and the database of a trial. Without an address: a SQLite file in the folder."""
 
     folder: Path
     address: str | None = None
@@ -53,7 +52,7 @@ class TrialProcess(Protocol):
     def pid(self) -> int: ...
 
     def kill(self) -> None:
-        """End it by SIGKILL, and start another in its place if it is one that the trial needs."""
+        """Kill it (SIGKILL), and start another if the trial needs it."""
 
 
 P = TypeVar("P", bound=TrialProcess)
@@ -154,7 +153,9 @@ class Command(NamedTuple):
 
 
 def spawn(words: list[str], log: Path, **variables: str) -> subprocess.Popen[bytes]:
-    """In a session of its own: Ctrl-C goes to this process, which then stops the others."""
+    """
+    Start a process in a session of its own: Ctrl-C reaches only this process, which then stops the others.
+    """
     with log.open("ab") as output:
         return subprocess.Popen(  # noqa: S603  # a module of the package
             [sys.executable, "-m", *words],
@@ -173,13 +174,13 @@ def end(process: subprocess.Popen[bytes] | None, number: signal.Signals) -> None
 
 
 class Freezer:
-    """Freezes processes for a time. A pidfd names the process even if its number is used again."""
+    """Freezes processes for a time. It uses pidfds, which stay correct even if a process id is reused."""
 
     def __init__(self) -> None:
         self._frozen: dict[int, Thread] = {}
 
     def freeze(self, pid: int, seconds: float, until: Callable[[], bool]) -> None:
-        """For these seconds, then until the condition holds or the freeze has lasted `_LONGEST_FREEZE_SEC`."""
+        """Freeze for these seconds, then until the condition holds or `_LONGEST_FREEZE_SEC` are over."""
         with suppress(ProcessLookupError):
             process = os.pidfd_open(pid)
             signal.pidfd_send_signal(process, signal.SIGSTOP)
@@ -187,7 +188,7 @@ class Freezer:
             thread.start()
 
     def going(self, processes: Sequence[P]) -> list[P]:
-        """Those that are not frozen. If all are, it waits until one goes on."""
+        """The processes that are not frozen. If all are, wait until one continues."""
         while processes and all(self._is_frozen(process.pid) for process in processes):
             time.sleep(0.02)
         return [process for process in processes if not self._is_frozen(process.pid)]
@@ -196,7 +197,7 @@ class Freezer:
         return pid in self._frozen and self._frozen[pid].is_alive()
 
     def wait(self) -> None:
-        """Until every process goes on."""
+        """Wait until every process continues."""
         for thread in self._frozen.values():
             thread.join()
 

@@ -19,7 +19,7 @@ CONCURRENCY = 2
 
 
 def mark(job: JobContext, folder: str, seconds: float) -> None:
-    """`check` ends the function when its lease is lost, as any function should that works for long."""
+    """The job as a function. `check` ends it when its lease is lost, as in any long function."""
     marking = Marking(Path(folder), "function", f"{job.id}.{job.fence}")
     try:
         marking.work(seconds, job.check)

@@ -1,5 +1,6 @@
 """
-What tests and benchmarks of programs that use Penstock need; `penstock.testing.plugin` brings it to pytest.
+Tools for tests and benchmarks of programs that use Penstock. `penstock.testing.plugin` has fixtures for
+pytest.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ __all__ = ["VirtualClock", "VirtualScheduler"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use: the plugin is loaded by every pytest run in an environment that has us, needed or
-    # not.
+    # Imported on first use: every pytest run in an environment with Penstock loads the plugin.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from penstock.testing import virtual  # noqa: PLC0415  # as said

@@ -1,10 +1,10 @@
 """
-The scheduler for tests: the same rules and the same code, on a store in memory and a clock that only the test
-moves; and assertions about the calls that were enqueued.
+A scheduler for tests: the same rules and code, with a store in memory and a clock that only the test moves;
+and assertions about enqueued calls.
 
-Nothing runs by itself and nothing waits: `drain` runs what can run now, on the test's own thread, one job
-after the other, in the order in which the real one would start them. With `advance` it jumps from one due
-moment to the next, so a week of retries takes milliseconds.
+Nothing runs by itself and nothing waits: `drain` runs all ready jobs on the test's own thread, one after the
+other, in the order of the real scheduler. With `advance` it jumps from one due moment to the next, so a week
+of retries takes milliseconds.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _call(name: str, payload: str | None) -> str:
 
 _START: Final = datetime(2030, 1, 1, tzinfo=UTC)
 _FOR_EVER: Final = 1 << 62
-#: A job that enqueues itself again would drain for ever.
+#: The most runs of one `drain`: a job that enqueues itself would run for ever.
 _MOST_RUNS: Final = 100_000
 
 
@@ -143,8 +143,8 @@ class VirtualClock:
 
     def advance(self, by: Seconds) -> None:
         """
-        Seconds or a timedelta. Inside a job it is that job's running time: leases are kept, and limits are
-        noticed.
+        Move the clock by seconds or a timedelta. Inside a job this is the running time of the job: its lease
+        is renewed, and its limits apply.
         """
         self.move_to(self._now + round(span_sec("by", by) * SECOND))
 
@@ -156,7 +156,7 @@ class VirtualClock:
         self._now = moment
 
     def step_to(self, moment: Moment) -> None:
-        """For a callback of `on_passing`: one step of the way that `move_to` goes."""
+        """Move one step within a `move_to`; for a callback of `on_passing`."""
         self._now = moment
 
     def on_passing(self, callback: Callable[[Moment], None]) -> None:
@@ -165,7 +165,10 @@ class VirtualClock:
 
 
 class VirtualScheduler(Scheduler):
-    """`inline`: a call that is enqueued runs at once, where it is enqueued, and its error is raised there."""
+    """
+    A scheduler with a virtual clock, for tests. `inline`: an enqueued call runs at once in the enqueueing
+    code, which also gets its error.
+    """
 
     def __init__(
         self,
@@ -178,7 +181,7 @@ class VirtualScheduler(Scheduler):
     ) -> None:
         super().__init__(MEMORY, addon=addon, rules=rules, **settings)
         self.clock = clock or VirtualClock()
-        # A clock that never jumps by itself needs no more than this.
+        # The virtual clock never jumps by itself, so it also serves as the steady clock.
         self.steady_clock = self.clock  # type: ignore[assignment]  # see above
         self._inline = inline
         self._service: SchedulerService | None = None
@@ -189,8 +192,8 @@ class VirtualScheduler(Scheduler):
     @contextmanager
     def over(cls, scheduler: Scheduler, *, inline: bool = False) -> Iterator[Self]:
         """
-        Replaces a program's own scheduler: this one gets what its functions enqueue meanwhile, and its file
-        is not touched.
+        Replace a program's own scheduler within this block: this one gets the calls that the program
+        enqueues, and the program's file is not touched.
         """
         virtual = cls(inline=inline, rules=scheduler.rules)
         virtual.functions = scheduler.functions
@@ -211,9 +214,9 @@ class VirtualScheduler(Scheduler):
 
     def drain(self, *, advance: Seconds | Literal[True] | None = None) -> int:
         """
-        Run everything that can run, and all that it enqueues; returns the number of runs. `advance`: how much
-        time passes meanwhile; with True, as much as it takes until nothing is due any more. Schedules fire
-        meanwhile, except with True: their moments have no end.
+        Run all ready jobs, and those that they enqueue. Returns the number of runs. `advance`: how much time
+        passes meanwhile; True: as much as is needed until nothing is due. Schedules fire meanwhile, except
+        with True, because their moments have no end.
         """
         until = self.clock() if advance is None else _FOR_EVER
         if advance is not None and advance is not True:
@@ -221,7 +224,7 @@ class VirtualScheduler(Scheduler):
         runs = self._run_ready()
         alarm = self.store.alarm if advance is True else self._alarm
         while (due := alarm()) is not None and due <= until and until > self.clock():
-            # A job that is due and does not start waits for the next tick.
+            # A due job that does not start waits for the next tick.
             self.clock.move_to(min(until, max(due, self.clock() + (0 if due > self.clock() else SECOND))))
             ran = self._run_ready()
             runs += ran
@@ -233,14 +236,14 @@ class VirtualScheduler(Scheduler):
         return runs
 
     def _alarm(self) -> Moment | None:
-        """The next moment of the store or of a schedule. While moments wait for a job, its end fires them."""
+        """The next due moment of the store or of a schedule. Moments that wait for a job fire at its end."""
         moments = [self.store.alarm(), self.store.schedule_alarm()]
         if moments[1] == 0:
             moments[1:] = [record.next_moment for record in self.store.schedules()]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def _expecting(self) -> bool:
-        """Whether time alone could start a job: one is queued, and its function is registered here."""
+        """Whether a job could start when time passes: one is queued and its function is registered here."""
         waiting = self.store.find(Query([JobState.QUEUED], limit=1_000))
         return any(job.intent.job_type in self.functions for job in waiting)
 
@@ -282,7 +285,7 @@ class VirtualScheduler(Scheduler):
             )
 
     def _pass(self, until: Moment) -> None:
-        """Time passes while a job runs: step by step, as its heartbeats and the maintenance would see it."""
+        """Let time pass while a job runs, step by step, with its heartbeats and the maintenance."""
         while self._running_now and self.clock() < until:
             due = self._alarm()
             beat = self.clock() + self.rules.lease_for // 3
@@ -295,7 +298,7 @@ class VirtualScheduler(Scheduler):
     # enqueueing
 
     def submit(self, intents: Sequence[Intent], wait_sec: float = 0) -> list[Receipt]:  # noqa: ARG002
-        # A submit never waits for room: only the test itself could make any.
+        # A submit never waits for room: only the test itself could make room.
         receipts = super().submit(intents, 0)
         if self._inline:
             self._run_ready()
@@ -331,8 +334,8 @@ class VirtualScheduler(Scheduler):
         self, function: JobFunction[..., Any, Any], *args: Any, count: int | None = None, **kwargs: Any
     ) -> list[JobHandle[Any]]:
         """
-        Assert that such a call was enqueued, in whatever state it is now; without arguments: any call of the
-        function. `count`: exactly this often. Returns the jobs. A failure lists what was enqueued instead.
+        Assert that such a call was enqueued, whatever its state is now; without arguments, any call of the
+        function. `count`: exactly this often. Returns the jobs. A failure lists the enqueued calls.
         """
         return [self._handle(job.job_id) for job in assert_calls(self.store, function, args, kwargs, count)]
 
@@ -340,20 +343,20 @@ class VirtualScheduler(Scheduler):
         self, what: JobFunction[..., Any, Any] | str, *args: Any, **expected: Any
     ) -> ScheduleHandle:
         """
-        Assert that a job function, or the schedule of this name, is scheduled once. `args`: of the calls.
-        `expected`: what the schedule must say (`cron`, `every`, `at`, `zone`, `overlap`, `missed`, `paused`).
-        Returns the schedule. A failure lists what is scheduled instead.
+        Assert that a job function, or the schedule of this name, is scheduled once. `args`: the arguments of
+        the calls. `expected`: options of the schedule (`cron`, `every`, `at`, `zone`, `overlap`, `missed`,
+        `paused`). Returns the schedule. A failure lists all schedules.
         """
         __tracebackhide__ = True
         return assert_schedule(self, what, args, expected)
 
     def enqueued(self) -> list[str]:
-        """Every call that was enqueued, in words."""
+        """All enqueued calls, as text."""
         return calls_of(self.store)
 
 
 class _Still:
-    """Work that is started and has no thread."""
+    """Stands in for a running part and has no thread."""
 
     def __init__(self, service: SchedulerService) -> None:
         self.service = service
@@ -369,7 +372,7 @@ class _Still:
 
 
 class _Attempt(JobAttempt):
-    """Asks by itself whether it must stop: no thread renews its lease."""
+    """An attempt that checks itself whether it must stop, because no thread renews its lease."""
 
     @property
     def canceled(self) -> bool:
@@ -381,7 +384,7 @@ class _Attempt(JobAttempt):
 
 
 class _Recording(JobFunction[..., Any, Any]):
-    """Keeps the exception that its function raised: an outcome has only its text."""
+    """A job function that keeps the raised exception: an outcome has only its text."""
 
     def __init__(self, function: JobFunction[..., Any, Any]) -> None:
         self.scheduler, self.arguments, self.is_async = (
@@ -397,7 +400,7 @@ class _Recording(JobFunction[..., Any, Any]):
             return self._awaited(super().invoke(job))
         try:
             return super().invoke(job)
-        except BaseException as error:  # SystemExit too: it is kept for the test and goes its way
+        except BaseException as error:  # SystemExit too: keep it for the test, then raise it
             self.raised = error
             raise
 
@@ -410,7 +413,10 @@ class _Recording(JobFunction[..., Any, Any]):
 
 
 def _on_a_thread(invocation: Invocation, job: CurrentJob) -> Outcome:
-    """The test itself may be a coroutine, and a thread has one event loop at a time."""
+    """
+    Run the job in a thread of its own: the test may be a coroutine, and a thread has one event loop at a
+    time.
+    """
     outcome: list[Outcome] = []
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(lambda: outcome.append(run(invocation, job)),))
