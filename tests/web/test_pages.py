@@ -250,9 +250,9 @@ def test_the_machine_shows_what_was_learned_about_job_types(tab, daemon):
     until(daemon.client.types, what="the learner")
     learned = next(one for one in daemon.client.types() if one.runs)
     page = tab.open("machine")
-    tab.shows("In their range")
+    tab.shows("In range")
 
     row = page.locator(
-        "tr", has=page.locator("[data-label='In their range']"), has_text=learned.job_type
+        "tr", has=page.locator("[data-label='In range']"), has_text=learned.job_type
     ).first
     assert learned.addon_id in row.inner_text()

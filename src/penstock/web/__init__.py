@@ -1,6 +1,5 @@
 """
-The page: static files and nothing else. The HTTP layer serves what lies in `static`, the daemon says at which
-address.
+The web page: static files only. The HTTP server serves the folder `static`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Final
 
 __all__ = ["LIBRARIES", "complete", "missing", "static"]
 
-#: What `penstock.web.vendor` puts beside the page, with the licenses, which must travel with the copies.
+#: The files that `penstock.web.vendor` puts beside the page, including the licenses of the copies.
 LIBRARIES: Final = (
     "preact.js", "hooks.js", "htm.js", "signals-core.js", "signals.js", "uPlot.js", "uPlot.min.css", "LICENSES.txt",
 )  # fmt: skip
@@ -23,12 +22,12 @@ def static() -> Path:
 
 def complete() -> bool:
     """
-    Whether the libraries lie beside the page. They come with the wheel; a checkout fetches them when it is
-    set up.
+    Whether the page's libraries are there. They come with the wheel; a checkout fetches them when it is set
+    up.
     """
     return not missing()
 
 
 def missing() -> list[str]:
-    """The files of the page's libraries that are not there."""
+    """The missing files of the page's libraries."""
     return [name for name in LIBRARIES if not (static() / "vendor" / name).is_file()]

@@ -1,10 +1,10 @@
 """
 `python -m penstock.web.vendor`: put the libraries of the page beside it.
 
-npm fetches what the lock names and checks it by its hash; the browser then gets each library as one module,
-with the names of the others replaced by addresses, so that neither a bundler nor an import map is needed (an
-inline one would have to be let through the page's content policy). Done when the checkout is set up and when
-an sdist or a wheel is built (`hatch_build.py`); nothing is fetched afterwards.
+npm fetches the packages of the lock file and checks their hashes. Each library becomes one module, with the
+names of the others replaced by addresses, so that neither a bundler nor an import map is needed (the page's
+content policy forbids an inline one). This runs when a checkout is set up, and when an sdist or a wheel is
+built (`hatch_build.py`); nothing is fetched afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from penstock.web import static
 
 HERE: Final = Path(__file__).parent
-#: What the page imports, and where npm puts it.
+#: The modules that the page imports, and their places in npm's folder.
 MODULES: Final = {
     "preact.js": "preact/dist/preact.module.js",
     "hooks.js": "preact/hooks/dist/hooks.module.js",
@@ -35,9 +35,9 @@ ADDRESSES: Final = {
     "preact/hooks": "./hooks.js",
     "@preact/signals-core": "./signals-core.js",
 }
-#: No code of a package runs; what is in the cache by its hash is not fetched again.
+#: Options of npm: run no code of a package, and use its cache.
 OPTIONS: Final = ("--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund", "--loglevel=error")
-#: Says from which lock the files beside it were made.
+#: The file with the fingerprint of the lock from which the other files were made.
 MARK: Final = ".lock"
 _IMPORT: Final = re.compile(rf"""(from|import)\s*(["'])({"|".join(map(re.escape, ADDRESSES))})\2""")
 _MAP: Final = re.compile(r"\n?//# sourceMappingURL=.*")
@@ -67,13 +67,13 @@ def main(target: Path | None = None) -> None:
 
 
 def up_to_date(target: Path | None = None) -> bool:
-    """Whether the libraries that the lock names are there already."""
+    """Whether the libraries of the lock file are there already."""
     mark = (target or static() / "vendor") / MARK
     return mark.is_file() and mark.read_text() == _fingerprint()
 
 
 def _fingerprint() -> str:
-    """Of all that decides what comes out."""
+    """The hash of everything that decides the result."""
     return hashlib.sha256((HERE / "package-lock.json").read_bytes() + Path(__file__).read_bytes()).hexdigest()
 
 
@@ -94,7 +94,7 @@ def _addressed(source: str) -> str:
 
 
 def _npm() -> list[str]:
-    """The machine's own, or the one in the PyPI package of Node, which any machine can install."""
+    """The command npm: the machine's own, or the one in the PyPI package of Node."""
     if found := shutil.which("npm"):
         return [found]
     try:

@@ -1,4 +1,4 @@
-// Every word with the server. Each carries the session's second half in a header, which no other site can set.
+// All requests to the server. Each has the second half of the session in a header, which no other site can set.
 import { signal } from "./html.js";
 
 export const PREFIX = "/api/system/scheduler";
@@ -14,7 +14,8 @@ export class Problem extends Error {
 
 export const connection = signal("connecting"); // live, away, signed-out
 
-// The session's second half stays in this tab. A new tab asks the open ones for it; a new sign-in gives its half to all, for they share the cookie.
+// The second half of the session stays in this tab. A new tab asks the other tabs for it. A new sign-in sends its half to all tabs,
+// because they share the cookie.
 const HALF = "penstock-session";
 const tabs = new BroadcastChannel(HALF);
 const session = () => sessionStorage.getItem(HALF) || "";
@@ -24,7 +25,7 @@ export function keepSession(half) {
   tabs.postMessage({ half });
 }
 
-// Refused with this half. Unless another tab has brought a new one meanwhile, the session is over.
+// The server refused this half. The session is over, unless another tab has sent a new half meanwhile.
 function refused(half) {
   if (half !== session()) return false;
   sessionStorage.removeItem(HALF);
@@ -32,18 +33,18 @@ function refused(half) {
   return true;
 }
 
-let heard = () => {};
+let onSession = () => {};
 tabs.onmessage = ({ data }) => {
   if (data.half) {
     sessionStorage.setItem(HALF, data.half);
-    heard();
+    onSession();
     if (connection.value === "signed-out") location.reload();
   } else if (hasSession()) tabs.postMessage({ half: session() });
 };
 
 export const askOtherTabs = () =>
   new Promise((resolve) => {
-    heard = resolve;
+    onSession = resolve;
     tabs.postMessage({});
     setTimeout(resolve, 300);
   });
@@ -80,8 +81,8 @@ export async function call(method, path, body, { signal } = {}) {
 export const get = (path, options) => call("GET", path, undefined, options);
 export const post = (path, body = {}, options) => call("POST", path, body, options);
 
-// A few at a time: the server lets one session have only so many requests open.
-export async function inTurns(items, work, width = 8) {
+// Runs an action for each item, a few at a time: the server limits the open requests of a session.
+export async function eachLimited(items, work, width = 8) {
   const results = new Array(items.length);
   let next = 0;
   const lane = async () => {
@@ -98,7 +99,7 @@ export async function inTurns(items, work, width = 8) {
   return results;
 }
 
-// Server-sent events over fetch, because EventSource cannot send a header. Goes on after the last id it has seen.
+// Server-sent events over fetch, because EventSource cannot send a header. Continues after the last received id.
 export function stream(path, { onEvent, onState }) {
   let stopped = false,
     last = "",

@@ -1,4 +1,4 @@
-// Lines over time. uPlot draws 900 points in under a millisecond, so a chart is simply given its data anew.
+// Line charts over time. uPlot draws 900 points in under a millisecond, so each update sets all data again.
 import uPlot from "../vendor/uPlot.js";
 import { html, useEffect, useRef } from "./html.js";
 
@@ -15,10 +15,10 @@ function hour(at, ticks) {
   });
 }
 
-// As wide as its longest label, so that none is cut.
+// An axis as wide as its longest label.
 const widest = (plot, labels) => Math.max(40, 14 + 7 * Math.max(0, ...(labels || []).map((label) => String(label).length)));
 
-// A few points far apart make no line: they are shown as points.
+// Few points far apart are shown as points, because they make no line.
 const isSparse = (plot, series) => plot.data[series].filter((value) => value != null).length < 30;
 
 // The legend shows the newest values while the pointer is not on the chart.
@@ -26,7 +26,7 @@ const newest = (plot) => {
   if (plot && plot.cursor.idx == null) plot.setLegend({ idx: plot.data[0].length - 1 });
 };
 
-// `lines`: [{ label, tone, values, fill, stepped }], `unit`: how a value reads.
+// `lines`: [{ label, tone, values, fill, stepped }], `unit`: formats a value.
 export function Chart({ at, lines, unit = (v) => v, height = 170, label, floor = 0 }) {
   const box = useRef(null),
     plot = useRef(null);
@@ -45,7 +45,7 @@ export function Chart({ at, lines, unit = (v) => v, height = 170, label, floor =
         {
           width: box.current.clientWidth || 300,
           height,
-          padding: [8, 30, 0, 0], // half of a time at the right edge is not cut
+          padding: [8, 30, 0, 0], // room for half of the last time label
           cursor: { y: false, points: { size: 6 } },
           legend: { live: true },
           hooks: { ready: [newest] },

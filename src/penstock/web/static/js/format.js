@@ -1,4 +1,4 @@
-// How numbers, times and ids read.
+// Formats numbers, times and ids.
 export const short = (id) => (id ? id.slice(-8) : "");
 
 export const count = (n) =>
@@ -18,7 +18,7 @@ export function span(seconds) {
   return `${Math.round(s / 86_400)} days`;
 }
 
-// Rounded before it is split, so that no part reads 60.
+// Rounded before it is split into parts, so that no part is 60.
 const parts = (whole, size, large, small) => {
   const rest = whole % size;
   return `${Math.floor(whole / size)} ${large}${rest ? ` ${rest} ${small}` : ""}`;
@@ -29,14 +29,14 @@ export const since = (iso, now = Date.now()) => (iso ? (now - Date.parse(iso)) /
 export function ago(iso, now) {
   const s = since(iso, now);
   if (s == null) return "–";
-  // The page's clock is the last frame's, so what just happened may be a second ahead of it.
+  // The page's clock is that of the last frame, so a new event may be a second ahead of it.
   return s < -1.5 ? `in ${span(-s)}` : s < 1 ? "now" : `${span(s)} ago`;
 }
 
 export const clock = (iso) => (iso ? new Date(iso).toLocaleTimeString([], { hour12: false }) : "–");
 export const moment = (iso) => (iso ? new Date(iso).toLocaleString([], { hour12: false }) : "–");
 export const ZONE = Intl.DateTimeFormat().resolvedOptions().timeZone;
-// A moment as a person looks it up: to the second, with the zone.
+// A moment to the second, with its zone.
 export const exact = (iso) => (iso ? `${moment(iso)} (${ZONE})` : "");
 export const percent = (x) => (x == null ? "" : `${Math.round(x * 100)} %`);
 export const money = (amount, unit = "USD") =>

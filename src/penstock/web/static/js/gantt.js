@@ -1,4 +1,4 @@
-// One run of a graph: a row for each worker, a bar for each node it was in, and before each bar a line for how long the node was ready.
+// The Gantt chart of a graph run: a row for each worker, a bar for each node, and before each bar a line for the time in the queue.
 import { html } from "./html.js";
 import { count, span } from "./format.js";
 
@@ -35,7 +35,7 @@ function Node({ bar, whole }) {
       style=${{ left: part(bar.started), width: part(ended - bar.started) }}>${bar.node}</span>`;
 }
 
-// Threads of computing first, then of waiting, then what runs on the event loop and in pools.
+// The rows in the order of the lanes: compute, io, event loop, pools.
 function rowsOf(bars) {
   const rows = new Map();
   for (const bar of bars) {
@@ -46,7 +46,7 @@ function rowsOf(bars) {
   return [...rows].sort(([a], [b]) => rank(a) - rank(b) || a.localeCompare(b, "en", { numeric: true }));
 }
 
-// At most five, at 1, 2 or 5 times a power of ten; none where it would stand beyond the edge.
+// At most five ticks, at 1, 2 or 5 times a power of ten; none whose label would leave the chart.
 function ticks(whole) {
   const rough = whole / 5,
     power = 10 ** Math.floor(Math.log10(rough));

@@ -1,4 +1,4 @@
-// The one way markup is made: strings become text nodes, whatever is in them.
+// The only way in which markup is made: strings always become text nodes.
 import { h } from "../vendor/preact.js";
 import htm from "../vendor/htm.js";
 

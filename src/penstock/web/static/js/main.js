@@ -1,4 +1,4 @@
-// The frame around the pages: where we are, how the connection is, keys.
+// The frame around the pages: navigation, the state of the connection, keys.
 import { html, render, signal, useEffect, useRef } from "./html.js";
 import { connection } from "./api.js";
 import { short } from "./format.js";
@@ -37,23 +37,23 @@ function read() {
   return { page, id, query: new URLSearchParams(query) };
 }
 addEventListener("hashchange", () => {
-  // A login link that was opened in this tab: its code is exchanged as at the start.
+  // A login link was opened in this tab: exchange its code.
   if (location.hash.startsWith("#code=")) location.reload();
   else place.value = read();
 });
 
 const help = signal(false);
 const SEARCH = "input[type=search]";
-// The list of jobs has the focus in its search once it is drawn. Kept until then: the page before it may still be arriving.
-let toSearch = false;
+// Whether to focus the search of the list of jobs when it is drawn. Kept until then, because another page may still be loading.
+let focusSearch = false;
 
 function Shell() {
   const { page, id, query } = place.value;
   useEffect(() => {
     const list = page === "jobs" && !id;
-    document.querySelector(list && toSearch ? SEARCH : "main")?.focus({ preventScroll: true });
-    if (list) toSearch = false;
-    // On a phone the pages are a strip at the bottom that is wider than the window.
+    document.querySelector(list && focusSearch ? SEARCH : "main")?.focus({ preventScroll: true });
+    if (list) focusSearch = false;
+    // On a phone the list of pages is a strip at the bottom that is wider than the window.
     document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
     document.title = `${id ? (page === "batches" ? `Batch ${id}` : `Job ${short(id)}`) : PAGES.find((p) => p.path === page)?.name || "No such page"} · Penstock`;
   }, [page, id]);
@@ -137,7 +137,7 @@ addEventListener("keydown", (event) => {
     event.preventDefault();
     if (place.value.page === "jobs" && !place.value.id) document.querySelector(SEARCH)?.focus();
     else {
-      toSearch = true;
+      focusSearch = true;
       location.hash = "#/jobs";
     }
   }

@@ -1,19 +1,19 @@
-// What a command or function prints, as it comes.
+// The live output of a command or function.
 import { html, useEffect, useRef, useState } from "./html.js";
 import { get } from "./api.js";
 import { Card } from "./parts.js";
 
-const KEPT = 200_000; // characters; who wants more has `penstock logs`
-const WAIT = 20; // seconds that a request waits for more
+const KEPT = 200_000; // characters; `penstock logs` has all
+const WAIT = 20; // seconds that a request waits for more output
 
-// Terminal control: CSI and OSC sequences, single escapes, and what else does not print.
+// Terminal control codes: CSI and OSC sequences, single escapes, and other characters that do not print.
 const CONTROL = /\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
-// A line that was written over, such as a progress bar's, reads as it ended.
+// Of a line that was overwritten, such as a progress bar, only the last text is shown.
 const OVERWRITTEN = /^.*\r(?!\n)/gm;
 export const plain = (text) => text.replace(CONTROL, "").replace(/\r+\n/g, "\n").replace(OVERWRITTEN, "");
 
 export function Output({ job }) {
-  const [attempt, setAttempt] = useState(0), // 0: the last one
+  const [attempt, setAttempt] = useState(0), // 0: the last attempt
     [wanted, setWanted] = useState("");
   const shown = attempt || job.fence;
   const log = useLog(job.job_id, shown);
@@ -42,7 +42,7 @@ export function Output({ job }) {
     }${log.parts.length ? "" : waiting(shown, log.over)}</pre><//>`;
 }
 
-// What is shown, as a file: the newest 200,000 characters.
+// Downloads the shown output: the newest 200,000 characters.
 function download(name, parts) {
   const address = URL.createObjectURL(new Blob([parts.map((part) => part.text).join("")], { type: "text/plain" }));
   const link = Object.assign(document.createElement("a"), { href: address, download: name });
@@ -53,7 +53,7 @@ function download(name, parts) {
 const waiting = (attempt, over) =>
   !attempt ? "It has not been started yet." : over ? "It printed nothing." : "Nothing printed yet.";
 
-// Follows one attempt until nothing more can come.
+// Follows the output of one attempt to its end.
 function useLog(id, attempt) {
   const [log, setLog] = useState({ parts: [], over: false });
   useEffect(() => {
@@ -79,12 +79,12 @@ async function follow(id, attempt, signal, tell) {
       if (answer.over && !moved) return;
     } catch (error) {
       if (signal.aborted || error.status === 404 || error.status === 401) return;
-      await new Promise((next) => setTimeout(next, 1000)); // the scheduler is away; the output is still there when it is back
+      await new Promise((next) => setTimeout(next, 1000)); // the scheduler is away: try again
     }
   }
 }
 
-// Pieces of one stream become one text, so that an escape sequence that was cut in two is whole again.
+// Joins the pieces of one stream, so that an escape sequence that was split is whole again.
 function joined(old, pieces) {
   const parts = old.slice();
   for (const { stream, text, skipped } of pieces) {

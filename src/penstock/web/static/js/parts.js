@@ -1,4 +1,4 @@
-// What several pages are made of.
+// Components that several pages use.
 import { html, signal, useEffect, useRef, useState } from "./html.js";
 import { ago, exact, short, span, since } from "./format.js";
 import { RANGES, now, range, setRange } from "./live.js";
@@ -39,11 +39,11 @@ export const Failed = ({ problem }) =>
 export const Since = ({ iso }) =>
   html`<time datetime=${iso || ""} title=${exact(iso)}>${iso ? span(Math.max(0, since(iso, now.value))) : "–"}</time>`;
 
-// "5 min ago" or "in 2 h"; the exact moment and its zone are one hover away.
+// "5 min ago" or "in 2 h"; the tooltip has the exact moment and its zone.
 export const When = ({ iso }) => html`<time datetime=${iso || ""} title=${exact(iso)}>${ago(iso, now.value)}</time>`;
 
-// An input that the next beat does not take out of one's hands: what is being typed stays until it is committed. `onCommit` answers false when
-// it was refused; then the old value is back, as it is after Escape.
+// An input that the next frame does not overwrite: typed text stays until it is committed. When `onCommit` returns false, or after Escape,
+// the old value comes back.
 export function Field({ value, onCommit, ...rest }) {
   const [draft, setDraft] = useState(null);
   const said = useRef(null),
@@ -51,7 +51,7 @@ export function Field({ value, onCommit, ...rest }) {
   useEffect(() => {
     if (value === known.current) return; // the first time; on a slow machine the user may have typed before this runs
     known.current = value;
-    // The server returns the value that was committed here. A user who is typing another value by then keeps it.
+    // The server returns the committed value. If the user is typing another value by then, keep that.
     if (String(value) !== said.current) setDraft(null);
     said.current = null;
   }, [value]);
@@ -90,14 +90,14 @@ export function toast(text, tone = "good") {
 export const Toasts = () =>
   html`<div class="toasts" role="status" aria-live="polite">${toasts.value.map((t) => html`<div key=${t.id} class="toast" data-tone=${t.tone}>${t.text}</div>`)}</div>`;
 
-// a question before anything that cannot be undone
+// a confirmation before anything that cannot be undone
 
 const question = signal(null);
 export const confirm = (title, text, verb) =>
   new Promise((answer) => {
     question.value = { title, text, verb, answer };
   });
-// "Cancel" closes a dialog, unless the question is about canceling: then it would mean both.
+// "Cancel" closes a dialog, except in a dialog about canceling, where it would be ambiguous.
 const stay = (verb) => (verb.startsWith("Cancel") ? "Back" : "Cancel");
 export function Confirm() {
   const box = useRef(null);
@@ -142,7 +142,7 @@ export function FormDialog({ title, verb, onSend, onClose, children }) {
   </dialog>`;
 }
 
-// JSON that a person typed; an error names the place.
+// Parses JSON that a user typed; the error names the position.
 export function typedJson(text) {
   try {
     return text.trim() ? JSON.parse(text) : null;

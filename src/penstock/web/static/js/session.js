@@ -1,5 +1,5 @@
-// Signing in without typing: the link that `penstock up` prints has a code in its fragment, good once. It becomes a cookie that
-// scripts cannot read, and a second half that only this page can send.
+// Signing in: the link that `penstock up` prints has a code in its fragment, which works once. It becomes a cookie that scripts cannot
+// read, and a second half that only this page can send.
 import { html, useState } from "./html.js";
 import { askOtherTabs, hasSession, keepSession } from "./api.js";
 
@@ -40,7 +40,7 @@ export function SignIn() {
   };
   return html`<main class="signin"><form class="card" onSubmit=${submit}>
     <h1>Penstock</h1>
-    <p>Open the link that <code>penstock up</code> printed, or make a new one with <code>penstock login</code> and paste it here. It is good once, for ten minutes.</p>
+    <p>Open the link that <code>penstock up</code> printed, or make a new one with <code>penstock login</code> and paste it here. It works once, within ten minutes.</p>
     <label>Link or code <input name="code" autocomplete="off" required autofocus /></label>
     ${wrong && html`<p class="problem" role="alert">That code has been used or has expired. <code>penstock login</code> makes another.</p>`}
     <button class="primary">Open</button>

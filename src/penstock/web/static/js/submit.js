@@ -1,4 +1,4 @@
-// Submitting from the page: a command, or a job for an addon's worker; and a job once more, with other arguments.
+// The forms to submit a job (a command, or a job for an addon's worker) and to run a job again with other arguments.
 import { html, useState } from "./html.js";
 import { post } from "./api.js";
 import { FormDialog, toast, typedJson } from "./parts.js";

@@ -1,4 +1,4 @@
-// Before the first paint, so that a dark room stays dark. Not a module: modules come after it.
+// Sets the theme before the first paint, so that a dark page never flashes white. Not a module, because modules run later.
 (() => {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const apply = () => {

@@ -42,7 +42,7 @@ export function Addons() {
     }<//>`;
 }
 
-// Of a window with a limit: how much of it is gone, with a tick where the owner is warned.
+// The spent part of a budget, with a tick at which the owner is warned.
 function Budget({ addon, use }) {
   const tone = TONES[use.mark] || "good";
   const words = `${addon} spent ${amount(use.spent)} ${use.limit == null ? "" : `of ${amount(use.limit)} `}this ${use.window}`;

@@ -4,7 +4,7 @@ import { useWatched } from "../live.js";
 import { Card, Empty, Failed, JobLink, State, When, toast } from "../parts.js";
 import { count, percent, short } from "../format.js";
 
-// One submit, a job for each index: how far each array is.
+// The arrays and their progress.
 export function Arrays() {
   const { answer, problem } = useWatched(
     () => get("arrays"),

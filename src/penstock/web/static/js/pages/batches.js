@@ -4,7 +4,7 @@ import { useWatched, watching } from "../live.js";
 import { Card, Empty, Failed, JobLink, State, When, confirm, toast } from "../parts.js";
 import { count, percent } from "../format.js";
 
-// A named set of jobs with callbacks: how far each batch is.
+// The batches and their progress.
 export function Batches() {
   const { answer, problem } = useWatched(
     () => get("batches"),
@@ -27,7 +27,7 @@ export function Batches() {
 
 const SHOWN = 100;
 
-// One batch: how far it is, its callbacks, and its jobs.
+// One batch: its progress, its callbacks and its jobs.
 export function Batch({ name }) {
   const [batch, setBatch] = useState(null),
     [jobs, setJobs] = useState([]),

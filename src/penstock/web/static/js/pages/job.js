@@ -15,7 +15,7 @@ export function Job({ id }) {
     [problem, setProblem] = useState(null),
     [again, setAgain] = useState(false);
 
-  const moving = useRef(false); // progress and spending move without events
+  const moving = useRef(false); // progress and spending change without events
 
   useEffect(() => {
     const aborter = new AbortController(),
@@ -68,7 +68,7 @@ export function Job({ id }) {
   const came = job.error || job.result != null || job.checkpoint != null;
   return html`
     <header class="jobhead">
-      <div><h1><${State} state=${job.state} /> ${job.title}</h1><p class="muted">${job.job_type} of <a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a> · <span class="id wide" title="The whole id">${job.job_id}</span></p></div>
+      <div><h1><${State} state=${job.state} /> ${job.title}</h1><p class="muted">${job.job_type} of <a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a> · <span class="id wide" title="Full id">${job.job_id}</span></p></div>
       <div class="row">
         ${job.state === "QUEUED" && html`<${Priority} job=${job} />`}
         ${job.allowed.includes("retry") && html`<button class="primary may-submit" onClick=${() => act("retry")}>Retry</button>`}
@@ -106,7 +106,7 @@ export function Job({ id }) {
     </div>${again && html`<${Rerun} job=${job} onClose=${() => setAgain(false)} />`}`;
 }
 
-// Commands stand between backquotes in the texts of the server.
+// A text of the server, with commands between backquotes.
 const Sentences = ({ text }) => (text || "").split("`").map((part, i) => (i % 2 ? html`<code key=${i}>${part}</code>` : part));
 
 const Fact = ({ name, value }) => (value == null || value === "" || value === false ? null : html`<div><dt>${name}</dt><dd>${value}</dd></div>`);
@@ -114,7 +114,7 @@ const Fact = ({ name, value }) => (value == null || value === "" || value === fa
 /** Where a relative is shown: a job, or an array or a batch that the job waits for. */
 const relativeOf = ({ job_id: id, job_type: type }) => (id.startsWith("batch:") ? placeOf(id.slice(6)) : type === "array" ? "#/arrays" : `#/jobs/${id}`);
 
-const SHOWN = 8, // of each side; the others are counted
+const SHOWN = 8, // jobs on each side; of the others only the number
   ROW = 34,
   BOX = 220,
   GAP = 60;
@@ -163,7 +163,7 @@ function Priority({ job }) {
   return html`<label class="inline may-submit">Priority <${Field} type="number" min="1" max="100" required value=${job.priority} onCommit=${set} /></label>`;
 }
 
-// Where the time went: queued, reserved, running, one stretch after the other.
+// The timeline of a job: the times in which it was queued, reserved and running.
 function Timeline({ job, events }) {
   if (!events.length) return null;
   const moves = events.filter((e) => e.state);

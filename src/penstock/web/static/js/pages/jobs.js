@@ -1,5 +1,5 @@
 import { html, useEffect, useRef, useState } from "../html.js";
-import { get, inTurns, post } from "../api.js";
+import { get, eachLimited, post } from "../api.js";
 import { watching } from "../live.js";
 import { Submit } from "../submit.js";
 import { Card, Empty, Failed, Field, JobLink, STATES, Since, State, confirm, toast } from "../parts.js";
@@ -11,7 +11,7 @@ const QUESTIONS = {
   retry: ["Retry", "Queued again, with fresh attempts and limits."],
 };
 
-// Filters live in the address, so that a view can be kept and sent.
+// Filters are in the address, so that a view can be bookmarked and sent.
 export function Jobs({ query }) {
   const [rows, setRows] = useState(null),
     [next, setNext] = useState(null),
@@ -83,7 +83,7 @@ export function Jobs({ query }) {
     const many = jobs.length === 1 ? "1 job" : `${jobs.length} jobs`;
     const [word, means] = QUESTIONS[verb];
     if (!(await confirm(`${word} ${many}?`, means, `${word} ${many}`))) return;
-    const done = await inTurns(jobs, (job) => post(`queue/jobs/${job.job_id}/${verb}`));
+    const done = await eachLimited(jobs, (job) => post(`queue/jobs/${job.job_id}/${verb}`));
     const bad = done.filter((one) => one.error);
     const good = done.length - bad.length;
     if (good) toast(`${verb === "cancel" ? "Canceled" : "Retried"} ${good === 1 ? "1 job" : `${good} jobs`}.`);
@@ -91,7 +91,7 @@ export function Jobs({ query }) {
     setChosen(new Set());
   };
 
-  // Of all jobs that match, not only of those shown.
+  // Changes all jobs that match, not only those shown.
   const matching = (verb) => ABLE[verb].filter((state) => !states.size || states.has(state)).reduce((all, state) => all + (totals[state] || 0), 0);
   const allMatching = async (verb) => {
     const number = matching(verb);
@@ -158,7 +158,7 @@ const PART_OF_AN_ID = /^[0-9a-f_-]{4,60}$/;
 
 const ABLE = { cancel: ["QUEUED", "DISPATCHING", "RUNNING", "BLOCKED"], retry: ["FAILED", "BLOCKED"] };
 
-// The fields of a filter, as the server names them.
+// The fields of a filter, by their names in the API.
 function fields(filter, { state = true } = {}) {
   const all = { state: state && filter.state, addon_id: filter.addon, job_type: filter.type, text: filter.q };
   return Object.fromEntries(Object.entries(all).filter(([, value]) => value));
@@ -189,7 +189,7 @@ async function byPart(filter, signal) {
   const part = filter.q.toLowerCase();
   if (!PART_OF_AN_ID.test(part)) return [];
   const { job_ids: ids } = await get(`queue/find?part=${part}&limit=50`, { signal });
-  const found = await inTurns(ids, (id) => get(`queue/jobs/${id}`, { signal }));
+  const found = await eachLimited(ids, (id) => get(`queue/jobs/${id}`, { signal }));
   const fits = (job) =>
     (!filter.state || filter.state.split(",").includes(job.state)) &&
     (!filter.addon || filter.addon === job.addon_id) &&

@@ -14,13 +14,13 @@ export function Machine() {
     () => Promise.all([get("capacity"), get("leases"), get("hosts"), get("types")]),
     () => true,
   );
-  const beat = frame.value,
+  const live = frame.value,
     past = history.value;
   if (!answer) return problem ? html`<${Failed} problem=${problem} />` : html`<${Empty}>Loading…<//>`;
   const [capacity, { leases }, hosts, { types }] = answer;
   const addons = [...new Set(leases.map((l) => l.addon_id))].sort();
   const tone = (addon) => TONES[addons.indexOf(addon) % TONES.length];
-  const paused = beat?.paused;
+  const paused = live?.paused;
   const flip = async () => {
     try {
       await post(paused ? "resume" : "pause");
@@ -60,31 +60,31 @@ export function Machine() {
           { label: "in use", tone: "accent", values: past.in_use, fill: true, stepped: true },
         ]} height=${150} /><//>
       <${Card} title="Job types" wide><${Types} types=${types} /><//>
-      <${Card} title="Decisions" wide><${Decisions} beat=${beat} /><//>
+      <${Card} title="Decisions" wide><${Decisions} live=${live} /><//>
     </div>`;
 }
 
-function Decisions({ beat }) {
-  const reasons = Object.entries(beat?.denials || {}).sort((a, b) => b[1] - a[1]);
+function Decisions({ live }) {
+  const reasons = Object.entries(live?.denials || {}).sort((a, b) => b[1] - a[1]);
   if (!reasons.length) return html`<${Empty}>No job was refused in the last 15 minutes.<//>`;
   return html`<table><thead><tr><th>Refused because</th><th class="n">In the last 15 min</th></tr></thead><tbody>${reasons.map(([reason, n]) => html`<tr key=${reason}><td>${reason.replaceAll("_", " ")}</td><td class="n">${count(n)}</td></tr>`)}</tbody></table>`;
 }
 
 const TYPES_SHOWN = 20;
 
-// What was learned about the types that ran most, and how many of their predicted starts came true: 80 % should.
+// The learned figures of the most frequent job types, and the share of their starts within the predicted range (80 % is right).
 function Types({ types }) {
   if (!types.length) return html`<${Empty}>Nothing was learned yet: that begins with the first job that ends.<//>`;
   const shown = [...types].sort((a, b) => b.runs - a.runs).slice(0, TYPES_SHOWN);
   const range = (t) => (t.duration_sec == null ? "–" : `${span(t.duration_low_sec)} to ${span(t.duration_high_sec)}`);
-  return html`<div class="scroll"><table class="cards"><thead><tr><th>Type</th><th>Addon</th><th class="n">Runs</th><th class="n">Duration</th><th>8 of 10 take</th><th class="n">Per hour</th><th class="n">Predicted starts</th><th class="n">In their range</th><th class="n">Median error</th></tr></thead>
+  return html`<div class="scroll"><table class="cards"><thead><tr><th>Type</th><th>Addon</th><th class="n">Runs</th><th class="n">Duration</th><th>10–90 %</th><th class="n">Per hour</th><th class="n">Predicted starts</th><th class="n">In range</th><th class="n">Median error</th></tr></thead>
     <tbody>${shown.map(
-      (t) => html`<tr key=${`${t.addon_id} ${t.job_type} ${t.size}`}><td data-label="Type">${t.job_type}${t.size && html` <span class="muted">${t.size}</span>`}</td><td data-label="Addon">${t.addon_id}</td><td class="n" data-label="Runs">${count(t.runs)}</td><td class="n" data-label="Duration">${span(t.duration_sec)}</td><td data-label="8 of 10 take">${range(t)}</td><td class="n" data-label="Per hour">${count(Math.round(t.arrivals_per_hour))}</td><td class="n" data-label="Predicted starts">${count(t.predictions)}</td><td class="n" data-label="In their range">${percent(t.coverage) || "–"}</td><td class="n" data-label="Median error">${t.error_sec == null ? "–" : `${span(t.error_sec)}, ${percent(t.error_share)} of the wait`}</td></tr>`,
+      (t) => html`<tr key=${`${t.addon_id} ${t.job_type} ${t.size}`}><td data-label="Type">${t.job_type}${t.size && html` <span class="muted">${t.size}</span>`}</td><td data-label="Addon">${t.addon_id}</td><td class="n" data-label="Runs">${count(t.runs)}</td><td class="n" data-label="Duration">${span(t.duration_sec)}</td><td data-label="10–90 %">${range(t)}</td><td class="n" data-label="Per hour">${count(Math.round(t.arrivals_per_hour))}</td><td class="n" data-label="Predicted starts">${count(t.predictions)}</td><td class="n" data-label="In range">${percent(t.coverage) || "–"}</td><td class="n" data-label="Median error">${t.error_sec == null ? "–" : `${span(t.error_sec)}, ${percent(t.error_share)} of the wait`}</td></tr>`,
     )}</tbody></table></div>
     ${types.length > TYPES_SHOWN && html`<p class="muted">${count(types.length - TYPES_SHOWN)} more: <code>penstock stats</code> lists all.</p>`}`;
 }
 
-// The machines that share the jobs. One that is lost is silent: what it ran comes back as its leases run out.
+// The hosts that share the jobs. The jobs of a lost host return to the queue when their leases expire.
 function Hosts({ here, hosts }) {
   const flip = async ({ host, draining }) => {
     if (!draining && !(await confirm(`Drain ${host}?`, "It starts no more jobs, also after a restart. Its running jobs continue.", "Drain"))) return;

@@ -5,23 +5,23 @@ import { Chart } from "../charts.js";
 import { clock, count, span } from "../format.js";
 
 export function Overview() {
-  const beat = frame.value,
+  const live = frame.value,
     past = history.value,
     jobs = counts.value;
-  if (!beat) return html`<${Empty}>Loading…<//>`;
+  if (!live) return html`<${Empty}>Loading…<//>`;
   const rate = sum(recentDone.value) / Math.max(1, recentDone.value.length);
   const inFlight = (jobs.RUNNING || 0) + (jobs.DISPATCHING || 0);
   const trouble = (jobs.FAILED || 0) + (jobs.BLOCKED || 0);
   return html`
     <div class="tiles many">
-      <${Tile} label="In flight" value=${count(inFlight)} sub=${`${beat.second.in_use} of ${beat.second.capacity} units`} href="#/jobs?state=RUNNING" />
-      <${Tile} label="Pending" value=${count(jobs.QUEUED || 0)} sub=${beat.oldest_queued_sec == null ? "nothing waits" : `oldest ${span(beat.oldest_queued_sec)}`} href="#/jobs?state=QUEUED" />
-      <${Tile} label="Waiting to submit" value=${count(beat.waiting)} tone=${beat.waiting ? "bad" : ""} sub=${beat.waiting ? "the queue is full" : "room for more"} />
+      <${Tile} label="In flight" value=${count(inFlight)} sub=${`${live.second.in_use} of ${live.second.capacity} units`} href="#/jobs?state=RUNNING" />
+      <${Tile} label="Pending" value=${count(jobs.QUEUED || 0)} sub=${live.oldest_queued_sec == null ? "nothing waits" : `oldest ${span(live.oldest_queued_sec)}`} href="#/jobs?state=QUEUED" />
+      <${Tile} label="Waiting to submit" value=${count(live.waiting)} tone=${live.waiting ? "bad" : ""} sub=${live.waiting ? "the queue is full" : "room for more"} />
       <${Tile} label="Done a second" value=${rate >= 10 ? count(Math.round(rate)) : rate.toFixed(1)} sub="over the last minute" href="#/jobs?state=DONE" />
-      <${Tile} label="Wait" value=${span(beat.wait?.[0])} sub=${beat.wait ? `p95 ${span(beat.wait[1])}` : "no start in the last minute"} />
-      <${Tile} label="Run" value=${span(beat.run?.[0])} sub=${beat.run ? `p95 ${span(beat.run[1])}` : "no end in the last minute"} />
+      <${Tile} label="Wait" value=${span(live.wait?.[0])} sub=${live.wait ? `p95 ${span(live.wait[1])}` : "no start in the last minute"} />
+      <${Tile} label="Run" value=${span(live.run?.[0])} sub=${live.run ? `p95 ${span(live.run[1])}` : "no end in the last minute"} />
       <${Tile} label="Needs attention" value=${count(trouble)} tone=${trouble ? "warn" : ""} sub=${`${jobs.FAILED || 0} failed, ${jobs.BLOCKED || 0} blocked`} href="#/jobs?state=FAILED,BLOCKED" />
-      <${Tile} label="Machine" value=${beat.quiet} tone=${{ QUIET: "good", NORMAL: "", BUSY: "warn", PANIC: "bad" }[beat.quiet]} sub=${beat.paused ? "everything is paused" : `busy ${beat.second.busy.toFixed(1)} of 10`} href="#/machine" />
+      <${Tile} label="Machine" value=${live.quiet} tone=${{ QUIET: "good", NORMAL: "", BUSY: "warn", PANIC: "bad" }[live.quiet]} sub=${live.paused ? "everything is paused" : `busy ${live.second.busy.toFixed(1)} of 10`} href="#/machine" />
     </div>
     <${Range} />
     <div class="grid">

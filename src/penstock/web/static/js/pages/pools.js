@@ -28,7 +28,7 @@ function Task({ task }) {
   const depth = task.max_queue_depth,
     full = depth ? task.pending_queue_depth / depth : 0;
   const most = Math.max(1, ...task.load_by_worker);
-  // A graph may have a thousand waits in flight on its event loop: what its workers do is what is looked at.
+  // Of a graph only the load of its workers counts: its event loop may have a thousand nodes in flight.
   const room = task.kind === "graph" ? Math.max(1, task.load_by_worker.length, task.in_flight) : task.max_in_flight;
   return html`<article class="pool"><header><h3>${task.name}</h3><span class="muted">${task.kind}, ${task.policy}${task.paused ? ", paused" : ""}</span></header>
     <div class="meter"><span>in flight</span><${Bar} whole=${room || 1} label=${`in flight ${task.in_flight}`} parts=${[{ value: task.in_flight, tone: "accent", label: "in flight" }]} /><b>${count(task.in_flight)}${task.kind === "graph" ? "" : `/${count(task.max_in_flight)}`}</b></div>

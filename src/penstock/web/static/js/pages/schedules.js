@@ -4,7 +4,7 @@ import { useWatched } from "../live.js";
 import { Card, Empty, Failed, JobLink, State, When, toast } from "../parts.js";
 import { short, span } from "../format.js";
 
-// When jobs are submitted by the clock: the next and the last moments, on the clocks of each schedule's zone.
+// The schedules with their next and last moments, in the time zone of each.
 export function Schedules() {
   const { answer, problem } = useWatched(
     () => get("schedules"),
@@ -46,7 +46,7 @@ function Next({ schedule }) {
     ${more.map((moment) => html`<div class="muted" key=${moment}>${wall(moment)}</div>`)}`;
 }
 
-// As the server sends it: with the offset of the schedule's zone.
+// A moment as the server sends it, in the time zone of the schedule.
 const wall = (iso) => html`<span class="mono">${iso.slice(0, 16).replace("T", " ")}</span>`;
 
 function times(schedule) {

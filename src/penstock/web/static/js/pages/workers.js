@@ -4,7 +4,7 @@ import { useWatched } from "../live.js";
 import { Card, Empty, Failed, JobLink, When } from "../parts.js";
 import { count } from "../format.js";
 
-// A worker is known by the name that it gives with its claims. What it runs and since when, and how much more it can take.
+// The workers, by the name in their claims: their jobs, and how many more each can take.
 export function Workers() {
   const { answer, problem } = useWatched(
     () => get("leases?limit=500"),
