@@ -1,14 +1,13 @@
 """
-The dispatch queue for threads and event loops: one lock around the pure machine, and three ways to wait for a
-place in it.
+The call queue of a pool: the pure dispatch queue with a lock, and three ways to wait for a place in it.
 
-A thread sleeps on a lock of its own; a coroutine is woken through its loop's notifier; and where neither may
-wait (`submit` on a thread that must not block) the Future waits and holds its payload (DQ-11). Each is woken
-only when its own place is free.
+A thread sleeps on a lock of its own. A coroutine is woken through its loop's notifier. On a thread that must
+not block, `submit` returns at once, and the Future waits and keeps its payload (DQ-11). Each is woken only
+when its own place is free.
 
-Behind the queue is a `WorkerGroup`. The queue calls it with the lock held; the group assigns calls to workers
-and reports them settled or lost. Everything that may take long or run foreign code (pickling, copying,
-callbacks, hooks, waking) happens with the lock released.
+The queue gives calls to a `WorkerGroup`, with the lock held; the group assigns them to workers and reports
+them as settled or lost. Everything that may take long or run foreign code (pickling, copying, callbacks,
+hooks, waking) happens with the lock released.
 """
 
 from __future__ import annotations
@@ -61,9 +60,8 @@ class CallQueue:
 
     def submit(self, call: Call[Any], prepare: Callable[[], None] | None) -> None:
         """
-        Return when the call is accepted; raise if it cannot be. `prepare` makes its payload and is called
-        once there is a place for it; None means that the payload is made. After that the Future shows how the
-        call ends.
+        Return when the call is accepted, or raise if it is refused. `prepare` makes the payload once there is
+        a place for it; None: the payload exists. After that the Future shows how the call ends.
         """
         if prepare is not None and not may_block():
             try:
@@ -83,8 +81,8 @@ class CallQueue:
 
     def enter(self, call: Call[Any]) -> EnterResult:
         """
-        The part of entering that never waits. If a call without a notifier must wait for its place, and may,
-        its thread must sleep (`wait_for_place`).
+        Enter a call without waiting. If the call must wait for its place and has no notifier, its thread must
+        then sleep (`wait_for_place`).
         """
         queue, hooks = self.queue, self.hooks
         try:
@@ -121,21 +119,21 @@ class CallQueue:
 
     def _end_unentered(self, call: Call[Any], error: BaseException) -> None:
         """
-        End a call that did not enter: it was refused, its payload could not be made, or Ctrl-C came. The
-        hooks get an event, and the call is settled, because a hook may read its exception.
+        End a call that did not enter: it was refused, its payload could not be made, or Ctrl-C came. Settle
+        it before the hooks get their event, because a hook may read its exception.
         """
 
         def ended_by(phase: CancelPhase) -> PenstockError:
-            # A copy: the raised one has a traceback that leads back to the call.
+            # A copy: the traceback of the raised error refers to the call.
             return error.copy() if isinstance(error, PenstockError) else canceled(type(error).__name__, phase)
 
         self._end(call, ended_by, "rejected" if isinstance(error, QueueDropError) else "canceled")
 
     def enter_run(self, calls: list[Call[Any]]) -> int:
         """
-        Enter as many of these calls as there is room for, under one hold of the lock. They have their
-        payloads and no guards. Returns how many; the others may enter by `submit`, where they wait or are
-        refused.
+        Enter as many of these calls as there is room for, with one acquisition of the lock. They have
+        payloads and no guards. Returns how many entered; the others may enter by `submit`, where they wait or
+        are refused.
         """
         queue, hooks = self.queue, self.hooks
         with self.lock:
@@ -149,7 +147,7 @@ class CallQueue:
         return entered
 
     def fill(self, call: Call[Any], prepare: Callable[[], None]) -> None:
-        """Make the payload and put it into the place that the call has."""
+        """Make the payload of a call that has a place."""
         try:
             prepare()
         except BaseException:  # Ctrl-C too: a place that is never filled would block the queue
@@ -184,13 +182,13 @@ class CallQueue:
         except BaseException:  # Ctrl-C while waiting: the caller never gets the Future
             self.cancel(call, "interrupted")
             raise
-        if call.error is not None and not call.attempt:  # one that ran has a Future that says how it ended
+        if call.error is not None and not call.attempt:  # the Future of a call that ran says how it ended
             raise call.error
 
     def end_change(self) -> Iterable[Callable[[], object]]:
         """
-        The last step of each hold of the lock that changed something: record the new state. Returns functions
-        that wake the callers that got a place; call each once the lock is released.
+        Record the new state; the last step before the lock is released after a change. Returns functions that
+        wake the callers that got a place: call each once after the release.
         """
         wake = self._collect_granted() if self.queue.granted else ()
         if self.hooks.state is not None:
@@ -222,8 +220,7 @@ class CallQueue:
 
     def deliver(self, done: Iterable[Outcome], wake: Iterable[Callable[[], object]]) -> None:
         """
-        With the lock released: set the outcomes of calls that count, and wake the callers that got a place
-        when they ended.
+        Set the outcomes of ended calls, and wake the callers that got a place. Called with the lock released.
         """
         for wake_up in wake:
             wake_up()
@@ -242,7 +239,7 @@ class CallQueue:
             self._call_idle_callbacks()
 
     def _settle_with(self, call: Call[Any], error: PenstockError) -> None:
-        """End a call with an error that does not come from its run."""
+        """End a call with an error that its function did not raise."""
         self.unguard(call)
         call.body = None
         call.set_outcome(None, error)
@@ -251,19 +248,19 @@ class CallQueue:
         self._wake_reader(call)
 
     def _wake_reader(self, call: Call[Any]) -> None:
-        """This call changed: wake the thread that reads replies while it waits for the call."""
+        """Wake the thread that reads replies while it waits for this call, because the call changed."""
         if self.group.reader is not None:
             self.group.reader.wake(call)
 
     def cancel(self, call: Call[Any], reason: str | None = None) -> bool:
-        """True if this is what ended the call."""
+        """Cancel a call. True if this ended it."""
         return self._end(call, partial(canceled, reason), "canceled")
 
     def _expire(self, call: Call[Any], timeout: float) -> None:
         self._end(call, partial(timed_out, timeout), "timed_out")
 
     def _end(self, call: Call[Any], error: Callable[[CancelPhase], PenstockError], total: str) -> bool:
-        """End a call wherever it is, and count it in this total. False: it has ended already."""
+        """End a call in any stage, and count it in this total. False: it has ended already."""
         hooks = self.hooks
         with self.lock:
             now = clock()
@@ -288,12 +285,12 @@ class CallQueue:
         self.deliver((), wake)
         return True
 
-    # Keys, timeouts and signals: what can end a call besides its own Future (see guards.py)
+    # Keys, timeouts and signals, which can end a call besides its own Future (see guards.py)
 
     def guard(
         self, call: Call[Any], *, key: Hashable, timeout: float | None, signal: CancelSignal | None
     ) -> None:
-        """Give a call its key, timeout and signal, before it enters."""
+        """Set the key, timeout and signal of a call, before it enters."""
         call.guarded = True
         call.key, call.signal = key, signal
         if timeout is not None:
@@ -333,7 +330,7 @@ class CallQueue:
         """
         with self.lock:
             calls = self.keys.cancel(key, reason)
-        # The latest first: a place that becomes free must not go to a call that is about to be canceled, too.
+        # The latest first: a place that becomes free must not go to a call that is canceled next.
         return sum(self.cancel(call, reason) for call in reversed(calls))
 
     def clear_key(self, key: Hashable) -> bool:
@@ -344,8 +341,8 @@ class CallQueue:
 
     def change(self, update: Callable[[float], Iterable[Outcome] | None]) -> None:
         """
-        Call `update(now)` under the lock and dispatch the calls that may start then. With the lock released,
-        deliver the outcomes that it returned and wake callers.
+        Call `update(now)` under the lock and dispatch calls. Then, with the lock released, deliver the
+        outcomes that `update` returned, and wake callers.
         """
         with self.lock:
             now = clock()
@@ -361,15 +358,15 @@ class CallQueue:
         self.change(self.queue.resume)
 
     def refuse(self, why: PenstockError) -> None:
-        """Accept no new calls; calls that were accepted or wait already go on."""
+        """Accept no new calls. Accepted and waiting calls continue."""
         with self.lock:
             if self.refusal is None:
                 self.refusal = why
 
     def fail_all(self, why: PenstockError, *, dispose: bool = False) -> None:
         """
-        End every call that waits, is pending or runs, with a copy of `why`, and refuse new ones with it; until
-        `reopen`, if not disposed.
+        End every waiting, pending and running call with a copy of `why`, and refuse new calls with it, until
+        `reopen` or, with `dispose`, for ever.
         """
         queue = self.queue
         with self.lock:
@@ -398,8 +395,8 @@ class CallQueue:
 
     def abandon(self) -> None:
         """
-        In a forked copy of this process: the workers are not ours, and the thread that held the lock is not
-        here.
+        Disable the queue in a forked copy of this process: the workers belong to the parent, and the thread
+        that held the lock does not exist here.
         """
         self.lock = threading.Lock()
         self.refusal = PenstockError(

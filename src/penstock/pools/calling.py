@@ -1,6 +1,7 @@
 """
-The ways to make calls: `Task`, a function bound to its pool; `Reservation`, a place in the queue before there
-is a payload; `OrderedMap`, the results of `map`; and `PoolInternals`, the parts of a pool that these use.
+The ways to make calls: `Task` (a function bound to its pool), `Reservation` (a place in the queue before
+there is a payload) and `OrderedMap` (the results of `map`); and `PoolInternals`, the parts of a pool that
+these use.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class PoolInternals:
 
 class Task(Generic[P, R]):
     """
-    `task(...)` blocks for the result, `task.submit(...)` is a Future, `await task.call(...)` waits in a
-    coroutine.
+    A function bound to a pool. `task(...)` waits for the result, `task.submit(...)` returns a Future, `await
+    task.call(...)` waits in a coroutine.
 
     For example:
 
@@ -147,8 +148,8 @@ class Task(Generic[P, R]):
 
 class Reservation:
     """
-    A place in the queue for one call (DQ-4). A reservation that is left without a call gives its place to the
-    next caller.
+    A place in the queue for one call (DQ-4). A reservation without a call gives its place to the next caller
+    at the end of its block.
 
     A queue bounds the calls that it has accepted, not the payloads that callers build while they wait.
     Reserve first and build after, and there are never more payloads than places.
@@ -182,7 +183,7 @@ class Reservation:
         return self
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """Never waits: the place is there."""
+        """Submit the call. It never waits, because it has its place."""
         call = self._unused_call()
         call.notifier, self._call = None, None
         self._fill(call, fn, args, kwargs)
@@ -228,9 +229,9 @@ def check_key_of(key_of: Any) -> None:
 @cache
 def awaited() -> Callable[..., Awaitable[Any]]:
     """
-    The function `event_loops.run`. That module imports asyncio, which takes longer than the whole package, and
-    many programs never need it. Cached, because an import statement looks the module up for every call: 1 us
-    of the 25 that an awaited call takes.
+    The function `event_loops.run`, imported on first use: asyncio takes longer to import than the whole
+    package, and many programs never need it. Cached, because an import statement in each call takes 1 us of
+    its 25.
     """
     from penstock.pools.event_loops import run  # noqa: PLC0415  # see above
 
@@ -239,8 +240,8 @@ def awaited() -> Callable[..., Awaitable[Any]]:
 
 async def in_daemon(fn: Callable[[], object]) -> None:
     """
-    Await a blocking function in a daemon thread. Not in the loop's own executor: the end of the program waits
-    for that one, and Ctrl-C must not wait for `fn`.
+    Await a blocking function in a daemon thread. The end of the program would wait for the loop's own
+    executor, and Ctrl-C must not wait for `fn`.
     """
     done: AwaitableFuture[None] = AwaitableFuture()
 
@@ -257,8 +258,8 @@ async def in_daemon(fn: Callable[[], object]) -> None:
 
 
 _MAX_WINDOW: Final = 1024
-#: How long items may be collected before they are submitted: a caller that waits for a result must not wait
-#: for a slow source, too.
+#: Seconds for which items may be collected before they are submitted: a caller that waits for a result must
+#: not also wait for a slow source.
 _GATHER: Final = 200e-6
 
 
@@ -270,9 +271,9 @@ class OrderedMap(Iterator[R], Generic[R]):
     still runs to its end, when the pool is shut down. Leaving a loop over the results early cancels the other
     calls.
 
-    Where the pool has much room, items go in and results come out in batches: one hold of the queue's lock
-    and one change of state for many calls. A batch is an eighth of the window, so the workers do not run out
-    of calls for its sake.
+    In a pool with much room, items enter and results leave in batches, with one acquisition of the lock and
+    one change of state for many calls. A batch is an eighth of the window, so the workers do not run out of
+    calls.
     """
 
     def __init__(
@@ -319,7 +320,10 @@ class OrderedMap(Iterator[R], Generic[R]):
         return self._ready.popleft()
 
     def _take_results(self) -> None:
-        """Take the result of the next call, once it is done, and of those behind it that are done by then."""
+        """
+        Take the result of the next call when it is done, and those of the following calls that are done by
+        then.
+        """
         if self._window - len(self.calls) >= self._batch:
             self._feed(self._window)
         calls = self.calls
@@ -333,7 +337,7 @@ class OrderedMap(Iterator[R], Generic[R]):
 
     def _feed(self, width: int) -> bool:
         """
-        Submit the items that there is room for and that the source gives at once, at least one. False if
+        Submit as many items as there is room for and the source yields at once, but at least one. False:
         there are no more items.
         """
         places = int(min(self._internals.call_queue.queue.free_places(), width - len(self.calls)))
@@ -351,7 +355,7 @@ class OrderedMap(Iterator[R], Generic[R]):
 
     def _submit(self, batch: list[tuple[Any, ...]]) -> None:
         """
-        Enter as many at once as possible. A call whose payload is still to be made needs a place first, so it
+        Submit a batch, as many calls at once as possible. A call without a payload needs a place first, so it
         is submitted alone.
         """
         internals, fn = self._internals, self._fn

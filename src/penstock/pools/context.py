@@ -1,10 +1,10 @@
 """
-Facts about the running thread and process: the call that runs here, whether this thread may block, and
-whether this process is a forked copy.
+The state of this thread and process: the call that runs here, whether the thread may block, and whether the
+process is a forked copy.
 
-A fork copies our descriptors and objects and none of our threads. In a copy of a program, its pools refuse
-calls: their workers belong to the other process. A copy made by a function inside a worker ends when that
-function returns: otherwise it would take the worker's next calls and answer in its name.
+A fork copies descriptors and objects, but no threads. In a copy of a program its pools refuse calls, because
+their workers belong to the parent. A copy that a function makes inside a worker ends when the function
+returns; otherwise it would take and answer the worker's next calls.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class CallContext:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the deadline; None without one."""
+        """Seconds until the deadline. None: there is none."""
         return None if self.deadline is None else max(0.0, self.deadline - clock())
 
     def check(self) -> None:
-        """Raise CallCanceled if the call was canceled: the way out of a deep loop."""
+        """Raise CallCanceled if the call was canceled; useful in a deep loop."""
         if self.poll():
             raise CallCanceled(
                 "the call was canceled, and its function stopped", phase=CancelPhase.IN_FLIGHT, reason=None
@@ -69,11 +69,11 @@ class _ThreadState(threading.local):
 #: A worker thread sets `make_context`; the context of its call is made only if the function asks for it.
 thread_state = _ThreadState()
 
-#: In a worker process: makes the context of the one call that runs, for whatever thread the function starts.
+#: In a worker process: makes the context of the running call, for all threads of its function.
 process_contexts: list[Callable[[], CallContext]] = []
 
-#: True in a worker while it imports the module that is `__main__` in the pool's process: a pool made then is
-#: not guarded by `if __name__ == "__main__":`.
+#: True in a worker while it imports the pool's `__main__`: a pool made then lacks an `if __name__ ==
+#: "__main__":`.
 importing_main = False
 
 
@@ -97,7 +97,7 @@ def current_call() -> CallContext | None:
 
 
 def never_block_here() -> None:
-    """Called by each of Penstock's own threads: a `submit` from it, as in a done-callback, must not wait."""
+    """Mark this thread as one of Penstock's own: a `submit` on it, as in a done-callback, must not wait."""
     thread_state.never_blocks = True
 
 
@@ -111,7 +111,7 @@ def may_block() -> bool:
 
 @contextmanager
 def never_blocking() -> Iterator[None]:
-    """Within this block a `submit` on this thread does not wait."""
+    """A block in which `submit` on this thread does not wait."""
     before, thread_state.never_blocks = thread_state.never_blocks, True
     try:
         yield

@@ -1,10 +1,9 @@
 """
 Calls from event loops.
 
-A loop that awaits calls reads the workers' replies itself where it can (see `workers/replies.py`), and then
-it wakes the coroutine of a settled call at once. Other threads notify the loop through its `LoopNotifier`:
-waking a loop takes a system call, so only the first notification schedules one, and later ones are delivered
-with it.
+A loop that awaits calls reads the workers' replies itself if it can (see `workers/replies.py`), and wakes the
+coroutine of a settled call at once. Other threads notify the loop through its `LoopNotifier`. Waking a loop
+takes a system call, so only the first notification wakes it, and further ones are delivered with it.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ async def run(call_queue: CallQueue, call: Call[R], prepare: Callable[[], None] 
     The body of `await pool.call(...)`: wait for a place, make the payload, wait for the outcome, without
     blocking the loop. A call that has its place already, by a reservation, only waits for the outcome.
 
-    All in one coroutine: each further one would be made, kept alive and visited by the garbage collector for
-    every call.
+    This is one coroutine, because each further one costs every call an object for the garbage collector.
     """
     try:
         if call.stage is NEW:
@@ -77,8 +75,7 @@ class LoopNotifier:
 
     def wakeup_for(self, call: Call[Any]) -> asyncio.Future[None]:
         """
-        On the loop's own thread: the future that `notify` settles. The loop is known here; asking for the
-        running one is a system call.
+        The future that `notify` settles; called on the loop's own thread.
         """
         loop = self._loop()
         assert loop is not None
@@ -86,7 +83,7 @@ class LoopNotifier:
         return future
 
     def notify(self, call: Call[Any]) -> None:
-        """From any thread: make the coroutine that awaits this call check it now."""
+        """Make the coroutine that awaits this call check it now. May be called from any thread."""
         if get_ident() == self.thread:
             future = call.awaited
             if future is not None and not future.done():
@@ -101,7 +98,7 @@ class LoopNotifier:
                     loop.call_soon_threadsafe(self._notify_all)
 
     def _notify_all(self) -> None:
-        self._scheduled = False  # before looking: a later notification schedules again
+        self._scheduled = False  # before the calls are read, so that a later notification schedules again
         calls = self._calls_to_wake
         while calls:
             call = calls.popleft()
@@ -114,7 +111,7 @@ class LoopNotifier:
                 reader.read_on_loop(self)
 
     def add_reader(self, fd: int, fn: Callable[[], object]) -> bool:
-        """On the loop's own thread. False if this kind of loop cannot watch descriptors."""
+        """Watch a descriptor; called on the loop's own thread. False: this kind of loop cannot."""
         try:
             asyncio.get_running_loop().add_reader(fd, fn)
         except NotImplementedError:
@@ -123,8 +120,8 @@ class LoopNotifier:
 
     def remove_reader(self, fd: int, still: Callable[[], bool], then: Callable[[], object]) -> bool:
         """
-        From any thread. The loop's thread removes the reader if `still()` is true by then, and calls `then`.
-        False if the loop is gone.
+        Let the loop's thread remove the reader, if `still()` is true by then, and call `then`. May be called
+        from any thread. False: the loop is gone.
         """
 
         def remove(loop: asyncio.AbstractEventLoop) -> None:

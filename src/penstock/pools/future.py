@@ -1,19 +1,17 @@
 """
 The Futures of pools and graphs. They are `concurrent.futures.Future`s, so `wait`, `as_completed` and
-`asyncio.wrap_future` accept them; and they cost little until a thread waits for them: the parts of a Future
-that most calls never need (the condition, the lists of waiters and callbacks) are made on first use. The
-standard library reaches into exactly these attributes.
+`asyncio.wrap_future` accept them. The parts that most calls never need (the condition, the lists of waiters
+and callbacks), which the standard library accesses directly, are made on first use.
 
 `Call` is the Future that a caller of a pool holds and the ticket that its queue moves, in one object: a call
 lives for microseconds, and making objects is most of its cost. `AwaitableFuture` is the base of graph runs
 and of calls on lanes.
 
-Why setting an outcome without the condition's lock is safe. A thread in `result()` first adds its lock to
-`sleepers` and then reads the state; `set_outcome` first writes the state and then looks for sleepers; so one
-of the two always sees the other. A condition is different: a thread that holds its lock and sees the call
-done is not notified, and must not be. So `set_outcome` marks that it has begun, then looks for a condition,
-and takes its lock to write the state if there is one. If there was none, a thread that asks for one after
-that gets it only once the state is written.
+Setting an outcome without the condition's lock is safe. A thread in `result()` first adds its lock to
+`sleepers` and then reads the state; `set_outcome` first writes the state and then reads `sleepers`; so one of
+the two always sees the other. With a condition, a thread that holds its lock and sees the call done must not
+be notified. So `set_outcome` marks that it has begun, and if there is a condition it takes its lock to write
+the state. If there is none, a thread that makes one afterwards gets it only when the state is written.
 """
 
 from __future__ import annotations
@@ -46,8 +44,8 @@ R = TypeVar("R")
 
 class _WaitState:
     """
-    What a Future has for the threads that wait for it. A thread in `result()` sleeps on a lock of its own:
-    making a condition and waiting for it takes several times as long, so it is made only on demand.
+    The state of a Future for waiting threads. A thread in `result()` sleeps on a lock of its own: a condition
+    takes several times as long, so it is made only on demand.
     """
 
     __slots__ = ("callbacks", "condition", "sleepers", "waiters")
@@ -82,7 +80,7 @@ class LazyFuture(Future[R], Generic[R]):
     notifier: LoopNotifier | None = None  # of the event loop that awaits it
 
     def __init__(self) -> None:
-        """Future's own is not called on purpose: it makes what `_WaitState` makes on demand."""
+        """Does not call Future's own `__init__`: `_WaitState` makes the same parts on demand."""
 
     def done(self) -> bool:
         return self._state is not PENDING
@@ -105,7 +103,7 @@ class LazyFuture(Future[R], Generic[R]):
         return self._exception
 
     def _wait(self, timeout: float | None) -> None:
-        """Sleep until it is done. TimeoutError if it is not by then."""
+        """Sleep until the Future is done. Raises TimeoutError."""
         sleeper = allocate_lock()
         sleeper.acquire()
         (self._wait_state or self._make_wait_state()).sleepers.append(sleeper)
@@ -115,7 +113,7 @@ class LazyFuture(Future[R], Generic[R]):
                 raise TimeoutError
 
     def set_outcome(self, result: R | None, error: BaseException | None) -> None:
-        """End it and wake the threads that wait for it. The caller makes sure that this happens once."""
+        """Set the outcome and wake waiting threads. The caller makes sure that this happens once."""
         self._result = result
         state = FINISHED
         if error is not None:
@@ -180,8 +178,7 @@ class LazyFuture(Future[R], Generic[R]):
 
 class Call(Ticket, LazyFuture[R], Generic[R]):
     """
-    What `submit` returns: a Future that can also be canceled while it runs, and that can say how long it
-    waited.
+    The Future that `submit` returns. It can be canceled while it runs, and it knows how long it waited.
 
     For example:
 
@@ -226,15 +223,15 @@ class Call(Ticket, LazyFuture[R], Generic[R]):
     @property
     def pid(self) -> int | None:
         """
-        Of the worker process that has it. None: no worker has it, or it runs in a thread or on another
+        The worker process that has the call. None: no worker has it, or it runs in a thread or on another
         machine.
         """
         return getattr(self.worker, "pid", None)
 
     def cancel(self, reason: str | None = None) -> bool:
         """
-        End the call wherever it is. Unlike the standard Future this also works while it runs: the caller is
-        released now, the function can see it (`current_call().canceled`), and its worker is ended after a
+        Cancel the call in any stage. Unlike the standard Future this works while the call runs: the caller is
+        released now, the function can read it (`current_call().canceled`), and its worker is ended after a
         grace period.
         """
         return self.call_queue.cancel(self, reason) or self.cancelled()
@@ -243,7 +240,7 @@ class Call(Ticket, LazyFuture[R], Generic[R]):
         return self.stage is IN_FLIGHT or self.stage is ENDING
 
     def _wait(self, timeout: float | None) -> None:
-        """The waiting thread reads the workers' replies, if it may."""
+        """Wait; the waiting thread reads the workers' replies, if it may."""
         reader = self.call_queue.group.reader
         if reader is None or not reader.read_while_waiting(self, timeout):
             super()._wait(timeout)
@@ -254,7 +251,7 @@ class Call(Ticket, LazyFuture[R], Generic[R]):
 
     @property
     def error(self) -> BaseException | None:
-        """The error that it ended with; None if it has not ended, or ended well."""
+        """The error of the call. None: it has not ended, or succeeded."""
         return self._exception
 
     def succeeded(self) -> bool:
@@ -269,8 +266,8 @@ class AwaitableFuture(LazyFuture[R], Generic[R]):
 
     def __await__(self) -> Generator[Any, None, R]:
         """
-        From any event loop. Canceling the awaiting task cancels this. If this is canceled, the awaiting task
-        gets CallCanceled; `asyncio.wrap_future` would cancel that task.
+        Await it from any event loop. Canceling the awaiting task cancels this Future. If this Future is
+        canceled, the task gets CallCanceled; `asyncio.wrap_future` would cancel the task.
         """
         import asyncio  # noqa: PLC0415  # takes longer to import than the pools, which never come here
 

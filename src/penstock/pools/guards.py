@@ -1,7 +1,7 @@
 """
-What ends a call besides its own run: keys, cancel signals, timeouts; and the errors that say so.
+Guards of a call: keys, cancel signals and timeouts, which can end it; and the errors that they cause.
 
-A canceled key is sticky: it refuses later calls, too, until it is cleared.
+A canceled key stays canceled: it refuses later calls too, until it is cleared.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 class CancelSignal:
     """
-    One switch for many calls: `signal.cancel()` ends every call that was made with it, and every later one at
+    One switch for many calls: `signal.cancel()` cancels all calls that were made with it, and later ones at
     once.
 
-    The explicit way beside keys, timeouts and asyncio's own cancellation; a call may have all four (DQ-5).
+    A call may also have a key, a timeout and asyncio's own cancellation (DQ-5).
 
     For example:
 
@@ -49,7 +49,7 @@ class CancelSignal:
             call.cancel(reason)
 
     def add(self, call: Call[Any]) -> bool:
-        """Include this call. False: the signal was canceled already, so the call must not begin."""
+        """Add this call. False: the signal is canceled already, so the call must not begin."""
         with self._lock:
             if not self.canceled:
                 self._calls.add(call)
@@ -62,7 +62,7 @@ class CancelSignal:
 
 class Keys:
     """
-    The keys of a queue's calls: which calls have which, and which keys are canceled.
+    The keys of a queue: the calls of each key, and the canceled keys.
 
     Used with the queue's lock held, so that no cancel can fall between the check of a key and the entry of
     its call.

@@ -1,4 +1,4 @@
-"""The options of a pool: their defaults and checks. A wrong option is refused at once and by name."""
+"""The options of a pool, with defaults and checks. A wrong option is refused at once, by its name."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class WorkerOptions:
         }
 
     def pack_setup(self) -> tuple[tuple[list[str], str, list[str]], str, bytes, tuple[str, str] | None]:
-        """The first message to a worker process: its environment, and what to make there."""
+        """The first message to a worker process: its environment and its setup."""
         blob = protocol.pack_setup(self.setup())
         main = protocol.main_module() if b"__main__" in blob else None
         paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109  # pathlib is slow to import

@@ -2,8 +2,7 @@
 WorkerPool: bounded calls to N workers, as a `concurrent.futures.Executor` and from asyncio; and
 SingletonWorker, one worker that keeps an object.
 
-This file is the public face. The call queue decides which calls may enter, the worker group which worker runs
-them.
+The call queue decides which calls may enter, the worker group which worker runs them.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class WorkerPool(Executor):
     ) -> None:
         """
         `max_workers` is the standard executors' name for `workers`. `start` is "lazy" or "eager". `grace` is
-        how long a canceled call may go on before its worker is ended. Sizes are in bytes, times in seconds.
+        how long a canceled call may run on before its worker is ended. Sizes are in bytes, times in seconds.
         """
         if workers is not None and max_workers is not None:
             raise TypeError("workers and max_workers are two names of one option; give one of them")
@@ -206,8 +205,9 @@ class WorkerPool(Executor):
         chunksize: int = 1,
     ) -> Iterator[R]:
         """
-        Results in the order of the items. Items are pulled as results are taken, so a million items hold a
-        few at a time. A map that is never read still runs to its end, when the pool is shut down.
+        Call `fn` for each item; results are in the order of the items. Items are pulled as results are taken,
+        so only a few of a million items are held at a time. A map that is never read still runs to its end
+        when the pool is shut down.
         """
         return OrderedMap(self.internals, self.submit, fn, iterables, timeout=timeout, chunksize=chunksize)
 
@@ -219,13 +219,13 @@ class WorkerPool(Executor):
         key_of: Callable[P, Hashable] | None = None,
         signal: CancelSignal | None = None,
     ) -> Task[P, R]:
-        """The function bound to this pool, to call, submit or await: with its own types and with options."""
+        """Bind a function to this pool, with options: then call, submit or await it with its own types."""
         return Task(self.internals, fn, timeout=timeout, key_of=key_of, signal=signal)
 
     def reserve(self, *, timeout: float | None = None, key: Hashable = None) -> Reservation:
         """
-        A place in the queue before there is a payload: `with pool.reserve() as place: place.submit(fn,
-        load())`.
+        Reserve a place in the queue before there is a payload: `with pool.reserve() as place:
+        place.submit(fn, load())`.
         """
         return Reservation(self.internals, timeout=timeout, key=key)
 
@@ -264,7 +264,7 @@ class WorkerPool(Executor):
     # Pausing
 
     def pause(self) -> None:
-        """Give no calls to workers; go on accepting them."""
+        """Give no calls to workers, but accept new ones."""
         self._call_queue.pause()
 
     def resume(self) -> None:
@@ -281,14 +281,14 @@ class WorkerPool(Executor):
         self._group.resume()
 
     def restart(self) -> None:
-        """After a halt: forget the crashes and accept calls again."""
+        """Accept calls again after a halt, and forget the crashes."""
         self.start_workers()
 
     # Closing
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """
-        Accept nothing new; accepted calls are run (or canceled, with `cancel_futures`). `wait`: until that is
+        Accept no new calls; run accepted ones, or with `cancel_futures` cancel them. `wait`: until this is
         done and all workers are gone.
         """
         maps = [] if cancel_futures else list(self.internals.maps)
@@ -318,7 +318,7 @@ class WorkerPool(Executor):
 
     def _abort(self) -> None:
         """
-        On Ctrl-C: end everything, and wait for no function. Workers that can be killed are gone after that. A
+        End everything after Ctrl-C, without waiting for functions. Worker processes are gone afterwards. A
         thread cannot be killed; its function sees the cancel, and the program ends without it.
         """
         self.dispose(timeout=5.0 if self._group.can_be_killed else 0.0)
@@ -364,7 +364,7 @@ class WorkerPool(Executor):
             raise
 
     def __del__(self) -> None:
-        # Like the standard executors: the workers of a pool that was dropped end once they are done.
+        # Like the standard executors: the workers of a dropped pool end when they are done.
         if not getattr(self, "_closed", True):
             self._call_queue.refuse(PoolClosedError(f"{self.name} is gone", pool=self.name))
             group = self._group
@@ -407,8 +407,7 @@ def _finish_all() -> None:
         pool.finish(interrupted=interrupted)
 
 
-# Before the interpreter joins threads, as concurrent.futures does; `atexit` would be too late for our own
-# threads.
+# Called before the interpreter joins threads, as in concurrent.futures; `atexit` would be too late.
 threading._register_atexit(_finish_all)  # type: ignore[attr-defined]  # noqa: SLF001  # as the standard executors do
 
 
@@ -421,8 +420,8 @@ class SingletonWorker(WorkerPool):
     worker.predict.call(x)` waits in a coroutine. With a plain function as target, `worker(x)` calls it. After
     a crash the object is made anew.
 
-    Methods whose names a pool has itself are reached by `worker.method("submit")`. To give the constructor
-    keyword arguments, wrap it: `functools.partial(Model, device="cpu")`.
+    A method with the name of a pool's own method is called by `worker.method("submit")`. For keyword
+    arguments of the constructor, wrap it: `functools.partial(Model, device="cpu")`.
 
     For example:
 

@@ -2,8 +2,8 @@
 One thread that waits for moments, for all pools of the process.
 
 Most timers are deadlines of calls that end long before. `Timer.cancel` drops the function and its arguments
-at once, and the heap is swept when most of its timers are canceled, so a million calls with a timeout of an
-hour hold no memory.
+at once, and the heap is cleaned when most of its timers are canceled, so a million ended calls with a timeout
+of an hour keep no memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 log = logging.getLogger("penstock")
 
-#: The one clock of pools and graphs: waits, timers and spans agree because they read the same one.
+#: The only clock of pools and graphs, so that waits, timers and spans agree.
 clock = time.perf_counter
 
 
@@ -55,8 +55,9 @@ class _TimerThread:
 
     def forget_all(self) -> None:
         """
-        Also in a forked child, which has a copy of the heap and no thread. The child keeps the copy: freeing an
-        object of the parent there, such as a Ray actor's handle, would end the actor itself.
+        Forget all timers; also called in a forked child, which has a copy of the heap and no thread. The
+        child keeps the copy, because freeing an object of the parent, such as a Ray actor's handle, would end
+        the actor.
         """
         self._inherited = (getattr(self, "_heap", None), getattr(self, "_inherited", None))
         self._ready = threading.Condition(threading.Lock())
@@ -66,7 +67,7 @@ class _TimerThread:
         self.thread: threading.Thread | None = None
 
     def call_at(self, when: float, fn: Callable[..., object], *args: Any) -> Timer:
-        """Call `fn` on the timer thread at that moment of `clock`. It must not block."""
+        """Call `fn` on the timer thread at a moment of `clock`. `fn` must not block."""
         timer = Timer(fn, args)
         with self._ready:
             heappush(self._heap, (when, next(self._serial), timer))
@@ -82,7 +83,7 @@ class _TimerThread:
         return timer
 
     def count_canceled(self) -> None:
-        self._canceled_timers += 1  # a hint: a lost update only delays a sweep
+        self._canceled_timers += 1  # an estimate: a lost update only delays the cleaning
 
     def _run(self) -> None:
         from penstock.pools.context import never_block_here  # noqa: PLC0415  # it imports the clock from here

@@ -1,12 +1,10 @@
 """
-The checks of a graph that concern one node or one edge: options that make no sense, and type hints that
-contradict each other.
+Checks of one node or one edge of a graph: wrong options, and type hints that contradict each other.
 
-Of hints only certain contradictions are reported, because a false alarm stops a graph that works. So this is
-not a type checker: a hint that it cannot decide (type variables, protocols, hints that cannot be evaluated,
-anything unknown) passes, and so does a narrower type where a wider one comes in, since the value may well be
-of the narrower one. The rest is what a reader would call wrong at a glance: a `str` into an `int`, a
-`list[str]` into a `list[float]`.
+Only certain contradictions of hints are reported, because a false alarm would stop a correct graph. This is
+not a type checker. It accepts hints that it cannot decide (type variables, protocols, hints that cannot be
+evaluated), and a wider type for a narrower one, because the value may fit. It reports obvious mistakes: a
+`str` for an `int`, a `list[str]` for a `list[float]`.
 """
 
 from __future__ import annotations
@@ -138,7 +136,7 @@ def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
 
 
 def clash(produced: Any, wanted: Any) -> bool:
-    """True only when no value of `produced` can be meant to be a `wanted`."""
+    """Whether certainly no value of type `produced` fits `wanted`."""
     produced, wanted = _plain(produced), _plain(wanted)
     if _open(produced) or _open(wanted):
         return False
@@ -154,7 +152,7 @@ def clash(produced: Any, wanted: Any) -> bool:
 
 
 def value_clash(value: Any, wanted: Any) -> bool:
-    """The same for a constant, whose value is at hand."""
+    """The same for a constant."""
     wanted = _plain(wanted)
     if _open(wanted) or isinstance(value, (FunctionType, type)):
         return False
@@ -165,13 +163,13 @@ def value_clash(value: Any, wanted: Any) -> bool:
     expected = _class(wanted)
     if expected is None or _is_protocol(expected) or isinstance(value, expected):
         return False
-    # NumPy's scalars and the like pass for the numbers that they convert to.
+    # NumPy's scalars and the like count as the numbers that they convert to.
     stand_in = {int: "__index__", float: "__float__", complex: "__complex__"}.get(expected)
     return not (stand_in and hasattr(value, stand_in)) and clash(type(value), expected)
 
 
 def item_hint(container: Any) -> Any:
-    """The hint of the items of this container, if its hint says so."""
+    """The hint of a container's items, if its hint has one."""
     container = _plain(container)
     arguments = get_args(container)
     kind = _class(container)
@@ -228,7 +226,7 @@ def _class(hint: Any) -> type | None:
 
 
 def _is_protocol(kind: type) -> bool:
-    # The collection ABCs are structural too, but know their members by issubclass; a Protocol need not.
+    # The collection ABCs are structural too, but support issubclass; a Protocol may not.
     return bool(getattr(kind, "_is_protocol", False))
 
 
@@ -244,7 +242,9 @@ def _related(made: type, expected: type) -> bool:
 
 
 def _parameters_clash(produced: Any, wanted: Any) -> bool:
-    """Of generics, only the shapes with one meaning everywhere: collections of one type, and mappings."""
+    """
+    Whether the parameters of two generics contradict. Checks only collections of one type, and mappings.
+    """
     made, expected = get_args(produced), get_args(wanted)
     if not made or not expected or tuple in (_class(produced), _class(wanted)):
         return False

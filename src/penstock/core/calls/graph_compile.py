@@ -1,13 +1,12 @@
 """
-From the graph as written to a `Plan`, or to one GraphError with all problems.
+Compiles a graph into a `Plan`, or raises one GraphError with all problems.
 
-Compiling does not stop at the first mistake: each check notes its problems and the next check goes on with
-the rest, so that an author with five mistakes reads five lines once instead of one line five times. Every
-problem names its node and says what to change.
+Compiling does not stop at the first mistake: each check notes its problems, and the next check continues, so
+that an author sees all mistakes at once. Every problem names its node and says what to change.
 
-The last step, when nothing can be wrong any more, puts numbers in place of names. All that a run needs of a
-node goes into one tuple, because a big graph is bound by memory: with a closure per node, which is a
-function, a tuple and a cell for each variable, 100,000 nodes cost almost twice as much each as 1,000.
+The last step replaces names by numbers. All data of a node that a run needs is in one tuple, because memory
+limits big graphs: with a closure per node (a function, a tuple and a cell for each variable), each of 100,000
+nodes cost almost twice as much as each of 1,000.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from penstock.core.text import safe_repr
 
 
 def compile_plan(name: str, specs: Sequence[NodeSpec], env: Mapping[str, Any]) -> Plan:
-    """`env` maps each name that runs bring along to its type hint, or to Any."""
+    """Compile a graph. `env`: the type hint of each input of the environment, or Any."""
     compiler = _Compiler(specs, env)
     nodes = compiler.nodes
     feeders = {node: nodes[node].feeders() for node in nodes}
@@ -75,7 +74,7 @@ def _cycle_problems(feeders: Mapping[str, Sequence[str]]) -> list[GraphProblem]:
 
 
 class _Compiler:
-    """Collects the problems; each method is one check and goes on after a mistake."""
+    """Collects the problems. Each method is one check and continues after a mistake."""
 
     def __init__(self, specs: Sequence[NodeSpec], env: Mapping[str, Any]) -> None:
         self._env = env
@@ -105,7 +104,7 @@ class _Compiler:
         self._by_function.setdefault(id(spec.fn), name)
 
     def _name_problem(self, spec: NodeSpec, name: str) -> tuple[str, str, str] | None:
-        """Kind, text and fix if the node has no function, or no name of its own."""
+        """The kind, text and fix of a problem with the node's function or name. None: there is none."""
         fn, given = spec.fn, spec.name
         if not callable(fn):
             return "function", f"{safe_repr(fn, 200)} cannot be called", "give it a function"
@@ -157,7 +156,7 @@ class _Compiler:
 
     def _each(self, node: Node) -> str | None:
         """
-        The parameter of a map node that gets the item: the named one, or the first that nothing else feeds.
+        The parameter of a map node for the item: the named one, or the first without another input.
         """
         spec = node.spec
         if not spec.maps:
@@ -180,7 +179,7 @@ class _Compiler:
 
     def _bind_extra(self, node: Node) -> None:
         """
-        Inputs for parameters that the signature does not name: a mistake, unless the function takes any
+        Bind inputs for parameters that the signature does not name: a mistake, unless the function takes any
         keyword.
         """
         takes_any = any(
@@ -259,7 +258,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-# Laying out, when nothing can be wrong any more: numbers instead of names
+# Laying out a graph without problems: numbers instead of names
 
 _Call: TypeAlias = tuple[int, Callable[..., Any], int, int, int]  # the first five fields of a step
 
@@ -268,7 +267,7 @@ def _lay_out(name: str, order: Sequence[tuple[Node, Sequence[str]]], env: Iterab
     """`order`: the nodes, each after those that feed it, with the names of its feeders."""
     placed = [node for node, _ in order]
     index = {node.name: number for number, node in enumerate(placed)}
-    # The same int objects everywhere: a hundred thousand more would compete for the cache.
+    # Use the same int objects everywhere: a hundred thousand more would compete for the cache.
     numbers = list(index.values())
     slots = _Slots(index, env)
     bindings = tuple(slots.binding(node) for node in placed)
@@ -350,7 +349,7 @@ class _Slots:
 
 
 def _successors(numbers: Sequence[int], predecessors: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Those with the longest way still to go come first: a worker goes straight on with the first."""
+    """The successors of each node, those with the longest path first: a worker continues with the first."""
     successors: list[list[int]] = [[] for _ in predecessors]
     for node, feeders in zip(numbers, predecessors, strict=True):
         for feeder in feeders:
@@ -388,7 +387,7 @@ def _by_queue(nodes: Iterable[int], queues: bytes) -> tuple[tuple[int, tuple[int
 
 
 def _call(fn: Callable[..., Any], binding: Binding) -> _Call:
-    """The call of a node. Up to three inputs, which most nodes have, are read by the hot loop itself."""
+    """The call of a node. The hot loop itself reads up to three inputs, which are enough for most nodes."""
     if binding.keywords:
         return BOUND, _general_call(fn, binding), -1, -1, -1
     match binding.positional:
@@ -404,7 +403,7 @@ def _call(fn: Callable[..., Any], binding: Binding) -> _Call:
 
 
 def _general_call(fn: Callable[..., Any], binding: Binding) -> Callable[[list[Any]], Any]:
-    """Two forms that may have many inputs, made quick; and one for everything."""
+    """A call with any inputs: two fast forms for common cases, and a general one."""
     slots = [feed for feed in binding.positional if isinstance(feed, int)]
     match binding:
         case Binding(positional=((_, _, *_) as gathered,), keywords=()):

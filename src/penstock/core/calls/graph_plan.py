@@ -1,20 +1,20 @@
 """
-A compiled graph, and the values that it is made of.
+A plan (a compiled graph) and its parts.
 
-A `Plan` is made once by `graph_compile.compile_plan` and then only read, by any number of runs at once. A run
-owns two flat lists, copied from templates: the values (one slot per node, then the constants, then the
-environment) and the pending counts. Everything else that a run needs to know of a node is in one tuple of the
-plan, its `Step`, so that the hot loop touches one object per node and allocates nothing.
+`graph_compile.compile_plan` makes a `Plan` once; any number of runs then read it at the same time. A run owns
+two flat lists, copied from templates: the values (one slot per node, then the constants, then the
+environment) and the pending counts. All other data of a node is in one tuple of the plan, its `Step`, so that
+the hot loop reads one object per node and allocates nothing.
 
-Two things make the counting cheap:
+Two properties make counting cheap:
 
-- A successor with a single predecessor needs no count: it is ready the moment that predecessor is done. Only
-  *shared* successors (two predecessors or more) are counted, and only they need a lock.
-- The end of the run is one more shared successor, numbered `end`, which every sink feeds. So no node has to
-  check whether the run is complete; a count reaches zero.
+- A successor with a single predecessor needs no count: it is ready when that predecessor is done. Only
+  *shared* successors (with two or more predecessors) are counted, and only they need a lock.
+- The end of the run is one more shared successor, numbered `end`, of all nodes without successors. So no node
+has to check whether the run is complete: a count reaches zero.
 
-Nodes are numbered in topological order. That makes index order a valid serial order (the reference in the
-tests is a plain loop over it) and keeps neighbours in the graph neighbours in memory.
+Nodes are numbered in topological order. So the index order is a valid serial order (the reference in the
+tests is a plain loop), and neighbors in the graph are neighbors in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.core.text import is_kind, safe_repr
 @dataclass(frozen=True, slots=True)
 class Env:
     """
-    An input that the run brings along: `executor.run(plan, {"user_id": 7})`.
+    An input that each run provides: `executor.run(plan, {"user_id": 7})`.
 
     For example:
 
@@ -46,7 +46,7 @@ class Env:
 @dataclass(frozen=True, slots=True)
 class Const:
     """
-    An input that never changes. Wrapped, so that a string is not taken for the name of a node.
+    A constant input. It is wrapped, so that a string is not taken for the name of a node.
 
     For example:
 
@@ -58,7 +58,7 @@ class Const:
 
 class Lane(StrEnum):
     """
-    Where a node runs, as its author writes it.
+    The lane in which a node runs.
 
     For example:
 
@@ -74,8 +74,8 @@ class Lane(StrEnum):
 
 class Queue(IntEnum):
     """
-    Where a node waits: the lane of the same name. There is one queue more: `async def` nodes belong to the
-    I/O lane, but wait for its event loop and not for one of its threads.
+    The queue in which a node waits: that of its lane. `async def` nodes of the I/O lane have a queue of their
+    own, because they wait for its event loop and not for its threads.
     """
 
     COMPUTE = 0
@@ -85,7 +85,7 @@ class Queue(IntEnum):
     CLUSTER = 4
 
 
-#: The queue number of the end of the run: no lane's.
+#: The queue number of the end of the run, which is in no lane.
 NOWHERE: Final = 255
 
 
@@ -138,7 +138,8 @@ class _Unset:
 
 UNSET: Final = _Unset()
 
-#: What feeds one parameter: a slot, several slots gathered into a list, or (`ITEM`) the item of a map node.
+#: The input of one parameter: a slot, several slots collected into a list, or (`ITEM`) the item of a map
+#: node.
 Feed: TypeAlias = int | tuple[int, ...]
 ITEM: Final = -1
 
@@ -168,7 +169,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class NodeRules:
-    """What a node has beyond one plain call. Most nodes share the one default object."""
+    """The options of a node beyond a plain call. Most nodes share one default object."""
 
     retries: int = 0
     retry_delay: float = 0.0
@@ -187,15 +188,16 @@ class NodeRules:
 
     def retry_in(self, attempt: int, error: BaseException) -> float | None:
         """
-        Seconds to wait after failed attempt number `attempt` (from 1), doubling; None when that was the last.
+        Seconds to wait after failed attempt number `attempt` (from 1), doubling. None: that was the last
+        attempt.
         """
         if attempt > self.retries or not is_kind(error, self.retry_on):
             return None
         return float(self.retry_delay * 2 ** min(attempt - 1, 16))
 
 
-#: Instead of the number of inputs. BOUND: the function takes the list of values itself. CAREFUL: the node
-#: needs an attempt of its own (see `NodeAttempts`).
+#: Values in place of the number of inputs. BOUND: the function takes the list of values itself. CAREFUL: the
+#: node needs an attempt of its own (see `NodeAttempts`).
 BOUND: Final = 4
 CAREFUL: Final = 5
 
@@ -254,8 +256,9 @@ class Plan:
 
     def own_steps(self, watched: bool) -> list[Step]:
         """
-        For a run that may have to change its steps: a `watched` (traced) one, in which no node takes the fast
-        path, or one in which a node may fail alone (see `give_up`). The others share the plan's.
+        The steps for one run. A copy, if the run may change them: in a `watched` (traced) run no node takes
+        the fast path, and in some runs a node may fail alone (see `give_up`). Other runs share the plan's
+        steps.
         """
         if watched:
             return [(CAREFUL, *step[1:]) for step in self.steps]
@@ -263,9 +266,9 @@ class Plan:
 
     def arrive(self, pending: list[int], node: int) -> list[int]:
         """
-        `node` is done: take it off its successors' counts and return those that are ready now (`end` among
-        them when the run is complete). Call it once per node, one caller at a time; the hot loop has this
-        step unrolled.
+        Count a node that is done: decrement its successors' counts, and return the successors that are ready
+        now (with `end` if the run is complete). Call it once per node, one caller at a time. The hot loop
+        repeats this code.
         """
         straight, pushes, shared = self.steps[node][-3:]
         ready = [straight] if straight >= 0 else []
@@ -279,10 +282,10 @@ class Plan:
 
     def give_up(self, steps: list[Step], skipped: dict[int, int], node: int) -> None:
         """
-        `node` failed and only its dependents suffer: each of its descendants is entered into `skipped` with
-        the number of the failed node, and from now on calling it does nothing. They still take part in the
-        counting, so that the run ends when the last of the others has, and not before. None of them can have
-        been started: they all lack the failed node, which arrives after this.
+        Skip the dependents of a failed node: enter each descendant into `skipped` with the number of the
+        failed node, and make its call do nothing. They still count, so that the run ends when the last other
+        node has. None of them can have started, because they all need the failed node, which is counted after
+        this.
         """
         stack = [node]
         while stack:
@@ -299,7 +302,7 @@ def _nothing(_: list[Any]) -> Any:
 
 def critical_path(plan: Plan, durations: Mapping[int, float]) -> list[int]:
     """
-    The chain of nodes whose durations add up to the most: it must get shorter for the run to get shorter.
+    The chain of nodes with the longest total duration. The run gets shorter only if this chain does.
     """
     best: list[float] = [0.0] * len(plan)
     before: list[int] = [-1] * len(plan)
@@ -317,7 +320,7 @@ def critical_path(plan: Plan, durations: Mapping[int, float]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
-    """A node as its author gave it, unchecked: problems are reported when the graph is compiled."""
+    """A node as its author wrote it. Compiling the graph checks it."""
 
     fn: Any
     name: Any = None
@@ -345,7 +348,7 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class GraphProblem:
-    """One mistake: where, of which kind, what is wrong, and what to change."""
+    """One mistake: its node, its kind, what is wrong, and what to change."""
 
     node: str | None
     kind: str
@@ -358,14 +361,14 @@ class GraphProblem:
 
 
 class _Item:
-    """The source of a map node's own item."""
+    """The input that stands for a map node's item."""
 
 
 ITEM_SOURCE: Final = _Item()
 
 #: A node's name, an input of the environment, a constant, or the item of a map.
 Leaf: TypeAlias = str | Env | Const | _Item
-#: What feeds one parameter: one leaf, or several that become a list.
+#: The input of one parameter: one leaf, or several that become a list.
 Resolved: TypeAlias = Leaf | tuple[Leaf, ...]
 
 
@@ -386,7 +389,7 @@ class Node:
     over: Resolved | None = None
 
     def feeders(self) -> list[str]:
-        """The nodes it waits for, each once, in the order of its parameters."""
+        """The nodes that this one waits for, each once, in the order of its parameters."""
         sources = [*self.feeds.values(), *([] if self.over is None else [self.over])]
         return list(dict.fromkeys(leaf for s in sources for leaf in leaves(s) if isinstance(leaf, str)))
 
@@ -398,7 +401,8 @@ def cycles(feeders: Mapping[str, Sequence[str]]) -> list[list[str]]:
     paths: list[list[str]] = []
     remaining = dict(feeders)
     while stuck := remaining.keys() - set(topological(remaining)):
-        # Each stuck node waits for another stuck one: walk against the data until one comes up twice.
+        # Each stuck node waits for another stuck one: walk against the direction of the data until one
+        # repeats.
         name, seen = next(name for name in remaining if name in stuck), list[str]()
         while name not in seen:
             seen.append(name)
@@ -417,8 +421,8 @@ def cycles(feeders: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 def topological(feeders: Mapping[str, Sequence[str]]) -> list[str]:
     """
-    Kahn's algorithm with the author's order as the tie-breaker, so that a picture and a trace read as the
-    code does. Nodes that wait for themselves are left out.
+    The nodes in topological order (Kahn's algorithm), with ties in the author's order, so that a picture and
+    a trace read like the code. Nodes that wait for themselves are left out.
     """
     names = list(feeders)
     rank = {name: number for number, name in enumerate(names)}

@@ -1,28 +1,26 @@
 """
-The dispatch queue: which calls may enter, which is next, and which endings count.
+The dispatch queue decides which calls may enter, which is next, and which outcomes count.
 
-Pure: no lock, no thread, no clock. A shell holds a lock around each call, hands in the time, and carries out
-the decisions. All worker pools share this one machine, so the rules of admission are written once.
+It is pure: no lock, no thread, no clock. Its user (`CallQueue`) locks it, passes the time, and carries out
+the decisions. All worker pools use it, so the rules of admission are written once.
 
-Three choices that a reader would not guess:
+Three decisions are not obvious:
 
-*Room.* A new call is accepted if the calls that are accepted but not started are fewer than `max_queue_depth`
-plus the free slots. With a depth of 0 that leaves exactly the hand-off: accepted means started. With a shell
-that dispatches all it can before it releases the lock, free slots and pending calls never exist at once, so
-`pending` never exceeds the depth (requeued calls excepted, DQ-6). A free slot is room only if a call may
-start in it: not while paused. And `take` makes no room, it moves a call from one side of that sum to the
-other; its room was given away when the slot became free.
+*Room.* A new call is accepted if fewer calls are accepted and not started than `max_queue_depth` plus the
+free slots. With a depth of 0, accepted means started. If the user dispatches all it can before it releases
+the lock, there are never free slots and pending calls at the same time, so `pending` never exceeds the depth
+(except for requeued calls, DQ-6). A free slot counts only if a call may start in it, so not while paused.
+`take` makes no room: the room was given away when the slot became free.
 
-*Waiters hold no payload.* Room given to a waiter becomes a RESERVED place with its name on it, and the waiter
-makes its payload then. One place, one wake-up; a later caller cannot take it. Only a waiter with its payload
-(`eager`: a Future that waits in place of a thread which must not block) goes straight to PENDING. Two threads
-that are woken at once fill their places in any order; so where the payload is made at once (`in_turn`) the
-next waiter gets its place after that, and calls start in the order of their callers. A reservation may take
-its time, and delays no other.
+*Waiters hold no payload.* Room for a waiter becomes a RESERVED place of that waiter, which then makes its
+payload. So each place causes one wake-up, and a later caller cannot take it. Only a waiter that has its
+payload (`eager`: a Future that waits in place of a thread which must not block) becomes PENDING at once. Two
+woken threads could fill their places in any order; so if the payload is made at once (`in_turn`), the next
+waiter gets its place after that, and calls start in the order of their callers. A reservation may take its
+time and delays no other call.
 
-*Canceled calls stay in the deque* until they reach its head, marked and not counted; when the marked
-outnumber the others the deque is swept. So a cancel needs no search, and a paused queue that is filled and
-canceled for ever stays small.
+*Canceled calls stay in the deque* until they reach its head, marked and not counted. If there are more of
+them than of others, they are removed. So a cancel needs no search, and the deque stays small.
 """
 
 from __future__ import annotations
@@ -58,19 +56,17 @@ TicketT = TypeVar("TicketT", bound=Ticket)
 
 class DispatchQueue(Generic[TicketT]):
     """
-    Calls enter by `enter` (and `fill`, if they had no payload), leave by `take`, and end by `settle`, `cancel`, `lose`
-    or `dispose`.
+    The queue of one pool. Calls enter by `enter` (and `fill`, if they had no payload), leave by `take`, and
+    end by `settle`, `cancel`, `lose` or `dispose`.
 
-    Effects of one call on *other* tickets are left in two lists, which the shell collects before it releases
-    its lock: `granted` (waiters that got a place: wake each once) and `evicted` (fail each with a
-    QueueDropError).
+    Effects on *other* tickets are added to two lists, which the user reads before it releases its lock:
+    `granted` (waiters that got a place: wake each once) and `evicted` (fail each with a QueueDropError).
     """
 
     def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
         self._blocks = limits.policy is Policy.BLOCK
-        # With a depth of 0 a pending call came back from a crash, and the new one could not start in its
-        # place.
+        # With a depth of 0 a pending call was requeued after a crash; a new one could not start in its place.
         self._evicts = limits.policy is Policy.DROP_OLDEST and limits.max_queue_depth > 0
         self.max_queue_depth = limits.max_queue_depth
         self.slots = limits.max_in_flight
@@ -86,7 +82,7 @@ class DispatchQueue(Generic[TicketT]):
         self._pending: deque[TicketT] = deque()
         self._front: list[tuple[int, TicketT]] = []
         self._waiters: deque[TicketT] = deque()
-        self._building: TicketT | None = None  # has its place; all others wait until its payload is there
+        self._building: TicketT | None = None  # the call whose payload is being made; all others wait for it
         self._serial = 0
         self._cursor = 0
 
@@ -94,8 +90,8 @@ class DispatchQueue(Generic[TicketT]):
 
     def enter(self, ticket: TicketT, now: float) -> EnterResult:
         """
-        Accept a call whose payload exists (`eager`), or reserve a place for one whose payload does not: then
-        `fill` or `cancel` must follow. Or make it wait, or refuse it.
+        Accept a call, reserve a place for it, make it wait, or refuse it. A call with a payload (`eager`) is
+        accepted; for one without, a place is reserved, and `fill` or `cancel` must follow.
         """
         ticket.called_at = now
         if self.disposed:
@@ -112,7 +108,7 @@ class DispatchQueue(Generic[TicketT]):
         if not ticket.eager:
             self._reserve(ticket)
             return EnterResult.RESERVED
-        # `_accept`, written out: every call takes this path.
+        # `_accept`, inlined: every call takes this path.
         ticket.stage = PENDING
         ticket.entered_at = now
         self._serial += 1
@@ -122,7 +118,7 @@ class DispatchQueue(Generic[TicketT]):
         return ACCEPTED
 
     def fill(self, ticket: TicketT, now: float) -> bool:
-        """Put the payload in its place. False if the place is gone: canceled, or the queue was disposed."""
+        """Accept a call that now has its payload. False: it was canceled, or the queue was disposed."""
         if ticket.stage is not RESERVED:
             return False
         self.reserved -= 1
@@ -138,7 +134,7 @@ class DispatchQueue(Generic[TicketT]):
 
     def enter_run(self, tickets: Sequence[TicketT], now: float) -> int:
         """
-        `enter` for many calls whose payloads exist: as many of them as there is room for. Returns how many.
+        `enter` for many calls with payloads, as many as there is room for. Returns how many.
         """
         entered = int(min(self.free_places(), len(tickets)))
         serial = self._serial
@@ -183,7 +179,7 @@ class DispatchQueue(Generic[TicketT]):
 
     def _grant(self, now: float) -> None:
         """
-        Give room to waiters, first come first served; each takes one place, now or when its payload is made.
+        Give places to waiters, first come first served.
         """
         waiters = self._waiters
         places = self._places()
@@ -204,7 +200,7 @@ class DispatchQueue(Generic[TicketT]):
     # Dispatching
 
     def take(self, now: float) -> TicketT | None:
-        """The next call for a worker, or None if there is none or no slot for it."""
+        """Take the next call for a worker. None: there is no call, or no free slot."""
         if self.in_flight >= self.limit or not self.pending:
             return None
         ticket = self._pop_pending()
@@ -219,7 +215,7 @@ class DispatchQueue(Generic[TicketT]):
         return ticket
 
     def _pop_pending(self) -> TicketT:
-        """The next pending call, of which there is one; calls that came back from a crash go first."""
+        """Remove and return the next pending call; there must be one. Requeued calls go first."""
         self.pending -= 1
         front, queue = self._front, self._pending
         while front:
@@ -235,8 +231,8 @@ class DispatchQueue(Generic[TicketT]):
 
     def settle(self, ticket: TicketT, dispatch: int, now: float) -> bool:
         """
-        One attempt is over. True if its outcome counts; False if the call was ended before (its slot is free
-        now) or if this attempt is not the current one (then nothing changes).
+        End an attempt. True: its outcome counts. False: the call had ended before (then its slot is free
+        now), or this is not the current attempt (then nothing changes).
         """
         if ticket.dispatch != dispatch:
             return False
@@ -250,7 +246,7 @@ class DispatchQueue(Generic[TicketT]):
         return stage is IN_FLIGHT
 
     def cancel(self, ticket: TicketT, now: float) -> CancelPhase | None:
-        """End a call wherever it is; the phase says where that was. None: it has ended already."""
+        """Cancel a call in any stage. Returns the phase in which it was. None: it has ended already."""
         match ticket.stage:
             case Stage.WAITING:
                 self.waiting -= 1
@@ -286,10 +282,10 @@ class DispatchQueue(Generic[TicketT]):
 
     def lose(self, tickets: Iterable[TicketT], now: float, *, blame: Iterable[TicketT] = ()) -> list[TicketT]:
         """
-        The worker of these calls is gone. Calls in flight go back to pending, past the admission limit; calls
-        that were ended already only free their slot. Calls in `blame` were running when it died: those that
-        have now crashed `max_attempts` workers are settled and returned, to be failed; so are all calls once
-        the queue is disposed, because no call will ever leave it again.
+        Take back the calls of a dead worker. Calls in flight become pending again, even beyond the admission
+        limit; ended calls only free their slot. Calls in `blame` ran when the worker died: those that have
+        now crashed `max_attempts` workers are settled and returned, to be failed. After `dispose` all are,
+        because no call leaves the queue then.
         """
         for ticket in blame:
             ticket.crashes += 1
@@ -324,7 +320,7 @@ class DispatchQueue(Generic[TicketT]):
     # Pausing
 
     def offer_slots(self, slots: int, now: float) -> None:
-        """How many calls the workers can have now; those of a crashed worker are missing until it is back."""
+        """Set how many calls the workers can have now, without those of crashed workers."""
         self.slots = slots
         self._set_limit(now)
 
@@ -353,7 +349,7 @@ class DispatchQueue(Generic[TicketT]):
         return ended
 
     def dispose(self) -> list[TicketT]:
-        """`clear`, and accept and dispatch nothing from now on; the shell ends the calls in flight."""
+        """`clear`, and accept and dispatch no more calls. The user ends the calls in flight."""
         self.disposed = True
         self.limit = 0
         return self.clear()
@@ -369,7 +365,7 @@ class DispatchQueue(Generic[TicketT]):
         return (ticket for ticket in self._waiters if ticket.stage is WAITING)
 
     def stored(self) -> tuple[int, int, int]:
-        """How many tickets are stored, canceled ones included: pending, requeued, waiting."""
+        """The numbers of stored tickets (pending, requeued, waiting), canceled ones included."""
         return len(self._pending), len(self._front), len(self._waiters)
 
     def state(self) -> QueueState:

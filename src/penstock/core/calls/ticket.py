@@ -1,5 +1,5 @@
 """
-The values of the dispatch queue: a call on its way, the stages of that way, the limits, and the results.
+The types of the dispatch queue: tickets, their stages, the limits, and the results.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class EnterResult(Enum):
     CLOSED = 4
 
 
-# Looking a member up on its Enum class takes longer than the rest of `take`; these are read a million times a
-# second.
+# Module constants, because reading a member of an Enum takes longer than the rest of `take`.
 NEW: Final = Stage.NEW
 WAITING: Final = Stage.WAITING
 RESERVED: Final = Stage.RESERVED
@@ -63,7 +62,7 @@ CLOSED: Final = EnterResult.CLOSED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """Checked when made, so that no queue with impossible limits exists."""
+    """The limits of a queue, checked when they are made."""
 
     max_in_flight: int
     max_queue_depth: float = math.inf
@@ -79,7 +78,7 @@ class QueueLimits:
             )
         check_count("max_attempts", self.max_attempts, least=1)
         try:
-            # A plain "drop-oldest" equals the member but is not it, and the queue compares with `is`.
+            # Convert a plain string to the member, because the queue compares with `is`.
             object.__setattr__(self, "policy", Policy(self.policy))
         except ValueError:
             names = ", ".join(repr(str(policy)) for policy in Policy)
@@ -93,8 +92,8 @@ def check_count(name: str, value: float, *, least: int, or_else: str = "") -> No
 
 class QueueState(NamedTuple):
     """
-    A tuple, because hooks may need one at every change, and a frozen dataclass takes four times as long to
-    make.
+    The state of a queue. A tuple, because hooks may need one at every change and a frozen dataclass takes
+    four times as long to make.
     """
 
     in_flight: int
@@ -114,27 +113,27 @@ class QueueState(NamedTuple):
 
 class Ticket:
     """
-    One call on its way through the queue. A shell subclasses it to add its own fields.
+    One call in the queue. Subclasses add fields.
 
-    `dispatch` names one attempt and is never used again: a completion with another number is stale (DQ-7).
-    `attempt` counts dispatches; `crashes` counts the workers that died *running* this call. They differ
-    because a call that merely lay in the pipe of a dead worker did not cause the crash.
+    `dispatch` is the number of one attempt and is never reused: a completion with another number is stale
+    (DQ-7). `attempt` counts dispatches; `crashes` counts the workers that died *running* this call. A call
+    that only waited in the pipe of a dead worker did not cause its crash.
     """
 
-    # Slots, because each of these is written two or three times in the life of a call: with class attributes
-    # as defaults a ticket is made in half the time, and its whole way through the queue takes twice as long.
+    # Slots, because each attribute is written several times: with class attributes as defaults a ticket is
+    # made in half the time, but its way through the queue takes twice as long.
     __slots__ = (
         "attempt", "called_at", "crashes", "dispatch", "eager", "entered_at", "last_wait", "pending_for", "serial", "stage",
         "waiting_for",
     )  # fmt: skip
 
-    #: Its caller makes the payload as soon as it has its place, so calls behind it wait until that is done
-    #: and calls keep the order of their callers. Not in slots: few tickets set it.
+    #: The caller makes the payload as soon as it has its place. Calls behind it wait for that, so that calls
+    #: keep the order of their callers. Not in slots: few tickets set it.
     in_turn: bool = False
 
     def __init__(self) -> None:
         self.stage: Stage = NEW
-        # Has its payload already: if it must wait, it enters by itself when there is room.
+        # The payload exists: if the call must wait, it enters by itself when there is room.
         self.eager = False
         self.serial = 0  # the order of acceptance
         self.dispatch = 0
@@ -142,7 +141,7 @@ class Ticket:
         self.crashes = 0
         self.called_at = 0.0
         self.entered_at = 0.0  # when it last became pending
-        # Seconds before it was accepted, including the time in which its caller made the payload.
+        # Seconds before acceptance, including the time in which its caller made the payload.
         self.waiting_for = 0.0
         self.pending_for = 0.0  # seconds from acceptance to dispatch, over all attempts
         self.last_wait = 0.0  # how long its latest dispatch had waited

@@ -1,17 +1,16 @@
 """
 The worker process, and the call target that it shares with a worker on a cluster.
 
-One thread reads, runs and replies; there is no second one to hand work to or to contend with. It still
-notices a cancel while a function runs: the pool raises a counter in a shared page, which costs nothing to
-check before each call and whenever the function reads `current_call().canceled`; only if it changed is the
-pipe read.
+One thread reads, runs and replies. It still notices a cancel while a function runs: the pool raises a counter
+in a shared page. The worker checks the counter before each call and whenever the function reads
+`current_call().canceled`, which costs nothing, and reads the pipe only if the counter changed.
 
-The same page says which call runs now. It survives the process, so the pool knows which of the calls in the
-pipe of a dead worker had begun.
+The same page has the number of the running call. The page survives the process, so the pool knows which calls
+of a dead worker had begun.
 
-When the pool's process dies, however it dies, the kernel kills this one and the children that it started: the
-read end of the lifeline pipe is set to send SIGKILL to our process group as soon as its last writer is gone.
-A thread does the same where the kernel cannot, and where a forked copy of the parent holds the pipe open.
+When the pool's process dies in any way, the kernel kills this process and its children: the read end of the
+lifeline pipe sends SIGKILL to this process group when its last writer is gone. A thread does the same where
+the kernel cannot, and where a forked copy of the parent keeps the pipe open.
 """
 
 from __future__ import annotations
@@ -107,9 +106,10 @@ class ChildWorker:
 
     def abandon(self) -> None:
         """
-        The function forked, and this is the copy. The calls in the pipe and the replies belong to the worker.
+        Disable this copy of the worker, which its function forked: the calls and replies belong to the
+        worker.
         """
-        if not self._is_copy:  # the second time the numbers may belong to other files
+        if not self._is_copy:  # only once: later the descriptors may belong to other files
             self._is_copy = True
             self._peek = select.poll()
             os.close(self._inlet)
@@ -136,7 +136,7 @@ class ChildWorker:
                 self._control(*message)
 
     def _read_cancels(self) -> None:
-        """Read the pipe if the page says that there are new cancels."""
+        """Read the pipe if the page shows new cancels."""
         while self._page[PAGE_CANCELS] != self._cancels and self._peek.poll(0):
             self._receive()
 
@@ -169,7 +169,7 @@ class ChildWorker:
         self._target.set_up(blob)
 
     def _set_up_or_exit(self, fn: Any, *args: Any) -> None:
-        """If it fails, tell the pool why and exit."""
+        """Make a part of the setup. If it fails, send the reason to the pool and exit."""
         try:
             fn(*args)
         except SetupFailed as failed_setup:
@@ -178,8 +178,7 @@ class ChildWorker:
 
     def _exit(self, code: int = 0) -> NoReturn:
         """
-        As a program ends: atexit functions run and output is flushed; but threads of the function are not
-        joined.
+        Exit like a program: run atexit functions and flush output, but do not join the function's threads.
         """
         import atexit  # noqa: PLC0415  # needed once
 
@@ -217,7 +216,7 @@ class ChildWorker:
         else:
             if self._is_copy:
                 end_copy(None)
-            # The commonest results, without the call of `_pack`.
+            # The most common results, without calling `_pack`.
             kind, payload = (PLAIN, value) if type(value) in PLAIN_TYPES else self._pack(value)
             value = None
         messages: list[tuple[Any, ...]] = [(dispatch, kind, payload, clock() - started)]
@@ -313,7 +312,7 @@ class SetupFailed(Exception):
 
 
 def or_setup_failed(what: str, fn: Callable[..., Any], *args: Any) -> Any:
-    """Call `fn`, without which no call can run here."""
+    """Call a part of the setup. Raises SetupFailed if it raises: no call can then run in this worker."""
     try:
         return fn(*args)
     except BaseException as error:  # SystemExit, too

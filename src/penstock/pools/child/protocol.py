@@ -100,7 +100,7 @@ def is_plain(value: object) -> bool:
 
 
 class _OutOfBand:
-    """A long bytes-like argument: pickled out of band, and rebuilt as its own type on the other side."""
+    """A long bytes-like argument, pickled out of band and rebuilt with its type on the other side."""
 
     def __init__(self, data: bytes | bytearray) -> None:
         self._data = data
@@ -128,7 +128,7 @@ def pack_arguments(
 
 
 def pack_setup(setup: dict[str, Any], *, portable: bool = False) -> bytes:
-    """What a worker needs before its first call; all of it in band, because it is kept for restarts."""
+    """Pickle the setup of a worker. All buffers are in band, because the pickle is kept for restarts."""
     try:
         return dump(setup, large=float("inf"), portable=portable)[0]
     except Exception as error:  # as above
@@ -138,7 +138,9 @@ def pack_setup(setup: dict[str, Any], *, portable: bool = False) -> bytes:
 
 
 def pack_result(value: Any) -> tuple[int, Any, list[memoryview]]:
-    """PLAIN and the value; PICKLED, the pickle and the buffers beside it; or ERROR and why it cannot be sent."""
+    """
+    The kind of a result, its form, and its buffers: PLAIN and the value, PICKLED and the pickle, or ERROR.
+    """
     if is_plain(value):
         return PLAIN, value, []
     try:
@@ -162,8 +164,8 @@ def _unsendable(value: Any, error: Exception) -> NotPicklable:
 
 def dump(value: Any, large: float = LARGE, *, portable: bool = False) -> tuple[bytes, list[memoryview]]:
     """
-    Pickle with the large buffers beside it: by `pickle`, or by `cloudpickle` where that fails and it is
-    installed. `portable`: for a machine that may lack the script which is `__main__` here.
+    Pickle a value, with its large buffers out of band; by `cloudpickle` if `pickle` fails and it is
+    installed. `portable`: for a machine that may lack the script of `__main__`.
     """
     buffers: list[memoryview] = []
 
@@ -189,8 +191,8 @@ def dump(value: Any, large: float = LARGE, *, portable: bool = False) -> tuple[b
 
 def pack_key(key: Any) -> Any:
     """
-    The key of a call as it travels: plain, or pickled into bytes. None if it cannot be pickled: it is useful in
-    the worker, but not worth an error.
+    The key of a call in its form for the worker: plain, or pickled. None if it cannot be pickled: the worker
+    can do without it.
     """
     if is_plain(key) and type(key) is not bytes:
         return key
@@ -233,7 +235,7 @@ def _unpicklable_part(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def main_module() -> tuple[str, str] | None:
     """
-    How a worker can import the module that is `__main__` here: by name, by path, or not at all (a prompt, `-c`, a
+    How a worker can import this process's `__main__`: by name or by path. None: not at all (a prompt, `-c`, a
     notebook).
     """
     main = sys.modules["__main__"]
@@ -249,7 +251,7 @@ def main_module() -> tuple[str, str] | None:
 
 def by_reference(fn: Callable[..., Any]) -> bool:
     """
-    Whether workers can get this function once and then by number: it must be importable, and so without
+    Whether a worker can get this function once and then by its number: it must be importable, so it has no
     state.
     """
     module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)

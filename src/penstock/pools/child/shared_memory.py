@@ -1,14 +1,14 @@
 """
 Shared memory for large buffers.
 
-The sender owns a segment (a memfd: no name to leak, no /dev/shm to fill) and copies buffers into it through a
-mapping that stays warm: a fresh mapping of 32 MB costs ten times the copy, in page faults. The receiver opens
-it through /proc/PID/fd and maps it privately, so that writes into its array never reach the sender's copy,
-which a requeued call may still need. When the last view on that mapping is gone, and not before, the segment
-goes back: an array that a function keeps for itself stays valid.
+The sender owns a segment (a memfd, so nothing is left behind and /dev/shm is not used) and copies buffers
+into it through a mapping that it keeps: the page faults of a new mapping of 32 MB cost ten times the copy.
+The receiver opens the segment through /proc/PID/fd and maps it privately, so that its writes never reach the
+sender's copy, which a requeued call may still need. The segment is returned only when the last view of the
+mapping is gone, so an array that a function keeps stays valid.
 
-Segments are released anywhere, even in a garbage collection while some lock is held, so releasing only
-appends to a deque.
+A release may happen anywhere, even in a garbage collection while a lock is held, so it only appends to a
+deque.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEEP: Final = 256 * 1024 * 1024
 
 
 class Ref(NamedTuple):
-    """The address of buffers in a segment, as it travels."""
+    """The address of buffers in a segment, as it is sent."""
 
     pid: int
     fd: int
@@ -90,7 +90,7 @@ class Arena:
 
     def sort_returned(self) -> list[int]:
         """
-        Keep returned segments for reuse; those above the limit are closed. Returns the numbers of the closed
+        Keep returned segments for reuse, and close those above the limit. Returns the numbers of the closed
         ones.
         """
         closed = []
@@ -132,8 +132,7 @@ class FilledSegment:
 
 class SegmentMapper:
     """
-    The receiver's side: maps segments of another process, and lists in `done` those that are no longer
-    mapped.
+    Maps segments of another process. `done` lists those that are no longer mapped.
     """
 
     def __init__(self) -> None:
@@ -142,8 +141,8 @@ class SegmentMapper:
 
     def reach(self, ref: Ref) -> int:
         """
-        The segment's descriptor here, which outlives its owner. FileNotFoundError if the owner is gone
-        already.
+        This process's descriptor of the segment, which stays valid after the owner's death. Raises
+        FileNotFoundError if the owner is gone already.
         """
         fd = self._fds.get(ref.segment)
         if fd is None:
@@ -172,7 +171,7 @@ class SegmentMapper:
 
 
 def load(data: bytes | None, ref: Any, mapper: SegmentMapper) -> Any:
-    """The inverse of packing: `data` is None if even the pickle lies in shared memory."""
+    """Unpickle a value. `data` None: the pickle itself is in shared memory."""
     import pickle  # noqa: PLC0415  # used only here
 
     views = mapper.views(Ref(*ref))

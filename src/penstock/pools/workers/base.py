@@ -1,6 +1,6 @@
 """
-The base class of all worker groups, as a call queue uses them; the counters of calls and workers; and the
-slot of one worker.
+The base class of worker groups, with the methods that a call queue uses; the counters of calls and workers;
+and the slot of one worker.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class WorkerGroup(ABC):
     can_be_killed = True
     workers: Sequence[ReportedWorker]
     reader: ReplyReader | None = None  # None: the workers report their results themselves
-    #: Without the lock: name the function of a call. Returns the function that makes the payload, or None if
-    #: the payload is made.
+    #: Prepare a call, without the lock. Returns the function that makes its payload. None: the payload is
+    #: made.
     pack_call: Callable[[Call[Any], Any, tuple[Any, ...], dict[str, Any]], Callable[[], None] | None]
 
     def __init__(self, call_queue: CallQueue, options: WorkerOptions) -> None:
@@ -56,7 +56,7 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def stop_call(self, call: Call[Any], now: float) -> None:
-        """Stop the run of this call: its caller is gone."""
+        """Stop this running call, because its caller is gone."""
 
     @abstractmethod
     def in_flight(self) -> Iterable[Call[Any]]: ...
@@ -83,10 +83,10 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def close(self, *, kill: bool) -> None:
-        """Start nothing any more. Each worker ends when it has nothing to do; or, `kill`, now."""
+        """Start no more calls. Each worker ends when it is idle; with `kill`, now."""
 
     def abandon(self) -> None:
-        """In a forked copy of this process: the workers belong to the process that was copied."""
+        """Disable the group in a forked copy of this process: the workers belong to the parent."""
         self._call_queue.abandon()
         self.gone.set()
 
@@ -120,15 +120,15 @@ class Condition(Enum):
     STOPPED = "stopped"  # until `resume`
 
 
-# Read for every call that is assigned; a look at the member of an Enum takes longer than the rest of that.
+# Module constants, because they are read for every call and reading a member of an Enum is slow.
 LIVE: Final = Condition.LIVE
 COLD: Final = Condition.COLD
 
 
 class WorkerSlot:
     """
-    One slot of a group whose workers can die: what the group must know of the worker in it to restart, retire
-    and replace it, be it a process of this machine or an actor on a cluster.
+    One slot of a group whose workers can die: the state that the group needs to restart, retire and replace
+    the worker in it, which is a process of this machine or an actor on a cluster.
     """
 
     def __init__(self, number: int) -> None:
@@ -139,14 +139,14 @@ class WorkerSlot:
         self.settled = 0  # calls settled in this slot, over all its workers
         self.idle_since = 0.0
         self.looked_at = 0.0  # when its memory was last measured
-        # Why it cannot go on, as it reported itself: a reason and a traceback.
+        # The error that the worker itself reported: a reason and a traceback.
         self.failure: tuple[str, str] | None = None
         self.kill_reason: str | None = None  # why the pool ended it; None if it died on its own
         self.unread: set[int] = set()  # dispatches that it ran and whose results are lost with it
         self.opened = False
 
     def open(self) -> None:
-        """From now on calls can be given to it. `close` must follow."""
+        """Open the slot for calls. `close` must follow."""
         self.condition = Condition.LIVE
         self.opened = True
         self.assigned = 0
@@ -156,27 +156,26 @@ class WorkerSlot:
     @property
     def running(self) -> int:
         """
-        The dispatch that it runs (or may run, where that cannot be known), 0 if none. Valid even after its
-        death.
+        The dispatch that the worker runs, or may run. 0: none. Valid even after its death.
         """
         raise NotImplementedError
 
     def kill(self, why: str) -> None:
-        """End it now, whatever it does. Its death is handled like any other."""
+        """Kill the worker. Its death is handled like any other."""
         if self.kill_reason is None:
             self.kill_reason = why
         self.condition = Condition.RETIRING
 
     def reap(self) -> str:
-        """Collect the dead worker. Returns how it ended, in words."""
+        """Reap the dead worker. Returns how it ended, in words."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release what `open` took. `running` is valid until then."""
+        """Release the resources of `open`. `running` is valid until then."""
         self.opened = False
 
     def memory(self) -> int:
-        """Its resident memory in bytes; 0 where that cannot be known."""
+        """The resident memory of the worker in bytes. 0: unknown."""
         raise NotImplementedError
 
     def crashed(self, call: Call[Any] | None, cause: str, words: str = "") -> WorkerCrashedError:

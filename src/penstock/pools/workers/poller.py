@@ -1,12 +1,12 @@
 """
 Waiting for many workers at once.
 
-Two epolls, one inside the other: the inner one has the workers' pipes; the outer one has the inner, the
-pidfds and an eventfd for wake-ups. The reader thread waits on the outer one. A thread that has to wait anyway
-may take the pipes over (`mute` takes the inner out of the outer, with one system call for any number of
-workers) and wait on the inner one itself.
+There are two epolls. The inner one has the workers' pipes; the outer one has the inner one, the pidfds and an
+eventfd for wake-ups. The reader thread waits on the outer one. Another waiting thread may take the pipes over
+and wait on the inner one: `mute` removes the inner epoll from the outer one, with one system call for any
+number of workers.
 
-Systems without epoll have one selector, and only the reader thread waits on it.
+On systems without epoll there is one selector, and only the reader thread waits on it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import socket
 import threading
 from typing import Final
 
-#: The number of pipes reported at once; the default would allocate room for a thousand for each reply.
+#: The most pipes that are reported at once; the default would allocate memory for a thousand with each reply.
 _READY: Final = 32
 
 
 class EpollPoller:
-    """On Linux. `fd` is readable when a pipe is, for an event loop that takes the pipes over."""
+    """The poller on Linux. `fd` is readable when a pipe is, for an event loop that takes the pipes over."""
 
     can_mute = True
 
@@ -39,7 +39,7 @@ class EpollPoller:
         self._signaling = threading.Lock()
 
     def watch(self, fd: int, *, write: bool = False) -> None:
-        """Watch a worker's pipe until it is readable, or, `write`, until it has room."""
+        """Watch a worker's pipe for data; with `write`, for room."""
         self._pipes.add(fd)
         self._inner.register(fd, select.EPOLLOUT if write else select.EPOLLIN)
 
@@ -55,8 +55,7 @@ class EpollPoller:
 
     def wait(self, timeout: float | None = None) -> list[int]:
         """
-        Wait for deaths and wake-ups; and, unless muted, until a pipe is ready (then `ready_pipes` says
-        which).
+        Wait for a death or a wake-up, and unless muted for a ready pipe (`ready_pipes` then lists it).
         """
         ready = [fd for fd, _ in self._outer.poll(timeout)]
         if self._wakeup in ready:
@@ -66,12 +65,12 @@ class EpollPoller:
 
     def ready_pipes(self, timeout: float | None = 0) -> list[tuple[int, int]]:
         """
-        The ready pipes as epoll gives them, (descriptor, events): this is called for every reply of a worker.
+        The ready pipes as epoll reports them, (descriptor, events); called for every reply of a worker.
         """
         return self._inner.poll(timeout, _READY)
 
     def clear_wakeup(self, fd: int) -> None:
-        """For a descriptor that is no worker's: consume the wake-up."""
+        """Consume the wake-up of a descriptor that is no worker's pipe."""
         if fd == self._reader_wakeup:
             os.eventfd_read(fd)
 
@@ -90,12 +89,12 @@ class EpollPoller:
         self._signal(self._reader_wakeup)
 
     def _signal(self, fd: int) -> None:
-        with self._signaling:  # once closed, the number may belong to another file
+        with self._signaling:  # after `close` the number may belong to another file
             if not self._outer.closed:
                 os.eventfd_write(fd, 1)
 
     def close(self) -> None:
-        """Close everything but `fd`: an event loop may have to stop watching that first."""
+        """Close everything but `fd`, which an event loop may still watch."""
         with self._signaling:
             self._outer.close()
             os.close(self._wakeup)
@@ -106,7 +105,7 @@ class EpollPoller:
 
 
 class SelectorPoller:
-    """On systems without epoll."""
+    """The poller on systems without epoll."""
 
     can_mute = False
     fd = -1

@@ -1,10 +1,9 @@
 """
-The process workers of one pool: which worker gets the next call, how it reaches the worker, and how the
-result comes back.
+The worker processes of one pool: chooses the worker of each call, sends the call, and receives the result.
 
-The thread that submits writes straight into a worker's pipe; there is no thread in between. The number of
-calls that a worker may have beyond the one that it runs is bounded (`max_in_flight` over all workers), and a
-well filled pipe is refilled in batches. Callers get their outcomes only after the next calls have been sent.
+The submitting thread itself writes into a worker's pipe. How many calls a worker may have beyond the running
+one is bounded (`max_in_flight` over all workers), and a well filled pipe is refilled in batches. The next
+calls are sent before callers get their outcomes.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from penstock.pools.options import WorkerOptions
 
 
-#: A worker that may have more calls than this replies in batches, which had better grow before they are read.
+#: A worker that may have more calls than this replies in batches, so reading may wait until they have grown.
 _DEEP: Final = 16
-#: Shared memory that is not in use is released after so many seconds.
+#: Seconds after which unused shared memory is released.
 _TRIM_AFTER: Final = 30.0
 
 
@@ -50,8 +49,7 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
 
     def dispatch_pending(self, now: float) -> None:
         """
-        In batches: after a batch of replies one worker has room for many calls, and choosing a worker for
-        each costs a tenth more.
+        Give pending calls to workers, in batches: choosing a worker for each call costs a tenth more.
         """
         queue = self._call_queue.queue
         touched = []
@@ -71,7 +69,7 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
     def _choose_worker(self) -> tuple[WorkerProcess | None, int]:
         """
         The least loaded worker, and how many calls it may get before another one is less loaded. A cold
-        worker is started rather than a busy one loaded further.
+        worker is preferred to a busy one.
         """
         best = cold = None
         least, limit = self._calls_per_worker, self._options.max_calls
@@ -132,7 +130,7 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
         self.reader.start(worker)
 
     def _assign_one(self, worker: WorkerProcess, call: Call[Any], plain: bool) -> None:
-        """The general case: with the messages that must come before the call, and what travels beside it."""
+        """Assign any call: send the messages that must precede it, and its extra data."""
         body, function = call.body, call.function
         if type(function) is PackedFunction:
             if function not in worker.functions_sent:
@@ -166,7 +164,7 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
             self.reader.wait_for_space(worker)
 
     def push(self, worker: WorkerProcess) -> None:
-        with self._call_queue.lock:  # or another thread could fill the pipe between the two lines
+        with self._call_queue.lock:  # so that no other thread fills the pipe between the two lines
             if worker.push():
                 self.reader.stop_waiting_for_space(worker)
             else:
@@ -181,7 +179,7 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
         )
 
     def more_may_come(self) -> bool:
-        """Replies may have arrived meanwhile, and not so many that they had better gather."""
+        """Whether more replies may have arrived, but not so many that it pays to let them gather."""
         return self._call_queue.queue.in_flight > 0 and not self.pipes_are_deep()
 
     def stop_call(self, call: Call[Any], now: float) -> None:
@@ -233,7 +231,7 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
             if worker.unsent and len(calls) - worker.unsent <= self._enough:
                 self._write(worker)
             wake = call_queue.end_change()
-        # The next calls are on their way, so now there is time for these callers.
+        # The next calls are sent, so now deliver these outcomes.
         for place, kind in packed:
             call, value, _ = outcomes[place]
             load = pickle.loads if kind == PICKLED else worker.load_shared

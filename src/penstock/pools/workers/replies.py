@@ -1,16 +1,16 @@
 """
-Which thread reads the replies of the worker processes.
+The reply reader: decides which thread reads the replies of the worker processes.
 
-There is a reader thread for it. But waking a thread costs more than all the rest of a small call, and another
-thread often waits anyway: one in `result()` or in a `submit` that found the queue full, or an event loop with
-calls outstanding. So a thread that waits may read: it takes the pipes over from the reader thread, reads
-every reply and settles it, whichever caller it belongs to (the field calls this leader/follower). Then a
-small call is one trip to the worker and back, with no thread in between.
+There is a reader thread. But waking a thread costs more than the rest of a small call, and often another
+thread waits anyway: in `result()`, in a `submit` on a full queue, or an event loop with calls in flight. Such
+a thread may take the pipes over from the reader thread; it then reads and settles all replies, for all
+callers (the leader/follower pattern). Then a small call is one round trip to the worker, without another
+thread.
 
 - One thread reads at a time: the one that holds `reading`.
 - While another thread reads, and for a moment after (it mostly comes back at once), the reader thread is
-  muted and checks now and then. If replies lie unread because a loop that took over is busy (a coroutine
-  blocks it), the reader thread reads them and takes the pipes back.
+  muted and checks from time to time. If replies stay unread because the loop that took over is blocked by a
+  coroutine, the reader thread reads them and takes the pipes back.
 - Deaths of workers are always handled by the reader thread.
 """
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-#: How long the reader thread lets replies gather while every worker has plenty to do, instead of waking for
-#: each.
+#: Seconds for which the reader thread lets replies gather while every worker has enough calls.
 _GATHER: Final = 50e-6
-#: How often the muted reader thread checks; twice as long each time that it finds nothing, up to the second
-#: value.
+#: Seconds between two checks of the muted reader thread; doubled after each check without a result, up to the
+#: second value.
 _LOOK: Final = 1e-3
 _LOOK_SELDOM: Final = 20e-3
-#: After so many replies a reading thread does not look for more.
+#: The most replies that a reading thread reads in one go.
 _FEW: Final = 8
-#: A loop that took over and has not read for so long is busy with something else.
+#: Seconds without reading after which a loop that took over counts as blocked.
 _STUCK: Final = 5e-3
-#: A caller that came back this soon will do so again: the reader thread need not be woken in between.
+#: Seconds within which a caller that came back is expected again, so the reader thread is not woken in
+#: between.
 _SOON: Final = _LOOK
 
 
@@ -84,7 +84,8 @@ class ReplyReader:
 
     def wait_for_space(self, worker: WorkerProcess) -> None:
         """
-        Its pipe is full; push again when it has room. (A worker that is not spawned yet is pushed to then.)
+        Push the rest to this worker when its full pipe has room. A worker that is not spawned yet gets it
+        then.
         """
         if worker.outlet in self.workers and worker.inlet not in self._full:
             self._full[worker.inlet] = worker
@@ -92,13 +93,13 @@ class ReplyReader:
 
     def stop_waiting_for_space(self, worker: WorkerProcess) -> None:
         """
-        Called, like `wait_for_space`, with the call queue's lock held, so that the two come in the right
-        order.
+        Stop watching the pipe for room. Called, like `wait_for_space`, with the call queue's lock held, which
+        keeps the order of the two.
         """
         self._forget(self._full, worker.inlet)
 
     def close(self) -> None:
-        """End when the last worker is gone."""
+        """Let the thread end when the last worker is gone."""
         self._closing = True
         if self._thread is None and not self._group.gone.is_set():
             self.poller.close()
@@ -110,7 +111,7 @@ class ReplyReader:
     # Reading in place of the reader thread
 
     def wake(self, call: Call[Any]) -> None:
-        """This call changed: wake the thread that reads while it waits for the call."""
+        """Wake the thread that reads while it waits for this call, because the call changed."""
         if self._reading_for is call and self._reader_thread != get_ident():
             self.poller.wake_reader()
 
@@ -118,9 +119,9 @@ class ReplyReader:
         self, call: Call[Any], timeout: float | None = None, *, for_space: bool = False
     ) -> bool:
         """
-        Without the lock: this thread is about to sleep until the call is settled (or, `for_space`, until it
-        has its place); it may read the replies of the workers meanwhile. False: it may not, and must sleep.
-        True: it need not wait any more, or the time is over.
+        Read replies instead of sleeping until the call is settled (`for_space`: until it has its place).
+        Called without the lock. True: the call is settled or the time is over. False: this thread may not
+        read and must sleep.
         """
         if self._thread is None or not self.poller.can_mute or not may_block():
             return False
@@ -128,7 +129,7 @@ class ReplyReader:
             return False
         now = clock()
         soon = now - self._released_at < _SOON
-        # Callbacks of settled calls may call back into us, and must not wait here.
+        # Callbacks of settled calls may submit again, and must not wait here.
         thread_state.never_blocks = True
         try:
             if self._closed:
@@ -159,7 +160,7 @@ class ReplyReader:
 
     def read_on_loop(self, notifier: LoopNotifier) -> None:
         """
-        On the thread of an event loop that is about to await a call: let it read, if no other thread does.
+        Let the event loop of this thread read, if no other thread does; called before it awaits a call.
         """
         self._takeovers += 1
         if self._loop is None and self.poller.can_mute and self.reading.acquire(blocking=False):
@@ -182,7 +183,7 @@ class ReplyReader:
             self.reading.release()
 
     def _detach_loop(self) -> None:
-        """Make the loop that took over, if one did, stop reading: when it comes to it."""
+        """Let the loop that took over, if there is one, stop reading at its next turn."""
         loop, self._loop = self._loop, None
         if loop is None:
             return
@@ -196,7 +197,7 @@ class ReplyReader:
             stopped()
 
     def _close_pipes(self) -> None:
-        """At the end, when no loop watches them any more: their number may then belong to another file."""
+        """Close the pipes after `close`, when no loop watches them: later their numbers may belong to other files."""
         if self._closed and not self._watching:
             self.poller.close_pipes()
 
@@ -204,7 +205,7 @@ class ReplyReader:
         if not self.muted:
             self.muted = True
             self.poller.mute()
-            self.poller.wake()  # the reader thread must know that it has to check now and then
+            self.poller.wake()  # so that the reader thread begins its regular checks
 
     def _give_back(self) -> None:
         if self.muted:
@@ -215,12 +216,10 @@ class ReplyReader:
 
     def read(self, ready: list[tuple[int, int]]) -> None:
         """
-        Settle the replies that are ready, and those that have arrived meanwhile: a reply that is read along
-        needs no wake-up of its own, and the code that settles it is still in the cache. No more than a few,
-        because a loop has other tasks and a waiting thread has a caller.
+        Settle the ready replies, and a few that arrive meanwhile: they then need no wake-up of their own. Not
+        more, because an event loop has other tasks and a waiting thread has a caller.
 
-        Ctrl-C must not fall into the middle of this. In the main thread, which gets it, it is only noted
-        while replies are settled, and raised after.
+        Ctrl-C must not interrupt this: the main thread only notes it, and raises it afterwards.
         """
         noted: list[object] | None = None
         if get_ident() == _main and _signal.getsignal(_SIGINT) is _signal.default_int_handler:
@@ -248,7 +247,7 @@ class ReplyReader:
                     raise KeyboardInterrupt
 
     def _handle_other(self, fd: int) -> None:
-        """Not a reply: a full pipe has room again, or `wake_reader` was called."""
+        """Handle a descriptor without a reply: a full pipe has room again, or `wake_reader` was called."""
         if fd in self._full:
             self._group.push(self._full[fd])
         else:
@@ -291,9 +290,8 @@ class ReplyReader:
                 self._worker_died(dead)
         while self._to_spawn:
             self._spawn(self._to_spawn.pop())
-        # A thread that gives the pipes back holds them a moment longer. To look again at once would take the
-        # interpreter from it, which it needs to let go; so wait, and not so long that a death would go
-        # unnoticed.
+        # A thread that gives the pipes back needs the interpreter for a moment, so do not check again at
+        # once; but do not wait so long that a death goes unnoticed.
         if ready and not self.muted and self.reading.acquire(timeout=_LOOK):
             try:
                 if not self.muted:
@@ -305,8 +303,8 @@ class ReplyReader:
 
     def _check_pipes(self, seen: int, interval: float) -> float:
         """
-        While muted: read what the other thread left unread, and take the pipes back if it is gone. Returns
-        when to check again.
+        A check of the muted reader thread: read replies that the other thread left unread, and take the pipes
+        back if it is gone. Returns the seconds until the next check.
         """
         if self._loop is not None and (earliest := self._loop_read_at + _STUCK - clock()) > 0:
             return max(earliest, _LOOK)  # it cannot be stuck before that

@@ -1,8 +1,8 @@
 """
-Worker groups whose workers can die: what a death means, which workers are retired, and which are restarted.
+Worker groups whose workers can die: handles deaths, and retires and restarts workers.
 
-The rules are the same for processes of this machine and for workers on a cluster; each kind sends calls,
-reads results and notices deaths in its own way.
+The rules are the same for processes of this machine and for workers on a cluster. Sending calls, reading
+results and noticing deaths differ.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=WorkerSlot)
 
-#: The delay before a restart doubles with each crash in a row, up to this many seconds.
+#: The longest delay before a restart, in seconds. The delay doubles with each crash in a row.
 _LONGEST_DELAY: Final = 2.0
 
-#: Calls that fail with their worker, as outcomes.
+#: The outcomes of calls that fail because their worker died.
 Failed = list[Outcome]
 
 
@@ -44,7 +44,7 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
         self._checks_idle = not (options.max_calls is options.max_memory is options.idle_stop is None)
         self.crashes = 0  # in a row
 
-    # What each kind does in its own way (with the call queue's lock held)
+    # Differs between the kinds (with the call queue's lock held)
 
     @abstractmethod
     def _start(self, worker: M) -> None:
@@ -55,12 +55,12 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
         """Make the worker exit once it has finished its calls."""
 
     def _release(self, worker: M) -> None:
-        """The worker is dead, and nothing of it is needed any more."""
+        """Release the resources of a dead worker."""
         worker.close()
 
     @abstractmethod
     def _close_when_empty(self) -> None:
-        """Nothing starts any more: set `gone` when the last worker is gone."""
+        """The group is closing: set `gone` when the last worker is gone."""
 
     # Slots and cancels (with the call queue's lock held)
 
@@ -69,14 +69,14 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
 
     def _update_slots(self, now: float) -> None:
         """
-        Tell the queue how many calls the workers can have; those that back off or retire can have none. A
-        halted group gets no calls.
+        Tell the queue how many calls the workers can have. A worker that backs off or retires, and a halted
+        group, can have none.
         """
         slots = sum(map(self._slots, self.workers)) if self.halted is None else 0
         self._call_queue.queue.offer_slots(slots, now)
 
     def _slots(self, worker: M) -> int:
-        """How many calls it can have at once, those that it has included."""
+        """How many calls a worker can have at once."""
         limit = self._options.max_calls
         if worker.condition not in (Condition.COLD, Condition.LIVE):
             return 0
@@ -90,8 +90,8 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
 
     def _grace_over(self, worker: M, dispatch: int) -> None:
         """
-        A canceled call has not stopped: end its worker. If the call has not begun yet, the calls before it
-        come first.
+        Kill the worker of a canceled call that has not stopped. If the call has not begun, wait for the calls
+        before it.
         """
         with self._call_queue.lock:
             if dispatch not in worker.calls:
@@ -133,7 +133,7 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
                 self._idle_timer = call_at(min(since) + idle_stop, self._stop_idle)
 
     def _retire(self, worker: M, why: str) -> None:
-        """Let the worker finish and exit. Its slot is cold again when it has gone."""
+        """Let the worker finish and exit. Its slot is then cold again."""
         worker.kill_reason = why
         worker.condition = Condition.RETIRING
         self._send_exit(worker)
@@ -143,8 +143,8 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
 
     def on_death(self, worker: M) -> None:
         """
-        Handle a dead worker, all of whose replies were read: fail or requeue its calls, and restart or retire
-        it.
+        Handle a dead worker, after all its replies were read: fail or requeue its calls, and restart or
+        retire it.
         """
         before = self.halted
         self._call_queue.change(partial(self._handle_death, worker))
@@ -160,7 +160,7 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
         planned = worker.kill_reason is not None
         if worker.condition is not Condition.STOPPED:
             worker.condition = Condition.COLD if planned else Condition.BACKING_OFF
-        self._update_slots(now)  # first: its calls are no room for others until a worker can run them
+        self._update_slots(now)  # first, so that its slots are not given to other calls
         failed: Failed = []
         if planned:
             self._requeue(lost, [], now)  # to the front of the queue, whatever the crash policy
@@ -230,13 +230,13 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
             self._start_all()
 
     def _start_all(self, *, eager: bool = False) -> None:
-        """Start the cold workers; or, `eager`, only if the pool starts its workers before it has calls."""
+        """Start the cold workers. `eager`: only in a pool that starts its workers before it has calls."""
         for worker in self.workers:
             if worker.condition is Condition.COLD and (self._options.eager or not eager):
                 self._start(worker)
 
     def stop(self) -> None:
-        """End all workers. Running calls go back to the queue, and nothing starts until `resume`."""
+        """End all workers. Their calls go back to the queue, and none starts until `resume`."""
         with self._call_queue.lock:
             for worker in self.workers:
                 if worker.condition in (Condition.LIVE, Condition.RETIRING):
@@ -256,7 +256,7 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
         self._call_queue.change(again)
 
     def close(self, *, kill: bool) -> None:
-        """Start nothing any more. Each worker exits when it has nothing to do; or, `kill`, all die now."""
+        """Start no more calls. Each worker exits when it is idle; with `kill`, all are killed now."""
         with self._call_queue.lock:
             if self._closing and not kill:
                 return

@@ -1,21 +1,20 @@
 """
-Thread workers, behind the same call queue as process workers.
+Worker threads, with the same call queue as worker processes.
 
-A thread that ends a call takes the next one itself; only a thread that finds none sleeps, each on a lock of
-its own, and the last to fall asleep is the first to be woken.
+A thread that ends a call takes the next one itself. A thread that finds none sleeps on a lock of its own; the
+last to fall asleep is woken first.
 
-Waking a thread takes longer than a short call, and under one interpreter lock short calls gain nothing from a
-second thread. So once calls have been short for a while, a *watchdog* looks at the pool every millisecond, on
-the timer thread, and while it is active
+Waking a thread takes longer than a short call, and because of the interpreter lock short calls gain nothing
+from a second thread. So after some short calls in a row a *watchdog* checks the pool every millisecond, on
+the timer thread. While it is active
 
-- no further thread is woken as long as one is at work, and of two that are at work one goes to sleep;
-- the one at work settles in batches: it goes on with the next call and collects ended calls in a list, until
-  the inbox is empty or a fraction of a millisecond is over. Settling one by one took most of the time,
-  above all on two free cores, where a settlement could meet a caller at the queue's lock and put one of the
-  two to sleep.
+- no further thread is woken while one works, and of two working threads one goes to sleep;
+- the working thread settles in batches: it collects ended calls in a list until the inbox is empty or a
+  fraction of a millisecond is over. Settling calls one by one took most of the time, above all on two free
+  cores, where a settling thread and a caller could wait for each other at the queue's lock.
 
-If a call turns out to be long, the watchdog settles the calls that ended before it and wakes threads for
-those behind it. So neither is delayed by more than a millisecond or two.
+If a call is long after all, the watchdog settles the calls that ended before it and wakes threads for those
+behind it. So none is delayed by more than a millisecond or two.
 
 A thread cannot be ended from outside: a canceled call that does not check `current_call().canceled` keeps
 its slot until it returns, so that the pool never runs more calls than its limit.
@@ -43,11 +42,11 @@ if TYPE_CHECKING:
 
 #: How often the watchdog checks, in seconds.
 CHECK_INTERVAL: Final = 1e-3
-#: A call that ran for no longer than this is short: waking another thread for it takes longer than waiting.
+#: The longest short call, in seconds: waking another thread for it takes longer than waiting.
 _SHORT: Final = 50e-6
-#: After so many short calls in a row the next ones are expected to be short, too.
+#: After so many short calls in a row the next ones are expected to be short too.
 _SHORT_IN_A_ROW: Final = 32
-#: How long short calls may gather before they are settled together.
+#: Seconds for which short calls may gather before they are settled together.
 _GATHER: Final = 200e-6
 
 
@@ -68,7 +67,7 @@ class ThreadWorker:
         self.wakeup = allocate_lock()  # released to wake its thread
         self.wakeup.acquire()
         self.running: Call[Any] | None = None
-        self.busy = False  # neither asleep nor about to be
+        self.busy = False  # neither asleep nor about to sleep
         self.began = 0.0  # when its latest call began
 
     def context(self) -> CallContext | None:
@@ -81,13 +80,13 @@ class ThreadWorkers(WorkerGroup):
 
     def __init__(self, call_queue: CallQueue, options: WorkerOptions) -> None:
         super().__init__(call_queue, options)
-        self._calls: dict[int, Call[Any]] = {}  # calls that were dispatched and are not settled, by dispatch
-        self._inbox: deque[Call[Any]] = deque()  # those of them that no thread has; taken without the lock
-        self._ended: deque[Outcome] = deque()  # those of them that have ended
+        self._calls: dict[int, Call[Any]] = {}  # dispatched calls that are not settled, by dispatch
+        self._inbox: deque[Call[Any]] = deque()  # those that no thread has taken; taken without the lock
+        self._ended: deque[Outcome] = deque()  # those that have ended
         self._asleep: list[ThreadWorker] = []
         self._watched = False  # the watchdog is active: `_check_progress` will be called
         self._seen = 0  # how many calls had ended at its last check
-        self._coming = 0  # threads that were woken or started for the inbox and have not looked into it yet
+        self._coming = 0  # threads that were woken or started for the inbox and have not read it yet
         self._alive = 0
         self._short_calls = 0  # short calls in a row
         self._object: Any = None
@@ -104,7 +103,7 @@ class ThreadWorkers(WorkerGroup):
             self._wake_for_inbox()
 
     def _will_be_taken(self, now: float) -> bool:
-        """Whether a thread will take the inbox: one that began its last call a while ago may not."""
+        """Whether a thread will take the inbox soon. One that began its last call a while ago may not."""
         worker = self._latest_worker
         return (worker.busy and now - worker.began < CHECK_INTERVAL) or self._coming > 0
 
@@ -121,7 +120,7 @@ class ThreadWorkers(WorkerGroup):
             hooks.record_all(hooks.dispatch, taken)
 
     def _wake_for_inbox(self) -> None:
-        """Wake or start one thread for each call that no thread comes for."""
+        """Wake or start one thread for each call in the inbox that no woken thread will take."""
         while len(self._inbox) > self._coming:
             if self._asleep:
                 self._wake(self._asleep.pop())
@@ -144,7 +143,7 @@ class ThreadWorkers(WorkerGroup):
         self._call_queue.totals.spawned += 1
 
     def stop_call(self, call: Call[Any], now: float) -> None:
-        """The function sees the cancel through `current_call()`; there is nothing else to do."""
+        """Do nothing: the function reads the cancel through `current_call()`."""
 
     def in_flight(self) -> Iterator[Call[Any]]:
         return iter([*self._calls.values()])
@@ -180,8 +179,7 @@ class ThreadWorkers(WorkerGroup):
 
     def _set_up(self, worker: ThreadWorker) -> bool:
         """
-        Run the initializer. Without it no call can run here: if it fails, all calls fail until the pool is
-        restarted.
+        Run the initializer. If it fails, all calls fail until the pool is restarted.
         """
         try:
             if self._options.initializer is not None:
@@ -203,13 +201,13 @@ class ThreadWorkers(WorkerGroup):
         call_queue.fail_all(why)
         with call_queue.lock:
             now = clock()
-            while (call := self._take()) is not None:  # no thread will take these, and they occupy slots
+            while (call := self._take()) is not None:  # free the slots of calls that no thread will take
                 del self._calls[call.dispatch]
                 call_queue.queue.settle(call, call.dispatch, now)
         call_queue.deliver((), ())
 
     def _next(self, worker: ThreadWorker) -> Call[Any] | None:
-        """Sleep until there is a call to run; None if there never will be."""
+        """Sleep until there is a call to run. None: the pool is closed."""
         came = 0
         while True:
             with self._call_queue.lock:
@@ -225,7 +223,10 @@ class ThreadWorkers(WorkerGroup):
             came = 1
 
     def _is_unneeded(self, worker: ThreadWorker, now: float) -> bool:
-        """With the lock held: another thread can run all calls, and this one would only compete with it."""
+        """
+        Whether another thread can run all calls and this one would only compete with it. Called with the lock
+        held.
+        """
         other = self._latest_worker
         return self._watched and other is not worker and other.busy and now - other.began < CHECK_INTERVAL
 
@@ -235,11 +236,11 @@ class ThreadWorkers(WorkerGroup):
 
     def _check_progress(self) -> None:
         """
-        The watchdog, on the timer thread: go on watching while calls end; if a call is stuck, wake threads for
-        the calls behind it and settle those before it.
+        One check of the watchdog, on the timer thread. If a call is stuck, settle the calls before it and
+        wake threads for those behind it.
 
-        The watchdog is inactive before it looks for stuck calls. A worker first leaves its ended calls and
-        then checks whether the watchdog is active, so one of the two sees the other.
+        The watchdog becomes inactive before it searches for stuck calls. A worker first adds its ended calls
+        to the list and then checks whether the watchdog is active. So one of the two sees the other.
         """
         ended = sum(worker.settled for worker in self.workers)
         if ended != self._seen:
@@ -304,8 +305,8 @@ class ThreadWorkers(WorkerGroup):
 
     def _settle(self, worker: ThreadWorker | None) -> Call[Any] | None:
         """
-        Settle all calls that have ended and dispatch those that they make room for. Returns the call that
-        this worker should run next; it is taken last, because callbacks may run for long.
+        Settle all ended calls and dispatch others in their place. Returns the next call of this worker, which
+        is taken last, because callbacks may take long.
         """
         call_queue = self._call_queue
         queue, totals = call_queue.queue, call_queue.totals
@@ -331,7 +332,7 @@ class ThreadWorkers(WorkerGroup):
         return self._take() if continues else None
 
     def _continues(self, worker: ThreadWorker, now: float) -> bool:
-        """With the lock held: whether there is more for this worker to do."""
+        """Whether this worker has more to do. Called with the lock held."""
         worker.busy = continues = bool(self._inbox) and not self._is_unneeded(worker, now)
         if continues:
             self._latest_worker = worker
@@ -351,7 +352,7 @@ class ThreadWorkers(WorkerGroup):
         return fn(*args, **kwargs)
 
     def _target(self) -> Any:
-        """The object that all threads of a pool work on, made by the first that needs it."""
+        """The object that all threads of a pool share, made by the first that needs it."""
         with self._building:
             if self._object is None:
                 assert self._options.target is not None
@@ -377,7 +378,7 @@ class ThreadWorkers(WorkerGroup):
                     self._start(worker)
 
     def stop(self) -> None:
-        """Running calls cannot be taken back; no other call starts until `resume`."""
+        """Start no more calls until `resume`. Running calls cannot be taken back."""
         with self._call_queue.lock:
             self.stopped = True
             self._call_queue.queue.offer_slots(0, clock())
@@ -398,6 +399,6 @@ class ThreadWorkers(WorkerGroup):
                 self._wake(self._asleep.pop())
 
     def abandon(self) -> None:
-        """In a forked copy of this process, which has none of these threads but the one that forked."""
+        """Disable the group in a forked copy of this process, which has only the thread that forked."""
         super().abandon()
         self._is_copy = True

@@ -1,13 +1,12 @@
 """
-One worker process, seen from its pool, and the packing of its calls.
+The pool's side of one worker process, and the packing of its calls.
 
-A worker is a process of its own session, reached by two pipes that no other process has, so that killing it
-at any instant can hurt no other: there is no lock or queue that it shares. A page of shared memory says which
-call it runs; that page outlives it.
+A worker has a session of its own and two pipes that no other process has. It shares no lock or queue, so
+killing it at any moment harms no other process. A page of shared memory, which outlives it, has the number of
+its running call.
 
-Pipes rather than a socket pair: a round trip takes half the time. Reading from a Unix socket also wakes the
-process that sleeps at its other end, in case it waits for space; and that is our worker, waiting for its next
-call.
+Pipes and not a socket pair, because a round trip takes half the time: reading from a Unix socket also wakes
+the process at its other end, here the worker that waits for its next call.
 
 Packing a call names its function, pickles its arguments, and copies buffers into shared memory.
 """
@@ -38,9 +37,9 @@ from penstock.pools.child.shared_memory import FilledSegment, Ref, SegmentMapper
 from penstock.pools.future import Call
 from penstock.pools.workers.base import WorkerSlot
 
-#: From 128 KB on, malloc would map and unmap fresh pages for every read.
+#: Bytes of one read. From 128 KB on, malloc would map and unmap pages for every read.
 _RECEIVE = 65536
-#: What a pipe may hold, if the system allows: more than the longest message that travels in one.
+#: The size of a pipe in bytes, if the system allows it: more than the longest message.
 _PIPE = 256 * 1024
 
 
@@ -62,7 +61,8 @@ class WorkerProcess(WorkerSlot):
 
     def open(self) -> None:
         """
-        Make everything but the process. From now on calls can be written to it; it reads them when it is up.
+        Make all resources but the process. Calls can be written from now on; the process reads them when it
+        runs.
         """
         super().open()
         self.unsent = 0
@@ -109,7 +109,7 @@ class WorkerProcess(WorkerSlot):
     # Writing and reading
 
     def flush(self) -> bool:
-        """Write the outbox. False if it did not all fit: call `push` when the pipe has room again."""
+        """Write the outbox. False: it did not all fit; call `push` when the pipe has room again."""
         if self.mapper.done:
             self.outbox[:0] = [
                 (protocol.FREE, self.mapper.done.popleft()) for _ in range(len(self.mapper.done))
@@ -130,7 +130,7 @@ class WorkerProcess(WorkerSlot):
         return self.push()
 
     def push(self) -> bool:
-        """Write the rest of earlier messages. False if it still does not fit."""
+        """Write the rest of earlier messages. False: it still does not fit."""
         try:
             sent = os.write(self.inlet, self.outbuf)
         except BlockingIOError:
@@ -142,7 +142,7 @@ class WorkerProcess(WorkerSlot):
         return not self.outbuf
 
     def receive(self) -> list[tuple[Any, ...]] | None:
-        """The messages that it sent; None if there will be no more."""
+        """The messages that the worker sent. None: there will be no more."""
         try:
             data = os.read(self.outlet, _RECEIVE)
         except BlockingIOError:
@@ -153,14 +153,14 @@ class WorkerProcess(WorkerSlot):
 
     def can_reach(self, dispatch: int, ref: tuple[Any, ...]) -> bool:
         """
-        Open the shared memory of a result. False if it is lost with the worker; then the call counts as one
-        that the worker ran.
+        Open the shared memory of a result. False: it is lost with the worker, and the call counts as running
+        at its death.
         """
         try:
             self.mapper.reach(Ref(*ref))
         except (FileNotFoundError, ProcessLookupError):
             self.unread.add(dispatch)
-            self._end()  # it may live, if the function closed descriptors that were not its own
+            self._end()  # it may be alive, if the function closed descriptors of the worker
             return False
         except OSError:
             return True  # a problem on our side, such as too many open files: mapping it raises the error
@@ -180,8 +180,8 @@ class WorkerProcess(WorkerSlot):
 
     def kill(self, why: str) -> None:
         """
-        Kill its whole process group: processes that the function started end with it. Call it before the
-        process is reaped.
+        Kill the whole process group, with the processes that the function started. Call it before the process
+        is reaped.
         """
         super().kill(why)
         self._end()
@@ -206,7 +206,7 @@ class WorkerProcess(WorkerSlot):
         return f"it exited with code {code}"
 
     def close(self) -> None:
-        """Release what `open` and `spawn` took. The page stays readable through `running` until then."""
+        """Release the resources of `open` and `spawn`. `running` is valid until then."""
         super().close()
         self.page.release()
         self._map.close()
@@ -269,14 +269,14 @@ class Packer:
     def pack_call(
         self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[], None] | None:
-        """Name the function. Returns the function that makes the payload, or None if it is made already."""
+        """Prepare a call. Returns the function that makes its payload. None: the payload is made."""
         function: Any
         try:
             function = self._functions[fn]
         except (KeyError, TypeError):
             function = fn if type(fn) is str else self._function(fn)
         if function is not None and not kwargs:
-            # `protocol.is_plain`, written out: calling it takes as long as all the rest here.
+            # `protocol.is_plain`, inlined: calling it takes as long as the rest.
             for value in args:
                 kind = type(value)
                 if kind not in PLAIN_TYPES and (kind not in SHORT_TYPES or len(value) > SHORT):
@@ -289,7 +289,9 @@ class Packer:
         return lambda: self._pack(call, fn if function is None else None, args, kwargs)
 
     def _function(self, fn: Any) -> Any:
-        """None: the function must travel with each call, because it cannot be imported or carries state."""
+        """
+        How to name the function to workers. None: send it with each call, because it cannot be imported.
+        """
         if not protocol.by_reference(fn):
             return None
         blob = pickle.dumps(fn, 5)
@@ -313,8 +315,7 @@ class Packer:
 
     def trim(self) -> list[int]:
         """
-        Release memory that is not in use. Returns the numbers of the segments, which the workers then close,
-        too.
+        Release unused memory. Returns the numbers of the segments, which the workers must close too.
         """
         with self._lock:
             return self.arena.trim()
