@@ -1,4 +1,3 @@
 """
-Workers on a Ray cluster, as a third kind beside processes and threads. Nothing here is imported before a pool
-needs it.
+Workers on a Ray cluster, the third kind besides processes and threads. Imported only when a pool needs it.
 """

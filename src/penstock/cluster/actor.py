@@ -1,15 +1,14 @@
 """
-One worker on a cluster: the actor, on whatever machine Ray puts it, and the pool's side of it, which is the
-link to the actor and the worker's slot.
+One worker on a cluster: the actor, on a machine that Ray chooses, and the pool's side (the link to the actor,
+and the worker's slot).
 
-Ray gives the actor three groups of threads: one runs calls, one by one; one gets cancels and heartbeats while
-a call runs; and one waits for as long as the worker lives, so that the pool notices its end at once, whether
-it works or idles.
+Ray gives the actor three groups of threads: one runs calls one by one, one gets cancels and heartbeats
+meanwhile, and one waits as long as the worker lives, so that the pool notices its end at once.
 
 The actor ends itself when it has had no heartbeat from its pool for the time of its lease. So a pool that
-cannot reach it needs only to wait before it gives the call to another worker: no call runs twice at the same
-time. A heartbeat grants time from the moment when it was *sent*: one that was delayed on its way grants that
-much less. The two clocks differ by an unknown amount, which the quickest heartbeat so far bounds best.
+cannot reach it waits that long before it gives the call to another worker, and no call runs twice at the same
+time. A heartbeat grants time from the moment when it was *sent*, so a delayed one grants less. The difference
+of the two clocks is unknown; the quickest heartbeat so far gives the best bound.
 
 The methods of a link are called on the group's Ray thread, because calls into Ray may take a while.
 """
@@ -38,7 +37,7 @@ from penstock.pools.workers.base import Condition, WorkerSlot
 PROTOCOL: Final = 1
 #: Ray's groups of threads beside the one that runs calls, and the number of threads in each.
 CONCURRENCY_GROUPS: Final = {"control": 1, "lifetime": 1}
-#: What a heartbeat's way and two clocks may add to a lease, in seconds.
+#: Seconds that may be added to a lease for the delay of a heartbeat and the difference of the clocks.
 _SLACK: Final = 0.5
 
 
@@ -50,7 +49,7 @@ class Actor:
         self._reports_memory = False
         self._released = threading.Event()
         self._lease = lease
-        self._lag = math.inf  # our clock minus the pool's, plus the delay of the quickest heartbeat
+        self._lag = math.inf  # this clock minus the pool's, plus the delay of the quickest heartbeat
         self._until = math.inf
         process_contexts.append(self._context)
 
@@ -59,7 +58,7 @@ class Actor:
     def set_up(
         self, version: int, paths: list[str], blob: bytes, *, reports_memory: bool
     ) -> tuple[str, int, tuple[str, str] | None]:
-        """Returns the machine, the process, and why no call can run here, if so."""
+        """Set up the worker. Returns its machine, its process, and the reason if no call can run here."""
         import ray  # noqa: PLC0415  # the pool's side must be able to say that it is missing there
 
         self._reports_memory = reports_memory
@@ -80,8 +79,8 @@ class Actor:
         self, dispatch: int, body: Any, function: Any, blob: bytes | None, extra: Any
     ) -> tuple[int, Any, float, int]:
         """
-        Returns the kind of outcome, the outcome, how long the call took, and our memory. `blob` is the
-        function, the first time that it is named.
+        Run a call. Returns the kind of outcome, the outcome, the duration, and the memory of this process.
+        `blob`: the function, at its first use.
         """
         if blob is not None:
             self._target.functions[function] = blob
@@ -136,8 +135,8 @@ class Actor:
 
 def unpack(body: Any) -> Any:
     """
-    The inverse of packing: pickled bytes, or a list of them and their buffers. Buffers are copied: those in
-    the object store are read-only and shared, and an array that came from a process worker can be written to.
+    Unpickle a body: bytes, or a list of bytes and their buffers. Buffers are copied, because those in the
+    object store are shared and read-only, while arrays of process workers are writable.
     """
     if type(body) is bytes:
         return pickle.loads(body)
@@ -145,14 +144,14 @@ def unpack(body: Any) -> Any:
     return pickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers])
 
 
-#: Called with the answer of the actor, or with Ray's error.
+#: A function that gets the answer of the actor, or Ray's error.
 Answer = Callable[[Any, BaseException | None], object]
 
 
 def actor_class(ray: Any, terms: Cluster) -> Any:
     """
-    Made once a group, because each is registered in the cluster. Ray restarts and retries nothing: the pool
-    does.
+    The actor's class, made once per group because each is registered in the cluster. Ray restarts and retries
+    nothing: the pool does.
     """
     return ray.remote(
         num_cpus=terms.cpus,
@@ -170,7 +169,7 @@ class ActorLink:
 
     def __init__(self, ray: Any, actors: Any, lease: float, when: Callable[[Any, Answer], None]) -> None:
         """
-        `actors` is the result of `actor_class`; `when(ref, answer)` has `answer` called on the Ray thread.
+        `actors`: the result of `actor_class`. `when(ref, answer)` calls `answer` later, on the Ray thread.
         """
         self._ray = ray
         self._actors = actors
@@ -198,7 +197,7 @@ class ActorLink:
         self._actor.cancel.options(concurrency_group="control").remote(dispatch)
 
     def heartbeat(self) -> bool:
-        """False: it has not answered for so long that its lease is over."""
+        """Send a heartbeat. False: the actor has not answered for so long that its lease is over."""
         if self._unanswered:
             return clock() < self.lease_over()
         self._unanswered = True
@@ -213,11 +212,11 @@ class ActorLink:
         self._unanswered = error is not None
 
     def lease_over(self) -> float:
-        """When it has certainly ended, whatever happened to it."""
+        """The moment when the actor has certainly ended."""
         return 0.0 if self.heartbeat_sent_at is None else self.heartbeat_sent_at + self._lease + _SLACK
 
     def retire(self, gone: Answer) -> None:
-        """Let it finish its call and end as a program ends."""
+        """Let the actor finish its call and exit."""
         self._actor.release.options(concurrency_group="control").remote()
         self._when(self._actor.__ray_terminate__.remote(), gone)
 
@@ -227,12 +226,13 @@ class ActorLink:
 
 class ClusterWorker(WorkerSlot):
     """
-    It has one call at a time. A result that is on its way when the worker dies is lost, so of several calls
-    it would not be known which had begun. Other calls wait on the pool's side, for any worker that is free.
+    The slot of a worker on a cluster, which has one call at a time. A result that is under way when the
+    worker dies is lost, so with several calls the pool could not know which had begun. Other calls wait in
+    the pool for a free worker.
     """
 
     def __init__(self, number: int, end: Callable[[ClusterWorker, ActorLink], object]) -> None:
-        """`end(worker, link)` has the actor killed soon."""
+        """`end(worker, link)`: a function that kills the actor soon."""
         super().__init__(number)
         self._end = end
         self.link: ActorLink | None = None  # to the present actor; answers from another one are late

@@ -1,5 +1,5 @@
 """
-The options of a pool on a cluster, which can be made where Ray is not installed; and the connection to Ray.
+The options of a pool on a cluster (usable without Ray), and the connection to Ray.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.pools.options import seconds
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """
-    What a pool takes of a Ray cluster.
+    The options of a pool on a Ray cluster.
 
     `address` is where the cluster is, if the program has not connected to one itself (`ray.init`): "auto" is
     the one of this machine, or the one that RAY_ADDRESS names; "local" starts one for this program. `cpus`,
@@ -60,7 +60,7 @@ class Cluster:
 
 
 class NoCluster(PenstockError):
-    """There is no cluster for the pool's workers. The text says what to do."""
+    """There is no cluster for the pool's workers. The message says what to do."""
 
     code = "no_cluster"
 
@@ -72,7 +72,7 @@ class ClusterUnreachable(PenstockError):
 
 
 def connect(terms: Cluster) -> Any:
-    """The module `ray`, connected: as the program has done it itself, or else to `terms.address`."""
+    """The module `ray`, connected by the program itself, else to `terms.address`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # the user has not agreed to send any
     try:
         import ray  # noqa: PLC0415  # it takes a second to import
@@ -94,7 +94,7 @@ def connect(terms: Cluster) -> Any:
 
 
 def most_workers(ray: Any, terms: Cluster) -> int:
-    """How many workers the cluster could have now, were it empty."""
+    """How many workers would fit into the empty cluster."""
     has = ray.cluster_resources()
     wants = {"CPU": terms.cpus, "GPU": terms.gpus, **terms.resources}
     return int(
@@ -103,15 +103,17 @@ def most_workers(ray: Any, terms: Cluster) -> int:
 
 
 def check_connected(ray: Any) -> None:
-    """Call this before any request: without a connection Ray would start a cluster of its own."""
+    """
+    Raise without a connection. Call it before any request: Ray would otherwise start a cluster of its own.
+    """
     if not ray.is_initialized():
         raise ClusterUnreachable("the program has disconnected from Ray")
 
 
 def is_certain(ray: Any, error: BaseException, node: str | None) -> bool:
     """
-    Whether the worker is dead, and not merely out of reach. A machine that the cluster has given up may still
-    run; the actors of a program that has disconnected are ended by the cluster.
+    Whether the worker is certainly dead, and not only out of reach. A machine that the cluster has given up
+    may still run. The cluster ends the actors of a program that has disconnected.
     """
     if not ray.is_initialized():
         return True
@@ -121,17 +123,17 @@ def is_certain(ray: Any, error: BaseException, node: str | None) -> bool:
 
 
 def failed_by_ray(error: BaseException) -> tuple[int, bytes, float, int]:
-    """The answer to a call that ended and whose result Ray could not bring: only this call fails."""
+    """The answer to an ended call whose result Ray could not transfer: only this call fails."""
     return (
         protocol.ERROR,
-        pack_error(RemoteError(f"Ray could not bring the result: {in_words(error)}")),
+        pack_error(RemoteError(f"Ray could not transfer the result: {in_words(error)}")),
         0.0,
         0,
     )
 
 
 def in_words(error: BaseException | None) -> str:
-    """Ray's description of a death, without the names and numbers that come first."""
+    """Ray's description of a death, without the names and numbers at its beginning."""
     words = " ".join(line for line in str(error or "it left").splitlines() if not line.startswith("\t"))
     start = max(words.find("The actor is dead"), words.find("The actor never ran"), 0)
     return words[start : start + 400].strip()

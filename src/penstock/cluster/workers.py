@@ -1,12 +1,12 @@
 """
-Workers on a Ray cluster, behind the same call queue and by the same rules as process workers.
+Workers on a Ray cluster, with the same call queue and the same rules as worker processes.
 
-Dispatched calls wait in one inbox on this side, and any worker that is free takes the next: a worker has one
-call at a time (see `ClusterWorker`). Ray reports a worker's death; a worker that may live on out of reach
-counts as dead when its lease is over (see `actor.py`), and not before.
+Dispatched calls wait in one inbox of the pool, and each free worker takes the next: a worker has one call at
+a time (see `ClusterWorker`). Ray reports a worker's death. A worker that may live out of reach counts as dead
+only when its lease is over (see `actor.py`).
 
-All calls into Ray happen on one thread of the group, in order and with no lock held: they may take a while,
-and Ray reports events on threads of its own, which must not run callers' code.
+One thread of the group makes all calls into Ray, in order and without a lock: they may take long. Ray reports
+events on threads of its own, which must not run callers' code.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class RayThread:
 
     def run(self, fn: Callable[..., object], *args: Any) -> None:
         """
-        Call `fn` on this thread. From any thread; the first call starts it, with the call queue's lock held.
+        Call `fn` on this thread. May be called from any thread; the first call starts the thread and needs
+        the call queue's lock.
         """
         self._tasks.put((fn, args))
         if self._thread is None:
@@ -81,7 +82,7 @@ class RayThread:
                 fn(*args)
             except Exception:  # the next task concerns another worker
                 log.exception("a task for Ray of %s failed", self._name)
-            del task, fn, args  # or the last result would live until the next task
+            del task, fn, args  # free the last result before the next task
 
 
 def _call_answer(answer: Callable[[Any, BaseException | None], object], future: Any) -> None:
@@ -89,11 +90,11 @@ def _call_answer(answer: Callable[[Any, BaseException | None], object], future: 
     answer(None if error is not None else future.result(), error)
 
 
-#: Heartbeats within the time of a lease.
+#: How many heartbeats are sent within the time of a lease.
 _HEARTBEATS_PER_LEASE: Final = 6
-#: How long Ray has to report a worker's death, after another error.
+#: Seconds that Ray has to report a worker's death after another error.
 _DOUBT: Final = 1.0
-#: After so many seconds without a place on the cluster a warning is logged.
+#: Seconds without a place on the cluster after which a warning is logged.
 _LONG_TO_START: Final = 30.0
 
 
@@ -207,7 +208,7 @@ class ClusterWorkers(SupervisedWorkers[ClusterWorker]):
     # On the Ray thread (with no lock held)
 
     def _try(self, worker: ClusterWorker, link: ActorLink, act: Any, *args: Any) -> None:
-        """Make a call to Ray for this worker. If that fails, the worker is lost to us."""
+        """Make a call to Ray for this worker. If that fails, the worker is given up."""
         if worker.link is not link:
             return
         try:
@@ -258,7 +259,7 @@ class ClusterWorkers(SupervisedWorkers[ClusterWorker]):
             return
         extra = None
         if call.attempt > 1 or call.guarded or call.extra is not None:
-            # The clocks of two machines have nothing in common: a deadline travels as the time that remains.
+            # The clocks of two machines differ, so a deadline is sent as the remaining time.
             remaining = None if call.deadline is None else call.deadline - clock()
             extra = (call.attempt, protocol.pack_key(call.key), remaining), call.extra
 
@@ -303,7 +304,7 @@ class ClusterWorkers(SupervisedWorkers[ClusterWorker]):
         call_queue.deliver([(call, *outcome)] if counts else (), wake)
 
     def _retire_actor(self, worker: ClusterWorker, link: ActorLink, was_ready: bool) -> None:
-        if not was_ready:  # it may wait for a place on the cluster for ever
+        if not was_ready:  # it might wait for ever for a place on the cluster
             self._try(worker, link, link.kill)
             return
         self._try(worker, link, link.retire, lambda _, error: self._on_error(worker, link, error))
@@ -313,7 +314,8 @@ class ClusterWorkers(SupervisedWorkers[ClusterWorker]):
 
     def _on_error(self, worker: ClusterWorker, link: ActorLink, error: BaseException | None) -> None:
         """
-        Ray reports its death, or it cannot be reached. `error` is None for a worker that exited on request.
+        Handle an error of a worker: Ray reports its death, or it cannot be reached. `error` None: it exited
+        on request.
         """
         if worker.link is not link or link.given_up:
             return
@@ -330,12 +332,13 @@ class ClusterWorkers(SupervisedWorkers[ClusterWorker]):
 
     def _give_up(self, worker: ClusterWorker, link: ActorLink) -> None:
         """
-        Its death was not reported. A report after our kill is no proof: the kill may not have reached it.
+        Give up a worker whose death was not reported. A report after the kill would be no proof: the kill may
+        not have reached it.
         """
         if worker.link is not link:
             return
         link.given_up = True
-        with suppress(Exception):  # it cannot be reached, or is dead already; its lease ends it
+        with suppress(Exception):  # it is dead or cannot be reached; then its lease ends it
             link.kill()
         call_at(max(link.lease_over(), clock()), self._ray_thread.run, self._confirm_death, worker, link)
 
@@ -372,10 +375,10 @@ class ClusterWorkers(SupervisedWorkers[ClusterWorker]):
 
 class ClusterPacker(Packer):
     """
-    Packs calls for a machine that may lack the caller's script, with large buffers in Ray's object store.
+    Packs calls for machines that may lack the caller's script. Large buffers go into Ray's object store.
 
-    A payload lies there from before the call enters the queue until it is settled, so that a requeued call
-    does not copy it again.
+    A payload stays there from before the call enters the queue until it is settled, so a requeued call does
+    not copy it again.
     """
 
     def __init__(self, ray: Any) -> None:
@@ -383,7 +386,9 @@ class ClusterPacker(Packer):
         self._ray = ray
 
     def _function(self, fn: Any) -> PackedFunction | None:
-        """A function of `__main__` travels by value, with each call: no other machine could import it."""
+        """
+        How to name the function. One of `__main__` is sent with each call: no other machine could import it.
+        """
         return None if getattr(fn, "__module__", None) == "__main__" else super()._function(fn)
 
     def _pack(self, call: Call[Any], fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

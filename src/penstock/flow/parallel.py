@@ -1,16 +1,16 @@
 """
-Flow control at the call site: at most n calls in progress, and items pulled as places become free.
+`parallel_limit`: at most n calls in progress, and items are pulled when places become free.
 
-A queue cannot do this. It bounds the calls that it holds, not the payloads that its callers build before they
-submit. Only the code that makes the work can wait before it makes more (docs/flow-control.md).
+A queue cannot do this: it bounds its calls, but not the payloads that callers build before they submit
+(docs/flow-control.md).
 
-`parallel_limit` is for event loops; its machinery is in `pullers.py`. `parallel_limit_sync` is for programs
-without one: the calls run on threads, or through any executor. It pulls items on the thread that iterates,
-inside `next()`, and nowhere else. So a source may be a database cursor or a generator with thread-local
-state, an interrupt reaches it, and no lock is needed: one thread counts, and two queues carry the calls to
-the threads and back. The price: a source that blocks delays results that arrive meanwhile. A live feed
-belongs to the async variant. A thread cannot be stopped from outside, so "cancel" means there: calls that
-have not started never start, running calls are waited for.
+`parallel_limit` is for event loops; its implementation is in `pullers.py`. `parallel_limit_sync` is for
+programs without one: calls run on threads or through any executor. It pulls items only in `next()`, on the
+iterating thread. So the source may be a database cursor or a generator with thread-local state, Ctrl-C
+interrupts it, and no lock is needed: one thread counts, and two queues carry the calls to the threads and
+back. But a source that blocks delays results, so use the async variant for a live feed. A thread cannot be
+stopped from outside, so canceling means: calls that have not started never start, and running calls are
+waited for.
 """
 
 from __future__ import annotations
@@ -366,8 +366,8 @@ class SyncCall:
 
 class ThreadCalls:
     """
-    Makes the calls on threads of the flow's own. Like `ExecutorCalls` it does not refer to the flow, which
-    could then never be collected.
+    Makes the calls on threads of its own. Like `ExecutorCalls` it does not refer to the flow, which could
+    then never be freed.
     """
 
     def __init__(self, n: int, fn: Callable[[Any], Any]) -> None:
@@ -408,7 +408,7 @@ class ThreadCalls:
 
 
 class ExecutorCalls:
-    """Makes the calls through the caller's executor, which stays open."""
+    """Makes the calls in the caller's executor, which stays open."""
 
     def __init__(self, executor: Executor, fn: Callable[[Any], Any]) -> None:
         self.ended: SimpleQueue[SyncCall] = SimpleQueue()

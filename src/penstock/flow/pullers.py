@@ -1,17 +1,16 @@
 """
-The machinery of `parallel_limit`: up to n tasks, the pullers, over one shared iterator; and the checks and
-the outcome that it shares with `parallel_limit_sync`.
+The implementation of `parallel_limit`: up to n tasks, called pullers, over one shared iterator; and the
+checks and outcomes that it shares with `parallel_limit_sync`.
 
-A task for every item would cost three times as much. There are n places. An item holds one from the moment it
-is pulled until the loop takes its result, so a slow loop holds back the pullers and, through them, the
-source. A puller that finds no free place ends; when the loop frees a place, it adds a puller.
+(One task per item would cost three times as much.) There are n places. An item occupies one from the moment
+it is pulled until the loop takes its result, so a slow loop slows down the pullers and the source. A puller
+that finds no free place ends; when the loop frees a place, it adds a puller.
 
-There is one exception, because waiting for the loop would double the cost of short calls: between the moment
-the loop is woken for a result and the moment it runs, further results hold no place, as the loop is about to
-take them. If the loop then takes only that one, the others lie beside n calls in progress. So n limits the
-calls, and it limits calls and results together as long as calls end one by one; when many end in the same
-turn of the event loop, the limit is 2n. With `ordered=True` a result that waits for an earlier one always
-holds its place, which bounds the results behind a slow first call.
+There is one exception, because waiting for the loop would double the cost of short calls: after the loop was
+woken for a result and until it runs, further results occupy no place, because the loop is about to take them.
+So n limits the calls in progress. It also limits calls and results together while calls end one by one; if
+many end in the same turn of the event loop, that limit is 2n. With `ordered=True` a result that waits for an
+earlier one always occupies its place, which bounds the results behind a slow first call.
 """
 
 from __future__ import annotations
@@ -161,7 +160,7 @@ def raisable(error: BaseException) -> BaseException:
 
 class Pullers:
     """
-    The state that the pullers share with the loop that takes their results; used only on the event loop's
+    The pullers of one flow, and the state that they share with the loop. Used only on the event loop's
     thread.
     """
 
@@ -181,7 +180,7 @@ class Pullers:
         # ended.
         self.in_order: deque[list[Any]] | None = deque() if ordered else None
         self.held_back = 0  # filled slots that wait for an earlier one
-        # Places held by no puller and by no result that is held back. `results` may grow to this length.
+        # Places that no puller and no held back result occupies. `results` may grow to this length.
         self.free_places = n
         # A dict as an ordered set, so that a cancellation can be replayed.
         self.tasks: dict[asyncio.Task[None], None] = {}
@@ -225,9 +224,8 @@ class Pullers:
 
     def add_pullers_soon(self) -> None:
         """
-        Check in the next turn of the loop whether there is a place for another puller. Not now: calls that
-        never suspend are all made by one puller, and n - 1 more that find no item left would be most of the
-        cost.
+        Add pullers in the next turn of the event loop. Not now: one puller makes all calls that never
+        suspend, and n - 1 further pullers without items would be most of the cost.
         """
         if not self.adding and not self.exhausted:
             self.adding = True
@@ -340,8 +338,8 @@ class Pullers:
 
     async def let_others_run(self) -> None:
         """
-        Give other tasks a turn of the event loop, because these calls do not suspend. One puller makes as
-        many such calls as n pullers would; n pullers would take n times as long before any other task runs.
+        Let other tasks run, because these calls do not suspend. One puller makes as many such calls as n
+        pullers, which would take n times as long before any other task runs.
         """
         if self.one_is_enough:
             await _one_loop_turn()
@@ -350,7 +348,7 @@ class Pullers:
 
     async def as_only_puller(self, step: Awaitable[Any]) -> Any:
         """
-        Await this step with one puller active. Other pullers that come by end; new ones are added afterwards.
+        Await this step with only this puller active: other pullers end, and new ones are added afterwards.
         """
         self.one_is_enough = True
         outcome = await step

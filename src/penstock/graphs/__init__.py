@@ -1,4 +1,4 @@
 """
-Graphs of steps inside one program: written in `builder`, run by `executor`, looked at in `trace` and
-`picture`.
+Graphs of steps inside one program: `builder` makes them, `executor` runs them, `trace` and `picture` show
+runs.
 """

@@ -11,9 +11,9 @@ Building a graph.
 
     plan = g.compile()
 
-Parameters say what a node needs: a parameter is fed by the node of its name, or by the environment. A
-decorated function stays the function it was, so it can be tested, called and pickled as before. Nothing is
-checked until `compile`, which reports all problems at once.
+The parameters of a function are the inputs of its node: each is fed by the node of that name, or by the
+environment. A decorated function stays unchanged, so it can be tested, called and pickled as before.
+`compile` checks the graph and reports all problems at once.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class Graph:
 
     def __init__(self, name: str = "graph", *, env: Mapping[str, Any] | Iterable[str] = ()) -> None:
         """
-        `env` names the inputs that each run brings along, with a type where there is one to check against.
+        `env`: the names of the inputs that each run must provide, with their types if they should be checked.
         """
         self.name = name
         self._env: dict[str, Any] = dict(env) if isinstance(env, Mapping) else dict.fromkeys(env, Any)
         self._specs: list[NodeSpec] = []
 
     def env(self, name: str, hint: Any = Any) -> None:
-        """Declare one more input of the environment."""
+        """Declare a further input of the environment."""
         self._env[name] = hint
 
     @overload
@@ -105,25 +105,25 @@ class Graph:
     def map(self, /, **options: Unpack[MapOptions]) -> Callable[[F], F]: ...
     def map(self, fn: Any = None, /, **options: Any) -> Any:
         """
-        Add a function that is called once for each item of a list which another node makes; the node's value
+        Add a function that is called once for each item of a list from another node. The value of this node
         is the list of results, in the order of the items.
 
-        The item goes to the first parameter that nothing else feeds, or to the one named by `each`. `limit`
-        bounds how many items run at once. `retries` and `timeout` are for one item. One item that fails for
-        good fails the node.
+        The item is passed to the first parameter without another input, or to the one named by `each`.
+        `limit` bounds how many items run at once. `retries` and `timeout` are for one item. If one item fails
+        for good, the node fails.
         """
         return self._decorated(fn, {**options, "maps": True})
 
     def add(self, fn: Callable[..., Any], /, name: str | None = None, **options: Any) -> str:
         """
-        The explicit form: `g.add(join, name="joined", inputs={"left": "orders", "right": Env("rates")})`.
-        Takes the options of `node`, and those of `map` if there is an `over`. Returns the node's name, to
-        feed other nodes with.
+        Add a node without a decorator: `g.add(join, name="joined", inputs={"left": "orders", "right":
+        Env("rates")})`. Takes the options of `node`, and with `over` those of `map`. Returns the node's name,
+        to use as an input of other nodes.
         """
         return self._append(fn, {**options, "name": name, "maps": "over" in options}).title
 
     def compile(self) -> Plan:
-        """Check everything and freeze it. Raises one GraphError with all problems (`error.problems`)."""
+        """Check the graph and make a plan. Raises one GraphError with all problems (`error.problems`)."""
         return compile_plan(self.name, self._specs, self._env)
 
     def _decorated(self, fn: Any, options: dict[str, Any]) -> Any:

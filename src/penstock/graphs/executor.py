@@ -1,8 +1,8 @@
 """
-Runs plans: the lanes, the live runs, and the end of them all.
+The graph executor: owns the lanes and the live runs.
 
-An executor is made once and serves every run of a program. Its threads start when they are needed, take turns
-between runs, and end when it is closed.
+An executor is made once and runs all graphs of a program. Its threads start on demand, take turns between
+runs, and end when it is closed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FOREVER: Final = 10.0 * 365 * 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """A thread that `close` could not wait for, and the node it is in (None: a call of `schedule`)."""
+    """A thread that had not ended in time, and its node (None: a call of `schedule`)."""
 
     thread: str
     node: str | None
@@ -135,8 +135,8 @@ class GraphExecutor:
         check: bool = True,
     ) -> RunResult:
         """
-        Run the plan and wait for it. Raises the error that ended the run, unless `check=False`: then the
-        result has it. After `timeout` seconds the run ends, whatever its nodes are doing.
+        Run the plan and wait for it. Raises the error that ended the run; with `check=False` the result has
+        the error. After `timeout` seconds the run ends, even if nodes still run.
         """
         if self._on_own_thread():
             raise BadCall(
@@ -160,7 +160,7 @@ class GraphExecutor:
         trace: bool | None = None,
         check: bool = True,
     ) -> RunResult:
-        """The same from asyncio. Canceling the task that awaits it cancels the run."""
+        """`run` for asyncio. Canceling the awaiting task cancels the run."""
         result = await self.submit(plan, env, timeout=timeout, trace=trace)
         return result.check() if check else result
 
@@ -173,8 +173,8 @@ class GraphExecutor:
         trace: bool | None = None,
     ) -> Run:
         """
-        Start a run and return its Future at once. `trace` says whether to record it; None leaves it to the
-        executor's share.
+        Start a run and return its Future at once. `trace`: whether to record it. None: the executor's share
+        decides.
         """
         env = {} if env is None else env
         seconds("timeout", timeout, or_none=True)
@@ -192,7 +192,7 @@ class GraphExecutor:
             self._run_recorder.show_run(run)
         self.live_runs.add(run)
         if self.closed:
-            # The executor is being closed now, and may have listed its live runs before this one was added.
+            # The executor is being closed, and may have listed its live runs before this one was added.
             run.cancel("the executor was closed")
         run.start()
         return run
@@ -229,7 +229,8 @@ class GraphExecutor:
 
     def snapshot(self) -> TaskSnapshot:
         """
-        Like a pool's. Pending nodes are those that are ready; nodes that still lack an input are not counted.
+        The state of the executor, like that of a pool. Pending are the ready nodes; nodes that lack an input
+        are not counted.
         """
         runs, workers = list(self.live_runs), [*self._compute.workers, *self._io.workers]
         inside = {worker for run in runs for worker in list(run.node_by_worker)}
@@ -253,8 +254,8 @@ class GraphExecutor:
 
     def lanes(self) -> LaneBars | None:
         """
-        One run for a Gantt chart: bars by worker, while it goes on and when it is over. A call has the next
-        run recorded, and after its end another. None: no run has begun since the first call.
+        One run as a Gantt chart: bars by worker, during the run and after it. A call makes the executor
+        record the next run, and after its end another one. None: no run has begun since the first call.
         """
         return self._run_recorder.look()
 
@@ -264,7 +265,7 @@ class GraphExecutor:
     def attach_telemetry(
         self, meters: Meters, tracer_provider: TracerProvider | None, *, histograms: bool, spans: bool
     ) -> None:
-        """Called by `penstock.instrument`. Called again, the last call counts."""
+        """Set the telemetry, for `penstock.instrument`. The last call counts."""
         from penstock.graphs.graph_telemetry import GraphTelemetry  # noqa: PLC0415  # it imports OpenTelemetry
 
         self._telemetry = telemetry = GraphTelemetry(
@@ -282,9 +283,8 @@ class GraphExecutor:
 
     def close(self, timeout: float | None = 10.0) -> list[LeftBehind]:
         """
-        Start no more nodes, cancel live runs, and wait for the threads. Returns within its timeout, with the
-        threads that it had to leave behind because their node did not return: they are daemons, and hold up
-        nothing.
+        Start no more nodes, cancel live runs, and wait for the threads. Returns within the timeout, with the
+        threads whose node has not returned: they are daemon threads, so the program can end.
         """
         seconds("timeout", timeout, or_none=True)
         until = clock() + (_FOREVER if timeout is None else timeout)
@@ -354,8 +354,8 @@ class GraphExecutor:
 
     def _make_recorder(self, plan: Plan, wanted: bool | None) -> TraceRecorder | None:
         """
-        Decided once a run: by the caller, by the sampler of OpenTelemetry, by the executor's share of the
-        runs, or by `lanes()`.
+        A recorder, if this run is to be recorded: by the caller's choice, the sampler of OpenTelemetry, the
+        executor's share of runs, or `lanes()`.
         """
         spans = None if self._telemetry is None else self._telemetry.begin(plan)
         if wanted is None:
@@ -364,7 +364,8 @@ class GraphExecutor:
 
     def _is_sampled(self) -> bool:
         """
-        Every n-th run rather than at random: the same share, and the same runs when a program runs again.
+        Whether to record this run. Every n-th run is recorded, and not random ones, so that a repeated
+        program records the same runs.
         """
         number = next(self._submitted)
         return int(number * self._sample) > int((number - 1) * self._sample)
@@ -379,6 +380,6 @@ def _check_env(plan: Plan, env: Mapping[str, Any]) -> None:
 
 
 def _stop_lanes(lanes: Iterable[AnyLane]) -> None:
-    """The executor was dropped, or the program ends: let the threads end."""
+    """End the threads, when the executor is freed or the program ends."""
     for lane in lanes:
         lane.stop()

@@ -1,11 +1,10 @@
 """
-Graphs in OpenTelemetry: the pools' metrics under the pools' names, a span for each run and a span for each
-attempt.
+Graphs in OpenTelemetry: the metrics of pools, a span for each run and a span for each attempt.
 
-Gauges and counters are read at collection. Spans begin where the run is submitted, so that the caller's span
-is their parent, and the tracer's sampler decides there, once for the whole run: a run that is not sampled
-keeps its fast path. Histograms are filled from recorded runs, be it by a sampled span or by the executor's
-own `trace`.
+Gauges and counters are read at collection. A span begins where its run is submitted, so that the caller's
+span is its parent. There the tracer's sampler decides once for the whole run; a run that is not sampled keeps
+its fast path. Histograms are filled from recorded runs, whether a sampled span or the executor's `trace`
+caused the recording.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ log = logging.getLogger("penstock")
 @contextmanager
 def quietly() -> Iterator[None]:
     """
-    As a decorator: log exceptions of the function. Processors and exporters are foreign code; the run must end
-    as it would have without them.
+    Log exceptions in this block (or decorated function) and drop them: errors of span processors and
+    exporters must not change a run.
     """
     try:
         yield
@@ -113,7 +112,7 @@ class RunSpans:
 
     @quietly()
     def enter(self, span: Span) -> None:
-        """Called inside the context in which the node runs: its own spans become children of this one."""
+        """Make this span the parent of the node's own spans. Called in the context in which the node runs."""
         attach(trace.set_span_in_context(span))
 
     @quietly()

@@ -1,13 +1,13 @@
 """
-Lanes: the queues in which nodes wait, and the threads, the event loop and the pools that run them. They
-outlive every run.
+Lanes: the queues in which nodes wait, and the threads, the event loop and the pools that run the nodes. Lanes
+outlive runs.
 
-An entry in a lane's queue is not a node but a run's `RunQueue`, once for each worker that it could keep busy.
-A worker takes the entry at the head, runs its ready nodes for a turn, and puts it back at the tail if any are
-left. So runs take turns however many nodes each of them has, and a node costs no entry of its own.
+An entry in a lane's queue is not a node but a run's `RunQueue`, once for each worker that the run could keep
+busy. A worker takes the first entry, runs its ready nodes for a turn, and appends the entry again if nodes
+are left. So runs take turns, however many nodes each of them has, and a node needs no entry of its own.
 
-A lane's queue is a deque and its sleeping workers are a list: both are touched only by operations that the
-interpreter makes atomic, and no thread ever waits for a lock to hand out work. One push wakes one worker.
+The queue is a deque and the sleeping workers are a list. Both are used only with operations that are atomic
+in the interpreter, so no thread waits for a lock. One push wakes one worker.
 
 `ThreadLane` has threads for `def` nodes. `LoopLane` is the event loop of the I/O lane and `PoolLane` feeds
 the workers of a pool: these two only start calls, so runs take turns call by call.
@@ -39,7 +39,7 @@ log = logging.getLogger("penstock")
 
 
 class NodeCall(Protocol):
-    """One call on its way: an attempt at a node, or a call of `schedule`."""
+    """One call in a lane: an attempt at a node, or a call of `schedule`."""
 
     cancel_start: Callable[[], object] | None  # cancels its asyncio task or its future of the pool
 
@@ -53,22 +53,22 @@ class NodeCall(Protocol):
 
 
 class LaneEntry(Protocol):
-    """What waits in a lane's queue: a run, or a call of `schedule`, which belongs to no run."""
+    """An entry of a lane's queue: the queue of a run, or a call of `schedule`, which belongs to no run."""
 
     @property
     def run(self) -> Run | None: ...
 
     def turn(self, worker: LaneWorker) -> None:
-        """Run its calls for a while, in a worker thread."""
+        """Run calls of this entry for a turn, in a worker thread."""
 
     def next_call(self) -> NodeCall | None:
-        """Take one call off it, for lanes that start calls instead of running them."""
+        """Take one call, for lanes that start calls instead of running them."""
 
     def has_more(self) -> bool:
-        """Whether there is another call to take. If not, its entry in the queue ends."""
+        """Whether there is another call to take. If not, the entry leaves the queue."""
 
     def broken(self, worker: LaneWorker, error: BaseException) -> None:
-        """An error of Penstock itself in its turn: end the run, so that no caller waits for ever."""
+        """End the run after an error of Penstock itself, so that no caller waits for ever."""
 
 
 class LaneWorker:
@@ -85,7 +85,7 @@ class LaneWorker:
         )
 
     def node_name(self) -> str | None:
-        """The node that it is in. None: it is in no node of a run."""
+        """The node that the worker runs. None: no node of a run."""
         run = None if self.entry is None else self.entry.run
         node = None if run is None else run.node_by_worker.get(self)
         return None if run is None or node is None else run.plan.names[node]
@@ -93,8 +93,8 @@ class LaneWorker:
 
 class ThreadLane:
     """
-    Threads for `def` nodes. They start when there is work for them, and stay. Its `width` is how many calls
-    may run at once, `entries` how often one run may be in its queue.
+    Threads for `def` nodes. They start on demand, and stay. `width`: how many calls may run at once.
+    `entries`: how often one run may be in the queue.
     """
 
     def __init__(self, name: str, width: int) -> None:
@@ -115,13 +115,13 @@ class ThreadLane:
             try:
                 worker = asleep.pop()
             except IndexError:
-                return  # the workers that just woke up will see it
+                return  # workers that have just woken up will take it
             worker.wakeup.release()
         elif len(self.workers) < self.width:
             self._start_worker()
 
     def replace_worker(self, worker: LaneWorker) -> None:
-        """Its node does not return: start another worker in its place. The thread itself cannot be ended."""
+        """Start another worker in place of one whose node does not return: a thread cannot be ended."""
         with self._workers_lock:
             if worker not in self.workers:
                 return
@@ -132,14 +132,13 @@ class ThreadLane:
         self._start_worker()
 
     def stop(self) -> None:
-        """No more turns. Sleeping threads end now, the others when their node returns."""
+        """Run no more nodes. Sleeping threads end now, the others when their node returns."""
         self._stopping = True
         self.items.clear()
         with self._workers_lock:
             workers = list(self.workers)
         for worker in workers:
-            # A worker about to sleep checks the flag after it has entered the list, so each either sees it or
-            # is here.
+            # A worker checks the flag after it has entered this list of sleepers, so none is missed.
             try:
                 self._asleep.remove(worker)
             except ValueError:
@@ -147,7 +146,7 @@ class ThreadLane:
             worker.wakeup.release()
 
     def join(self, until: float) -> list[LaneWorker]:
-        """The workers that have not ended by then, replaced ones included."""
+        """Wait until this moment. Returns the workers that have not ended, replaced ones included."""
         with self._workers_lock:
             workers = [*self.workers, *self._stuck_workers]
         for worker in workers:
@@ -185,10 +184,10 @@ class ThreadLane:
             assert entry is not None
             try:
                 entry.turn(worker)
-            except BaseException as error:  # an error of ours must not leave the run waiting
+            except BaseException as error:  # a bug of Penstock must not leave the run waiting
                 log.exception("%s failed in a turn; please report this", self.name)
                 entry.broken(worker, error)
-            worker.entry = entry = None  # or a sleeping worker keeps its last run alive
+            worker.entry = entry = None  # so that a sleeping worker does not keep its last run alive
 
     def sleep(self, worker: LaneWorker) -> None:
         asleep = self._asleep
@@ -230,7 +229,7 @@ class StartingLane:
         raise NotImplementedError
 
     def _settle(self, node_call: NodeCall, value: Any, error: BaseException | None) -> None:
-        """Remove it from `running` before its outcome is known outside."""
+        """Remove the call from `running`, then settle it."""
         self.running.pop(node_call, None)
         node_call.settle(value, error)
 
@@ -266,8 +265,8 @@ class LoopLane(StartingLane):
 
     def join(self, until: float) -> bool:
         """
-        True: the thread has not ended by then, because a node blocks it. Nodes that refuse to be canceled do
-        not hold it up: they are dropped.
+        Wait until this moment. True: the thread has not ended, because a node blocks it. Nodes that cannot be
+        canceled are dropped.
         """
         thread, loop = self.thread, self._loop
         if thread is None or loop is None or thread is threading.current_thread():
@@ -286,7 +285,7 @@ class LoopLane(StartingLane):
         return next((node_call.node_name() for node_call, task in running if task is stepping), None)
 
     def _started(self) -> asyncio.AbstractEventLoop | None:
-        """None: the lane is closed, nothing starts any more."""
+        """The event loop, started on demand. None: the lane is closed."""
         with self._starting:
             if self._loop is None and not self._stopping:
                 loop = asyncio.new_event_loop()
@@ -314,7 +313,7 @@ class LoopLane(StartingLane):
             loop.close()
 
     def _start_woken(self) -> None:
-        self._wakeup_pending = False  # before looking: a later push wakes the loop again
+        self._wakeup_pending = False  # before the queue is read, so that a later push wakes the loop again
         self._start_pending()
 
     def _start(self, node_call: NodeCall) -> None:
@@ -335,7 +334,7 @@ class LoopLane(StartingLane):
             self._settle(node_call, value, None)
 
     def _ended(self, node_call: NodeCall, _: asyncio.Task[None]) -> None:
-        if node_call in self.running:  # canceled before its first step, so it could not settle itself
+        if node_call in self.running:  # canceled before its first step, so it has not settled itself
             self._settle(node_call, None, asyncio.CancelledError())
         if self._stopping:
             self._leave_if_idle()
@@ -353,7 +352,7 @@ class LoopLane(StartingLane):
 
 
 def _cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
-    """Cancel a task from any thread: only its own loop may do that."""
+    """Cancel a task from any thread, by its own event loop."""
     with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(task.cancel)
 
@@ -383,11 +382,11 @@ def cluster_lane(cluster: WorkerPool | Cluster | None) -> PoolLane:
 
 class PoolLane(StartingLane):
     """
-    Feeds a pool: a given one, or one of its own, which `make` makes with the first node.
+    Runs nodes in a pool: a given one, or one of its own, which `make` makes with the first node.
 
-    Not all ready nodes go into the pool's queue: only as many as keep its workers busy; the others wait here,
-    where runs take turns. Bounds, crash policy and killing are the pool's; any `Executor` will do, but only a
-    WorkerPool can end a call that already runs.
+    Only as many ready nodes as keep the workers busy enter the pool's queue; the others wait here, where runs
+    take turns. Bounds, crash policy and killing are those of the pool. Any `Executor` can be used, but only a
+    WorkerPool can end a running call.
     """
 
     def __init__(
@@ -416,7 +415,7 @@ class PoolLane(StartingLane):
             future.cancel()
 
     def close(self, timeout: float) -> None:
-        """Dispose of the lane's own pool, with its workers; a given one stays."""
+        """Dispose of the lane's own pool; a given pool stays open."""
         with self._lock:
             own, self._own = self._own, None
         if own is not None:
@@ -424,8 +423,8 @@ class PoolLane(StartingLane):
 
     def _feed(self) -> None:
         """
-        Start calls while there is room. A thread that finds another one here returns: the other looks again
-        after it has finished.
+        Start calls while there is room. If another thread is here, return: that thread checks again at its
+        end.
         """
         while self._can_start() and self._feeding.acquire(blocking=False):
             try:
@@ -466,8 +465,8 @@ class PoolLane(StartingLane):
 
 def _width_for(pool: Executor, workers: int) -> int:
     """
-    The number of calls that the pool takes without making a caller wait, but no more than keep its workers
-    busy. `workers` is a guess, for an Executor that does not say how many it has.
+    How many calls to give to the pool: as many as it accepts without waiting, but no more than keep its
+    workers busy. `workers`: an estimate for an Executor that does not show its number.
     """
     state = getattr(pool, "state", None)
     if state is None:

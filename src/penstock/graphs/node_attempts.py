@@ -1,5 +1,5 @@
 """
-Attempts at nodes that are more than a plain call in a worker thread: nodes with a timeout or retries, map
+Attempts at nodes that need more than a plain call in a worker thread: nodes with a timeout or retries, map
 nodes, nodes on the event loop and in processes, and every node of a recorded run.
 """
 
@@ -27,27 +27,26 @@ if TYPE_CHECKING:
 
 class NodeAttempts:
     """
-    The attempts of one run. A run of plain nodes has none. It does not refer to the run, which would then live
-    until the next garbage collection.
+    The attempts of one run. A run of plain nodes has none. This object does not refer to the run, because the
+    cycle would keep the run alive until a garbage collection.
     """
 
     __slots__ = ("_in_flight", "_lock", "_next_number", "begun", "map_items", "retry_timers")
 
     def __init__(self, lock: threading.Lock) -> None:
         """`lock` is the run's."""
-        # Nodes with at least one attempt. Between two attempts or items a node is in no other list.
+        # Nodes with at least one attempt. Between two attempts or items a node is only in this list.
         self.begun: set[int] = set()
         self.map_items: dict[int, MapItems] = {}
         self._lock = lock
         self._in_flight: set[NodeAttempt] = set()
-        # The pause before the next attempt, by (node, item).
+        # The timers of pauses before the next attempt, by (node, item).
         self.retry_timers: dict[tuple[int, int], Timer] = {}
         self._next_number: dict[int, int] = {}
 
     def begin(self, run: Run, node: int, worker: LaneWorker | None = None) -> NodeAttempt | None:
         """
-        Begin the next attempt at this node, or at its next item. None: there is nothing to do, or the run is
-        over.
+        Begin the next attempt at this node or at its next item. None: nothing is left, or the run is over.
         """
         if node in run.skipped:
             run.arrived(node)
@@ -77,7 +76,7 @@ class NodeAttempts:
         return attempt
 
     def settle(self, attempt: NodeAttempt, value: Any, error: BaseException | None) -> bool:
-        """True: the node is done, and its successors may be counted."""
+        """End an attempt. True: the node is done, and its successors may be counted."""
         if not self._claim_end(attempt, error):
             return False
         if error is None:
@@ -89,7 +88,7 @@ class NodeAttempts:
 
     def outside_threads(self) -> bool:
         """
-        Whether any attempt is in flight that no worker thread runs. Those in threads are seen from the run.
+        Whether an attempt is in flight outside of worker threads. The run itself knows those in threads.
         """
         return any(not attempt.in_thread for attempt in self._in_flight)
 
@@ -98,12 +97,12 @@ class NodeAttempts:
             return list(self._in_flight)
 
     def stop_all(self) -> None:
-        """Stop all attempts: their run is over, but waits for them."""
+        """Stop all attempts of a run that has ended and waits for them."""
         for attempt in self.in_flight():
             attempt.stop()
 
     def abandon_all(self) -> None:
-        """Forget all attempts: whatever they return changes nothing."""
+        """Forget all attempts: their results will be dropped."""
         if not self.begun:
             return
         with self._lock:
@@ -115,7 +114,7 @@ class NodeAttempts:
             attempt.stop()
 
     def _claim_end(self, attempt: NodeAttempt, error: BaseException | None) -> bool:
-        """Take the right to end this attempt. False: it was taken before."""
+        """Claim the end of this attempt. False: another thread has claimed it before."""
         with self._lock:
             if attempt not in self._in_flight:
                 return False
@@ -128,7 +127,7 @@ class NodeAttempts:
 
     def _start_map(self, run: Run, node: int) -> MapItems | None:
         """
-        First visit of a map node: one more entry in the queue for each item that may run beside the first.
+        Begin a map node: add an entry to the queue for each further item that may run at once.
         """
         rules, queue = run.plan.rules[node], run.plan.queues[node]
         try:
@@ -165,7 +164,7 @@ class NodeAttempts:
         return True
 
     def _attempt_failed(self, attempt: NodeAttempt, error: BaseException, *, final: bool = False) -> None:
-        """The attempt failed: retry, or fail the node for good."""
+        """Handle a failed attempt: retry, or fail the node for good."""
         run, key = attempt.run, (attempt.node, attempt.item)
         delay = (
             None
@@ -194,9 +193,8 @@ class NodeAttempts:
 
     def _time_out(self, attempt: NodeAttempt) -> None:
         """
-        A thread cannot be stopped: the node fails now, its worker is left in it, and there is no second
-        attempt while the first still runs. Elsewhere the attempt is stopped, and may be retried once it has
-        ended.
+        Handle a timeout. A thread cannot be stopped, so the node fails now without a retry, and its worker
+        stays in it. Elsewhere the attempt is stopped, and may be retried when it has ended.
         """
         if attempt.in_thread:
             self._give_up_on(attempt)
@@ -220,8 +218,8 @@ class NodeAttempts:
 @dataclass(slots=True, eq=False)
 class NodeAttempt:
     """
-    The right to end a node (or one item of a map node). It is taken from the run once, by whatever comes
-    first: the function's return, its timeout, or the end of the run. A later ending changes nothing.
+    One attempt at a node, or at one item of a map node. It ends once, with whatever comes first: the
+    function's return, its timeout, or the end of the run.
     """
 
     run: Run
@@ -253,7 +251,7 @@ class NodeAttempt:
 
     def call(self) -> Any:
         """
-        In a worker thread, which runs in the context of the turn already: enough, unless there is a span.
+        Call the function in a worker thread, which is already in the right context, unless there is a span.
         """
         return self.invoke() if self.span is None else self.context().run(self.invoke)
 
@@ -275,8 +273,8 @@ class NodeAttempt:
 
     def settle(self, value: Any, error: BaseException | None) -> None:
         """
-        From a lane that only starts calls; a worker thread calls `NodeAttempts.settle` itself and goes
-        straight on.
+        End the attempt, from a lane that only starts calls. A worker thread calls `NodeAttempts.settle`
+        itself.
         """
         if self.run.attempts.settle(self, value, error):
             self.run.arrived(self.node)
@@ -284,7 +282,7 @@ class NodeAttempt:
             self.run.end_if_idle()
 
     def stop(self) -> None:
-        """Stop it, as far as possible: its result is not wanted any more."""
+        """Stop the attempt, as far as possible: its result is not needed any more."""
         if self.timer is not None:
             self.timer.cancel()
         if self.cancel_start is not None:
@@ -302,8 +300,8 @@ class NodeAttempt:
 
 class MapItems:
     """
-    The items of a map node while it runs. They are not queued one by one: the node itself is in the queue,
-    once for each item that may run at the same time, and each time it is taken the next item is.
+    The items of a running map node. Items are not queued one by one: the node itself is in the queue, once
+    for each item that may run at the same time, and each time it is taken it runs the next item.
     """
 
     __slots__ = ("again", "fresh", "items", "remaining", "results")

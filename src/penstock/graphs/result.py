@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 class RunResult:
     """
-    `status` is ok, error, canceled or deadline: the first cause. `result["node"]` is that node's value; for a
-    node without one it raises the reason, so that a partial result is never mistaken for a complete one.
+    The result of a run. `status` is its first cause: ok, error, canceled or deadline. `result["node"]` is
+    that node's value; for a node without a value it raises the reason, so that a partial result is never
+    taken for a complete one.
 
-    Made lazily: a run that went well keeps its list of values, and names are looked up on demand.
+    Evaluated lazily: it keeps the list of values, and names are looked up on demand.
 
     For example:
 
@@ -35,7 +36,7 @@ class RunResult:
             print(result.status, result.errors)
     """
 
-    # Defaults for a run that went well; an instance writes only what differs.
+    # Defaults for a successful run; an instance sets only what differs.
     reason: str | None = None
     cause: str | None = None  # the node that failed
     trace: Trace | None = None  # of a recorded run
@@ -78,8 +79,8 @@ class RunResult:
 
     @property
     def values(self) -> dict[str, Any]:
-        """By node, for the nodes that have a value."""
-        # Not strict: the slots of constants and the environment come after the nodes'.
+        """The values by node, for nodes that have one."""
+        # Not strict: the slots of constants and of the environment follow those of the nodes.
         pairs = zip(self.plan.names, self._values, strict=False)
         return {name: value for name, value in pairs if value is not UNSET}
 
@@ -105,9 +106,9 @@ class RunResult:
 
     def check(self) -> RunResult:
         """
-        Raise the error that ended the run, or return this. The error of a node is raised as itself, with a
-        note that names the node; only an error that would be mistaken for something else (a SystemExit, a
-        CancelledError) is raised as NodeFailed.
+        Raise the error that ended the run, else return this result. A node's error is raised with a note that
+        names the node. An error with another meaning in the caller (a SystemExit, a CancelledError) is raised
+        as NodeFailed.
         """
         message = f"the run of {self.plan.name!r} {self.reason}"
         match self.status:
@@ -123,8 +124,8 @@ class RunResult:
         self, errors: Mapping[int, BaseException], skipped: Mapping[int, int], begun: AbstractSet[int]
     ) -> None:
         """
-        Called by the run, by the numbers of its nodes. `skipped` has the failed node that each needs; nodes
-        that have `begun` and have neither value nor error were canceled.
+        Set the failures, by node number; called by the run. `skipped`: the failed node that each skipped node
+        needs. Nodes in `begun` with neither value nor error were canceled.
         """
         self._errors, self._skipped, self._begun = errors, skipped, begun
 
@@ -168,8 +169,8 @@ class RunResult:
 
 class GraphTotals:
     """
-    Counts of what an executor has done so far. The names are those of a pool's totals: a node is to a graph
-    what a call is to a pool. Runs are counted beside them.
+    The totals of an executor. They have the names of a pool's totals, with nodes in place of calls; runs are
+    counted too.
     """
 
     def __init__(self, *lanes: ThreadLane) -> None:

@@ -1,21 +1,20 @@
 """
-One run of a plan: the values, the counts, the ready nodes of each lane, and the one way it ends.
+One run of a plan: its values, its counts, the ready nodes of each lane, and its end.
 
-The right to count is one token in a list, `count_token`: `pop` takes it and `append` gives it back, both
-atomic, for a third of the cost of a lock. No thread waits for it: a worker that finds it gone leaves the node
-it has finished in `arrivals`, and the holder looks there after giving it back. So a thread that loses the
-interpreter in the middle of counting stops no other, which a lock that is waited for would (each waiter would
-take it while without the interpreter, and every node after that would cost a change of threads). `lock` is a
-lock, and guards the life of the run: attempts in flight, the first cause, the end. It is taken when something
-other than a plain node's success happens.
+One thread at a time counts. The right to count is one token in a list, `count_token`: `pop` takes it and
+`append` returns it, both atomic, at a third of the cost of a lock. No thread waits for the token: a worker
+that does not get it puts its finished node into `arrivals`, and the holder reads `arrivals` after returning
+the token. So a thread that loses the interpreter while it counts blocks no other thread. `lock` guards the
+other state of the run: attempts in flight, the first cause, the end. It is taken for everything but the
+success of a plain node.
 
-`node_by_worker` says which node each worker is in. A worker writes it *before* it reads `cause`; the thread
-that ends the run sets `cause` before it reads `node_by_worker`. So a node that is not in it by then is
-certain never to be called.
+`node_by_worker` has the node of each worker. A worker writes it *before* it reads `cause`; the thread that
+ends the run sets `cause` before it reads `node_by_worker`. So a node that is not in it then will never be
+called.
 
-`RunQueue._run_nodes` is the hot loop of graphs and the one place that repeats code: it contains
-`Plan.arrive`, unrolled, because a function call per node would cost more than all the counting. For a plain
-node it does this: write down where the worker is, check whether the run is over, call, count, go on.
+`RunQueue._run_nodes` is the hot loop of graphs. It repeats the code of `Plan.arrive`, because a function call
+per node would cost more than the counting. For a plain node it does this: record the node of the worker,
+check whether the run is over, call the function, count, continue.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ if TYPE_CHECKING:
     from penstock.graphs.lanes import AnyLane, LaneWorker
     from penstock.graphs.node_attempts import NodeAttempt
 
-#: How long a worker stays with one run while others wait: so many nodes, or so many seconds.
+#: The length of a turn: the most nodes, and the most seconds, for which a worker stays with one run while
+#: others wait.
 TURN_NODES: Final = 64
 TURN_SECONDS: Final = 0.001
 
 
 class RunQueue:
     """
-    The nodes of one run that are ready in one lane, and the entries with which the run may be in the lane's
-    queue.
+    The ready nodes of one run in one lane, and the entries that the run may have in the lane's queue.
 
-    No wake-up is lost: a thread that pushes adds the node first and then looks for a free entry; a thread
-    that retires an entry frees it first and then looks for nodes. One of the two sees the other.
+    No wake-up is lost: a thread that pushes adds the node first and then searches a free entry; a thread that
+    retires an entry frees it first and then searches for nodes. So one of the two sees the other.
     """
 
     __slots__ = ("free_entries", "lane", "queue", "ready", "run")
@@ -67,7 +66,7 @@ class RunQueue:
         self.free_entries = [None] * lane.entries
 
     def enter_lane(self, nodes: int) -> None:
-        """So many more nodes are ready: enter the lane's queue for them, as far as there are free entries."""
+        """Enter the lane's queue for this many more ready nodes, as far as there are free entries."""
         free_entries = self.free_entries
         while nodes > 0 and free_entries:
             try:
@@ -132,7 +131,7 @@ class RunQueue:
                 if run.cause is not None:
                     return
                 if deadline is not None and clock() >= deadline:
-                    del at[worker]  # it was never called, and must not count as if
+                    del at[worker]  # the node was not called, so it must not count as begun
                     run.expire()
                     return
                 inputs, fn, a, b, c, following, pushes, shared = steps[node]
@@ -206,16 +205,18 @@ class RunQueue:
 
 
 _ids: Final = count(1)
-#: Shared by all runs whose nodes are plain calls in threads: they make no attempts.
+#: Shared by all runs without attempts, whose nodes are plain calls in threads.
 _NO_ATTEMPTS: Final = NodeAttempts(threading.Lock())
 _STOP_ERRORS: Final = (CancelledError, asyncio.CancelledError, CallEnded)
 
 
 class Run(AwaitableFuture[RunResult]):
-    """What `submit` returns: a Future of the RunResult. It can be canceled at any time, and awaited."""
+    """
+    A run of a plan: the Future of its RunResult, which `submit` returns. It can be canceled and awaited.
+    """
 
-    # Slots, because there are more than thirty attributes with those of a Future: then the interpreter no
-    # longer shares the keys of instances, and a run of ten nodes took half as long again.
+    # Slots, because with those of a Future there are more than thirty attributes: without slots the
+    # interpreter would not share the keys of instances, and a run of ten nodes took half as long again.
     __slots__ = (
         "_failed_node", "_grace_timer", "_reason", "_run_queues", "_stopped", "arrivals", "attempts",
         "cause", "context", "count_token", "deadline", "deadline_timer", "env", "errors", "executor", "id",
@@ -249,7 +250,7 @@ class Run(AwaitableFuture[RunResult]):
         )
         self.pending = list(plan.pending)
         self.count_token = [None]
-        # Nodes that are done and not yet counted; ~node for one that failed alone.
+        # Done nodes that are not counted yet; ~node for a node whose failure skips only its dependents.
         self.arrivals: list[int] = []
         self.node_by_worker: dict[LaneWorker, int] = {}
         self.context = copy_context()
@@ -267,13 +268,12 @@ class Run(AwaitableFuture[RunResult]):
         self.deadline_timer: Timer | None = None  # for its deadline
         self._grace_timer: Timer | None = None  # for the nodes in flight beside an error
 
-    # From outside
+    # For callers
 
     def cancel(self, reason: str | None = None) -> bool:
         """
-        End the run now, whatever its nodes are doing: no more of them start, those in flight are stopped, and
-        callers that wait get a RunResult of status `canceled`. False if it had ended before, by itself or by
-        another cause.
+        End the run now: no more nodes start, those in flight are stopped, and waiting callers get a RunResult
+        with status `canceled`. False: the run had ended before.
         """
         return self._set_cause(
             RunStatus.CANCELED, None, f"was canceled: {reason}" if reason else "was canceled"
@@ -307,7 +307,7 @@ class Run(AwaitableFuture[RunResult]):
             run_queue.enter_lane(len(nodes))
 
     def push_ready(self, nodes: list[int]) -> None:
-        """Push each node into its lane. The end of the plan among them ends the run."""
+        """Push each node into its lane. If the end of the plan is among them, end the run."""
         for node in nodes:
             if node == self.plan.end:
                 self.end()
@@ -315,14 +315,14 @@ class Run(AwaitableFuture[RunResult]):
                 self.push(self.plan.queues[node], (node,))
 
     def arrived(self, node: int) -> None:
-        """The node is done and its value is in place: count it for its successors. From any thread."""
+        """Count a node that is done and has its value. May be called from any thread."""
         self.arrivals.append(node)
         self.take_arrivals()
 
     def take_arrivals(self) -> None:
         """
-        Count the nodes in `arrivals`. None is left behind: a thread that does not get the token has put its
-        node there before trying, and the holder looks again after giving it back.
+        Count the nodes in `arrivals`. None is missed: a thread puts its node there before it tries to get the
+        token, and the holder reads `arrivals` again after returning the token.
         """
         arrivals, count_token, plan = self.arrivals, self.count_token, self.plan
         while arrivals:
@@ -345,7 +345,7 @@ class Run(AwaitableFuture[RunResult]):
     # Ending
 
     def failed(self, node: int, error: BaseException, *, alone: bool = True) -> None:
-        """The node failed for good. If it may fail `alone`, its policy can limit that to its dependents."""
+        """Handle a node that failed for good. `alone`: its policy may limit the failure to its dependents."""
         with self.lock:
             if self.over or node in self.errors:
                 return
@@ -363,8 +363,8 @@ class Run(AwaitableFuture[RunResult]):
     def _set_cause(self, status: RunStatus, failed_node: int | None, reason: str) -> bool:
         """
         Record the first cause, which is the status of the run, and end the run. After an error the run waits
-        for the nodes in flight, so that no node still works when the caller sees the error, but only for the
-        grace period. Cancel and deadline wait for no node.
+        for the nodes in flight during the grace period, so that no node still works when the caller gets the
+        error. Cancel and deadline wait for no node.
         """
         with self.lock:
             if self.over:
@@ -381,7 +381,7 @@ class Run(AwaitableFuture[RunResult]):
         return first
 
     def end_if_idle(self) -> bool:
-        """There is a cause: end the run if no node is in flight any more."""
+        """End a run that has a cause, if no node is in flight any more."""
         with self.lock:
             if self.over:
                 return True
@@ -392,7 +392,7 @@ class Run(AwaitableFuture[RunResult]):
         return True
 
     def end(self) -> None:
-        """The only way out. After this nothing that returns changes anything."""
+        """End the run: every end comes here. Later results of nodes are dropped."""
         with self.lock:
             if self.over:
                 return
@@ -401,14 +401,14 @@ class Run(AwaitableFuture[RunResult]):
             if timer is not None:
                 timer.cancel()
         self.attempts.abandon_all()
-        run_queues, self._run_queues = self._run_queues, {}  # or the run and its queues hold each other
+        run_queues, self._run_queues = self._run_queues, {}  # break the cycle of the run and its queues
         for run_queue in run_queues.values():
             run_queue.ready.clear()
         inside = list(self.node_by_worker.items()) if self.cause is not None else []
         result = self._make_result(inside)
         try:
             self.executor.on_run_end(self, result)
-        finally:  # whatever fails in counting or telemetry, the caller gets the result
+        finally:  # the caller gets the result, even if counting or telemetry fails
             self.set_outcome(result, None)
         for worker, node in inside:
             if node not in self.errors:  # those have returned, or are watched since they timed out
@@ -416,7 +416,7 @@ class Run(AwaitableFuture[RunResult]):
 
     def _make_result(self, inside: list[tuple[LaneWorker, int]]) -> RunResult:
         seconds = clock() - self.started
-        # A node that is left behind may still write its value: not into this result.
+        # Copied, because a node that is left behind may still write its value.
         values = self.values if self.cause is None else self.values.copy()
         result = RunResult(self.plan, self.cause or RunStatus.OK, values, seconds)
         if self.cause is not None or self.errors:
@@ -426,14 +426,14 @@ class Run(AwaitableFuture[RunResult]):
             result.cause = None if self._failed_node is None else self.plan.names[self._failed_node]
         if self.recorder is not None:
             result.trace = Trace(result, self.id, self.started, self.recorder)
-            self.recorder.attempts = []  # or the run and its attempts hold each other
+            self.recorder.attempts = []  # break the cycle of the run and its attempts
             if self.recorder.spans is not None:
                 self.recorder.spans.close(result, clock())
         return result
 
     def replace_if_stuck(self, worker: LaneWorker, node: int) -> None:
         """
-        The worker is in a node whose result is not wanted: replace the worker if it does not return soon.
+        Replace the worker if its node, whose result is not needed any more, does not return soon.
         """
         call_at(clock() + self.executor.grace, self._replace_if_stuck, worker, node)
 

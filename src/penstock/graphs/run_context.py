@@ -1,4 +1,4 @@
-"""What a node can know about the run it belongs to."""
+"""The context of a running node: what its function can read about the run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from penstock.graphs.run import Run
 
 
-#: The run of a node on the event loop or in a process. Set in a copy of the context in which the run was
-#: started, so nodes also see their caller's context variables, for example a tracing span. (A variable that a
-#: node in a thread sets may or may not be seen by the next node of the same turn.)
+#: The run of a node on the event loop or in a process. It is set in a copy of the context in which the run
+#: was started, so nodes also see the caller's context variables, such as a tracing span. (The next node of
+#: the same turn in a thread may or may not see a variable that a node sets.)
 current_context: ContextVar[RunContext] = ContextVar("penstock_run")
 
 
@@ -28,13 +28,14 @@ class _ThreadState(threading.local):
     worker: LaneWorker | None = None
 
 
-#: In a worker thread the worker has the run: so a turn sets nothing, and only `current_run` costs.
+#: In a worker thread: the worker, which knows the run. So a turn sets nothing, and only `current_run` has a
+#: cost.
 thread_state = _ThreadState()
 
 
 def current_run() -> RunContext | None:
     """
-    The run that this code is a node of, or None outside of any.
+    The context of the run whose node executes this code. None: outside of a run.
 
     For example:
 
@@ -81,31 +82,31 @@ class RunContext:
     @property
     def env(self) -> Mapping[str, Any]:
         """
-        The environment of the run. Empty in the workers of a pool: there a node gets its inputs by its
+        The environment of the run. Empty in the workers of a pool, where a node gets inputs only by its
         parameters.
         """
         return MappingProxyType(self._run.env)
 
     @property
     def deadline(self) -> float | None:
-        """On the clock of `time.perf_counter`; None without one."""
+        """The deadline on the clock of `time.perf_counter`. None: there is none."""
         return self._run.deadline
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the deadline; None without one."""
+        """Seconds until the deadline. None: there is none."""
         return None if self._run.deadline is None else max(0.0, self._run.deadline - clock())
 
     @property
     def canceled(self) -> bool:
         """
-        Whether the result of this node is not wanted any more: the run was canceled, ran out of time, or
-        another node failed. A node that checks now and then, and returns, gives its worker back.
+        Whether the result of this node is not needed any more: the run was canceled, ran out of time, or
+        another node failed. A long node should check this and return, to free its worker.
         """
         return self._run.cause is not None
 
     def check(self) -> None:
-        """Raise if the run is over: the way out of a deep loop."""
+        """Raise if the run is over; useful in a deep loop."""
         cause = self._run.cause
         if cause is RunStatus.DEADLINE:
             raise CallTimeout("the run's deadline has passed", phase="in-flight")
@@ -113,12 +114,12 @@ class RunContext:
             raise CallCanceled("the run is over, and this node stopped", phase="in-flight")
 
     def cancel(self, reason: str | None = None) -> bool:
-        """End the whole run from within."""
+        """Cancel the whole run."""
         return self._run.cancel(reason)
 
 
 class _RemoteRun:
-    """Stands for the run in a worker of a pool: it has the deadline and the end, but not the environment."""
+    """The run as a worker of a pool sees it, with its deadline and its end, but without its environment."""
 
     def __init__(self, run_id: int, deadline: float | None) -> None:
         self.id = run_id
@@ -145,8 +146,8 @@ def call_in_worker(
     kwargs: dict[str, Any],
 ) -> Any:
     """
-    Called in the worker: the node's function, with a context for `current_run`. The remaining time travels
-    instead of the deadline, because the worker may be on a machine with another clock.
+    Call the node's function in a worker of a pool, with a context for `current_run`. The remaining time is
+    sent instead of the deadline, because the worker may be on a machine with another clock.
     """
     run_id, node, remaining = where
     deadline = None if remaining is None else clock() + remaining

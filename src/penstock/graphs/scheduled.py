@@ -1,4 +1,4 @@
-"""One call on one lane, without a graph (GR-6)."""
+"""A call on a lane without a graph: `GraphExecutor.schedule` (GR-6)."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Scheduled(AwaitableFuture[T], Generic[T]):
 
     def then(self, fn: Callable[[T], U], *, lane: str | None = None) -> Scheduled[U]:
         """
-        Call `fn` with the result, on a lane of its own. An error skips it and becomes the error of the
-        returned Future.
+        Call `fn` with the result, on this lane. After an error `fn` is not called, and the returned Future
+        has the error.
         """
         following: Scheduled[U] = self._executor.make_scheduled(lane, fn)
         self.add_done_callback(following._follow)
@@ -84,7 +84,7 @@ class Scheduled(AwaitableFuture[T], Generic[T]):
             return
         self._executor.live_calls.add(self)
         if self._executor.closed:
-            # It may be closed only now, and may have listed its live calls before this one was added.
+            # The executor may be closing, and may have listed its live calls before this one was added.
             self._end(None, PoolClosedError("the executor is closed"))
         else:
             self._lane.push(self)
@@ -149,6 +149,6 @@ class Scheduled(AwaitableFuture[T], Generic[T]):
         return self._call
 
     def settle(self, value: Any, error: BaseException | None) -> None:
-        if is_kind(error, asyncio.CancelledError):  # as itself it would cancel the task that awaits this
+        if is_kind(error, asyncio.CancelledError):  # unconverted it would cancel the awaiting task
             error = CallCanceled("it canceled itself", phase="in-flight")
         self._end(value, error)

@@ -1,9 +1,8 @@
 """
-What happened in one run, when and where (GR-7); and the recorder that shows one run at a time.
+Traces: the attempts of one run with their times and workers (GR-7); and the recorder of one run at a time.
 
-A trace is recorded only for runs that were chosen when they began, so an ordinary run pays nothing. A record
-is one attempt at a node. The moment when a node became ready is not recorded, because it follows: the last of
-its predecessors ended.
+Only runs that were chosen at their beginning are recorded, so other runs have no cost. A record is one
+attempt at a node. The moment when a node became ready is not recorded: it is the end of its last predecessor.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
     from penstock.graphs.run import Run
 
 
-#: A run of more nodes is not recorded for `lanes()`: most of it would not be shown.
+#: The most nodes of a run that is recorded for `lanes()`: most of a larger one would not be shown.
 _MOST_NODES: Final = 5_000
 _MOST_BARS: Final = 400
-#: A run that has only begun shows less than the complete one before it.
+#: A run that is younger than this is not shown yet: the complete one before it shows more.
 _YOUNG: Final = 1.0  # seconds
 
 
@@ -85,7 +84,7 @@ class Trace:
 
     def durations(self) -> dict[str, float]:
         """
-        By node: from its first attempt to the end of its last, so a map node counts for as long as it lasted.
+        Seconds by node, from the beginning of its first attempt to the end of its last.
         """
         first: dict[str, float] = {}
         last: dict[str, float] = {}
@@ -96,7 +95,7 @@ class Trace:
 
     def critical_path(self) -> list[str]:
         """
-        The chain of nodes that took the most time together: it must get shorter for the run to get shorter.
+        The chain of nodes with the longest total time. The run gets shorter only if this chain does.
         """
         plan = self.result.plan
         durations = {plan.index[node]: seconds for node, seconds in self.durations().items()}
@@ -133,7 +132,7 @@ def events_of(plan: Plan, began: float, recorded: list[NodeAttempt]) -> list[Tra
     done_at: dict[int, float] = {}
     for attempt in attempts:
         done_at[attempt.node] = max(done_at.get(attempt.node, 0.0), attempt.ended)
-    # Calls overlap on the event loop and in a pool: each gets the first row that is free, as a worker would.
+    # Calls on the event loop and in a pool overlap, so each gets the first free row.
     rows: dict[str, list[float]] = {}
     events = []
     for attempt in attempts:
@@ -206,7 +205,7 @@ def _slice(event: TraceEvent, pid: int, tid: int) -> dict[str, Any]:
 
 
 def _arrows(trace: Trace, ended: dict[str, TraceEvent], rows: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """From the end of each node to the beginning of each that needs it."""
+    """Arrows from the end of each node to the beginning of its successors."""
     plan = trace.result.plan
     for event in trace.events:
         if event.attempt > 1 or event.item:
@@ -250,13 +249,12 @@ class LaneBars(NamedTuple):
 
 class RunRecorder:
     """
-    Records one run of an executor at a time, for `GraphExecutor.lanes()`: which worker was in which node, and
+    Records one run of an executor at a time, for `GraphExecutor.lanes()`: which worker ran which node, and
     when.
 
-    Recording every run would make graphs of short nodes several times slower, and a reader cannot follow a
-    thousand runs a second. So a call of `lanes()` has the next run recorded, shows it while it goes on, and
-    after its end asks for another. Without such calls nothing is recorded. The recorder keeps a run only
-    while it is alive: of one that has ended the bars stay, and the values go.
+    Recording every run would make graphs of short nodes several times slower. So a call of `lanes()` makes
+    the executor record the next run, and after its end another one. Without such calls nothing is recorded.
+    The recorder refers to a run only while it is alive; of an ended run it keeps the bars and not the values.
     """
 
     def __init__(self, name: str) -> None:
@@ -269,7 +267,7 @@ class RunRecorder:
         return self.wanted and len(plan) <= _MOST_NODES
 
     def show_run(self, run: Run) -> None:
-        """A run that is recorded, for whatever reason."""
+        """Show this recorded run."""
         if self.wanted:
             self.wanted = False
             self._run = run

@@ -1,9 +1,9 @@
 """
-Hooks of a call queue (DQ-9).
+Hooks of a call queue: methods that are called for its events (DQ-9).
 
-Events are recorded under the queue's lock and delivered after it is released, in order, by one thread at a
-time. So a hook may call back into the pool, and two threads cannot deliver events in the wrong order. All
-that happens under one hold of the lock is one change of state: intermediate states are not reported.
+Events are recorded under the queue's lock and delivered after its release, in order, by one thread at a time.
+So a hook may call the pool, and events stay in order. Everything that happens while the lock is held once is
+one change of state: intermediate states are not reported.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ log = logging.getLogger("penstock")
 
 class QueueHooks:
     """
-    Override the methods that you need. Every call ends in exactly one of `on_settle` (its run gave a result
-    or an error, or its worker died), `on_cancel` (a cancel, its timeout or a closed or halted pool ended it,
-    or its payload could not be made) and `on_reject` (a load-shedding policy refused it). That includes a
-    call that is refused at once and a reserved place that was not used.
+    The base class of hooks: override the methods that you need. Every call ends with exactly one of
+    `on_settle` (its function returned or raised, or its worker died), `on_cancel` (a cancel, its timeout or a
+    closed or halted pool ended it, or its payload could not be made) and `on_reject` (a load-shedding policy
+    refused it). That includes calls that are refused at once and reserved places that are not used.
 
     An exception from a hook is logged, whatever it is, and breaks nothing else. Only Ctrl-C in the main
     thread is raised.
@@ -67,8 +67,8 @@ class QueueHooks:
 class HookDispatcher:
     """
     Calls the hooks of one queue. For each kind of event there is one function, or None if no hook overrides
-    it: checking that is then all that the event costs. An event is recorded as the pair (function, argument).
-    One event for many calls at once takes half the time (`record_all`).
+    it, so that an unused event costs only a check. An event is recorded as a pair (function, argument). One
+    event for many calls takes half the time (`record_all`).
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class HookDispatcher:
 
     def __init__(self, hooks: Iterable[QueueHooks] = ()) -> None:
         self.events: deque[tuple[Callable[[Any], object], Any]] = deque()
-        self._token = [True]  # held while delivering; a list's `pop` takes a third of the time of a lock
+        self._token = [True]  # taken while delivering; a list's `pop` takes a third of the time of a lock
         self._hooks: tuple[QueueHooks, ...] = tuple(hooks)
         self._combine_hooks()
 
@@ -111,9 +111,8 @@ class HookDispatcher:
 
     def deliver(self) -> None:
         """
-        Call the hooks for all recorded events. A thread that finds another one delivering returns: the other
-        looks again after it has finished, so no event is left behind. That also makes a hook harmless that
-        comes back here.
+        Call the hooks for all recorded events. If another thread delivers, return: that thread checks again
+        at its end, so no event is left. This also makes a hook that gets here again harmless.
         """
         events, token = self.events, self._token
         while events:
@@ -136,7 +135,7 @@ def _with_pair(hook: Callable[..., object], pair: tuple[Any, ...]) -> None:
 
 
 def _combined(hooks: list[Callable[..., object]]) -> Callable[[Any], object] | None:
-    """Several hooks as one function: one that raises must not keep the event from the others."""
+    """Combine hooks into one function: if one raises, the others still get the event."""
     if len(hooks) < 2:
         return hooks[0] if hooks else None
 
@@ -162,8 +161,8 @@ def _call_for_each(batch: tuple[Callable[[Any], object], Sequence[Call[Any]]]) -
 
 def _log(hook: Callable[..., object], error: BaseException) -> None:
     """
-    Log the error. A KeyboardInterrupt in the main thread is raised again: it may be a Ctrl-C that came while
-    the hook ran.
+    Log the error of a hook. A KeyboardInterrupt in the main thread is raised again, because it may be a
+    Ctrl-C.
     """
     if is_kind(error, KeyboardInterrupt) and current_thread() is main_thread():
         raise error

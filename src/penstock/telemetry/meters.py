@@ -1,12 +1,12 @@
 """
-Metrics: the plain counters of pools and graphs, shown to OpenTelemetry when it collects.
+Metrics: shows the plain counters of pools and graphs to OpenTelemetry when it collects.
 
-Adding to a counter of the SDK takes about 20 us, as long as ten calls; the pool counts anyway, for a fiftieth
-of that. So all counters and gauges here are observable ones, read at collection. Histograms have no such form
-in OpenTelemetry: they alone are recorded call by call.
+Adding to a counter of the SDK takes about 20 us, as long as ten calls; the pool's own counters cost a
+fiftieth. So all counters and gauges here are observable ones, which are read at collection. OpenTelemetry has
+no observable histograms, so these are recorded call by call.
 
-A counter must never fall, and pools come and go. So the small object with a pool's counts outlives the pool
-here, and when the pool is gone its counts are added to those of pools with the same labels.
+A counter must never fall, but pools are freed. So the small object with a pool's counts outlives the pool,
+and then its counts are added to those of other pools with the same labels.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def meters_for(provider: MeterProvider | None) -> Meters:
 
 
 class _GlobalProvider:
-    """Stands for the global provider, whose identity changes when it is set."""
+    """A key for the global provider, whose identity changes when it is set."""
 
 
 _GLOBAL: Final = _GlobalProvider()
@@ -126,8 +126,8 @@ class Meters:
 
     def follow(self, source: T, read: Callable[[T], Any], totals: Totals, labels: dict[str, str]) -> bool:
         """
-        Show the gauges that `read(source)` returns while the source lives, and its totals for ever. False: it
-        is followed already.
+        Show the gauges of `read(source)` while the source lives, and its totals for ever. False: the source
+        is shown already.
         """
         with self._lock:
             if any(followed.totals is totals for followed in self._followed):
@@ -155,8 +155,7 @@ class Meters:
 
     def _living(self) -> Iterator[tuple[Any, _Followed]]:
         """
-        Those whose source lives. A call queue outlives its pool, for as long as anything can still happen in
-        it.
+        The sources that are alive. A call queue outlives its pool while it has calls.
         """
         with self._lock:
             pairs = [(followed.source(), followed) for followed in self._followed]
@@ -181,7 +180,7 @@ class _CallHistograms(QueueHooks):
         self._by_task: dict[str, dict[str, str]] = {}
 
     def on_dispatch(self, call: Call[Any]) -> None:
-        """Each attempt has a wait of its own; only the first one can have begun outside of the queue."""
+        """Record the wait of an attempt. Only the first attempt can have waited outside of the queue."""
         labels, meters = self._labels_for(call), self._meters
         outside = call.waiting_for if call.attempt == 1 else 0.0
         meters.wait.record(call.last_wait * 1000, labels)
@@ -189,7 +188,7 @@ class _CallHistograms(QueueHooks):
         meters.pending.record((call.last_wait - outside) * 1000, labels)
 
     def on_settle(self, call: Call[Any]) -> None:
-        if call.ran_for:  # it is not known how long a call ran that failed with its worker
+        if call.ran_for:  # unknown for a call whose worker died
             self._meters.duration.record(call.ran_for * 1000, self._labels_for(call))
 
     def _labels_for(self, call: Call[Any]) -> dict[str, str]:

@@ -169,9 +169,9 @@ def labels_of(pool: PoolInternals) -> dict[str, str]:
     """
     The labels of a pool.
 
-    Every label value becomes a time series that costs money, so there are only as many as a programmer has
-    written down: functions by their qualified names, and pools by the names they were given. Pools without a
-    name share one label, because a program may make thousands of them.
+    Every label value becomes a time series that costs money, so labels come only from the source code: the
+    qualified names of functions, and the given names of pools. Pools without a name share one label, because
+    a program may make thousands of them.
     """
     made_up = _made_up.fullmatch(pool.name)
     return {
@@ -203,12 +203,12 @@ def instrument(
     spans: bool = True,
 ) -> None:
     """
-    Give the metrics of a pool to OpenTelemetry and a span to each of its calls; or those of a graph executor,
-    with a span to each of its runs; or of all of them, present and future. The providers are the global ones
-    unless given, also if those are set later.
+    Send the metrics of a pool or a graph executor to OpenTelemetry, with a span for each call or run; without
+    an argument, of all present and future ones. By default the providers are the global ones, even if they
+    are set later.
 
-    Gauges and counters are read at collection and cost a call nothing. Histograms and spans cost what the SDK
-    takes for them, many times the cost of a call; pools of very short calls may leave them out.
+    Gauges and counters are read at collection and cost a call nothing. Histograms and spans cost many times
+    as much as a short call; pools of very short calls may leave them out.
 
     For example:
 

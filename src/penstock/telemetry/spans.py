@@ -1,13 +1,13 @@
 """
-Traces: from the caller through the queue into the worker.
+Traces of calls, from the caller through the queue into the worker.
 
-A call has two spans. `penstock.call` is the caller's: it begins at the call, ends with the outcome, and has
-an event for each move (queued, dispatch, requeue). `penstock.run` is one attempt in a worker, its child;
-spans that the function makes there join the caller's trace. Between them travel the two or three strings that
-W3C defines for this, whatever propagator the program uses otherwise, since both ends are ours.
+A call has two spans. `penstock.call` begins with the call, ends with the outcome, and has an event for each
+step (queued, dispatch, requeue). Its child `penstock.run` is one attempt in a worker; spans of the function
+there join the caller's trace. The context is sent in the W3C format, whatever propagator the program uses
+elsewhere, because Penstock is on both ends.
 
-Times come from the pools' own clock (DQ-10), converted to the wall clock once a call: an event that says
-"dispatched after 3 ms" lies 3 ms after the span's beginning, even if the machine's time is set meanwhile.
+Times come from the pools' clock (DQ-10), converted to the wall clock once per call. So an event "dispatched
+after 3 ms" is 3 ms after the span's beginning, even if the machine's time is changed meanwhile.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePr
 
 
 def trace_calls(pool: PoolInternals, provider: TracerProvider | None) -> None:
-    """Give each call of this pool a span. Called again with another provider, the last one counts."""
+    """Make a span for each call of this pool. The provider of the last call of this function counts."""
     tracer = trace.get_tracer("penstock", tracer_provider=provider)
     if isinstance(pool.tracing, CallSpans):
         pool.tracing.tracer = tracer
@@ -59,7 +59,8 @@ class CallSpans(QueueHooks):
 
     def begin(self, call: Call[Any]) -> None:
         """
-        On the caller's thread, so that its current span is the parent; before the call enters the queue.
+        Begin the span, before the call enters the queue. Called on the caller's thread, whose current span is
+        the parent.
         """
         task = task_name(call.fn, self._target)
         now = clock()
@@ -71,7 +72,7 @@ class CallSpans(QueueHooks):
             start_time=zero + int((call.called_at or now) * 1e9),  # a reservation was called before
         )
         if not span.get_span_context().is_valid and not get_current():
-            return  # tracing is off, and there is no baggage to take along
+            return  # tracing is off, and there is no baggage to send
         context = trace.set_span_in_context(span)
         if self._same_process:
             call.extra = _ThreadTrace(context, self.tracer)
@@ -153,7 +154,7 @@ def _outcome(error: BaseException | None) -> str:
 
 
 class _ThreadTrace(NamedTuple):
-    """The trace on its way to a thread of this process: nothing has to be serialized."""
+    """The trace context for a thread of this process, without serialization."""
 
     context: Context
     tracer: Tracer
@@ -168,8 +169,8 @@ def run_as_child(
     """
     Run the function in a span that is a child of the caller's.
 
-    The caller's context is attached first, baggage included; so even without an SDK in this process, requests
-    that the function sends carry the trace on.
+    The caller's context is attached first, with its baggage. So requests that the function sends continue the
+    trace, even without an SDK in this process.
     """
     if isinstance(carried, _ThreadTrace):
         context, tracer = carried
@@ -195,7 +196,7 @@ def run_as_child(
         detach(token)
 
 
-#: Of the global provider, also if an initializer sets it later.
+#: The tracer of the global provider, even if an initializer sets it later.
 _worker_tracer = trace.get_tracer("penstock")
 
 
