@@ -448,7 +448,7 @@ class ProcessChannel:
     def save_checkpoint(self, text: str) -> None:
         self._send(None, text)
         if self._stopped:
-            raise JobStopped("the lease is lost, so this checkpoint was not saved", job_id=self._facts.job_id)
+            raise JobStopped("the lease is lost: this checkpoint was not saved", job_id=self._facts.job_id)
 
     def log_handler(self) -> None:
         return None

@@ -345,7 +345,7 @@ class FunctionLease(ActiveLease):
             self.latest_checkpoint = text
             self._keeper.renew(self)
         if self.lost:
-            raise JobStopped("the lease is lost, so this checkpoint was not saved", job_id=self.facts.job_id)
+            raise JobStopped("the lease is lost: this checkpoint was not saved", job_id=self.facts.job_id)
 
     def log_handler(self) -> None:
         return None
