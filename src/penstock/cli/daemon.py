@@ -34,7 +34,7 @@ SET = click.option(
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Start although the database file has lost acknowledged jobs; the trail records it.",
+    help="Start although the database file has lost acknowledged work; the trail records it.",
 )
 @passes
 def up(

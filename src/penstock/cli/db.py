@@ -34,7 +34,7 @@ def _place(given: str | None) -> str:
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Accept a file that has lost acknowledged jobs; the trail records it.",
+    help="Accept a file that has lost acknowledged work; the trail records it.",
 )
 @passes
 def check(session: CliSession, path: str | None, accept_loss: bool) -> None:
