@@ -252,7 +252,5 @@ def test_the_machine_shows_what_was_learned_about_job_types(tab, daemon):
     page = tab.open("machine")
     tab.shows("In range")
 
-    row = page.locator(
-        "tr", has=page.locator("[data-label='In range']"), has_text=learned.job_type
-    ).first
+    row = page.locator("tr", has=page.locator("[data-label='In range']"), has_text=learned.job_type).first
     assert learned.addon_id in row.inner_text()
