@@ -7,6 +7,7 @@ The rows in `old/` were written by the code of commit 34feb69, which gave most t
 from __future__ import annotations
 
 from contextlib import closing
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -200,3 +201,10 @@ def test_a_statement_of_both_dialects_reads_in_both_or_writes_in_both():
 def test_no_statement_divides_by_zero_on_purpose():
     for dialect in ("sqlite", "postgres"):
         assert [] == [name for name, sql in statements(dialect).items() if "1 / " in sql]
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
+def test_no_two_schema_steps_have_the_same_number(dialect):
+    names = sorted(step.name for step in files("penstock.stores").joinpath("sql", dialect).iterdir())
+
+    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
