@@ -82,10 +82,18 @@ MUTANTS = [
     Mutant(
         "commit: a run is asked to yield to a job of another host",
         "penstock/core/jobs/preemption.py",
-        "wanted",
-        "if inputs.offer(line.admission_class) is not Placement.ELSEWHERE",
-        "if True",
+        "_has_worker",
+        "return offer is not Placement.ELSEWHERE",
+        "return True",
         _HOSTS,
+    ),
+    Mutant(
+        "commit: a run is asked to yield to a job that no worker asks for",
+        "penstock/core/jobs/preemption.py",
+        "_has_worker",
+        "return inputs.take_place(admission_class)",
+        "return True",
+        ("tests/scheduler/test_one_round.py", "-kmemory"),
     ),
     Mutant(
         "commit: a job waits for a worker of a host without its labels",

@@ -248,3 +248,19 @@ def test_the_units_of_a_preempted_run_go_to_the_job_that_it_yielded_to(host):
     assert host.kit.job_service.claim(A, 2, "first") == []
     second.turn()
     assert [job_id for _, job_id in second.started] == [wanted_by]
+
+
+def test_no_run_is_asked_to_yield_to_a_job_without_a_present_worker(host):
+    """Until one asks for it. The run would lose what it has done, and the units would be reserved in vain."""
+    first = host.worker("first", A, room=1, length=1_000)
+    host.kit.submit(cost_units=40, priority=10)
+    first.turn()
+    host.kit.submit(addon_id="unserved", cost_units=40, priority=95)
+    parts = (host.kit.store, host.kit.rules, host.kit.dispatcher, host.kit.job_service, YieldRequests())
+    preempter = Preempter(*parts)
+    preempter.step(host.kit.now)
+    assert preempter.cycle is None
+
+    host.kit.fetchers.polled(WorkerKinds(AddonId("unserved")), until=host.kit.now + SECOND)
+    preempter.step(host.kit.now)
+    assert preempter.cycle is not None

@@ -51,16 +51,23 @@ class Want(Struct, frozen=True):
 def wanted(inputs: RoundInputs) -> list[Want]:
     """
     Heads of ready queues, highest priority first: the priority itself and not its age, because a long wait is
-    no reason to evict. Without those that start by themselves.
+    no reason to evict. Without those that start by themselves, and those for which no worker of this host is
+    present: it may never come, and the run would have yielded in vain.
     """
     wants = [
         Want(inputs, waiting, line.admission_class, line.urgent)
         for line in inputs.view.lines()
-        if inputs.offer(line.admission_class) is not Placement.ELSEWHERE
-        and (waiting := next(line.jobs, None)) is not None
+        if _has_worker(inputs, line.admission_class) and (waiting := next(line.jobs, None)) is not None
     ]
     wants.sort(key=lambda want: (-want.waiting.priority, want.waiting.turn, want.waiting.no))
     return [want for want in wants if not want.fits_without(())]
+
+
+def _has_worker(inputs: RoundInputs, admission_class: AdmissionClass) -> bool:
+    offer = inputs.offer(admission_class)
+    if offer is Placement.RESERVE:
+        return inputs.take_place(admission_class)
+    return offer is not Placement.ELSEWHERE
 
 
 class Candidate(NamedTuple):
