@@ -23,7 +23,7 @@ from penstock.scheduler.arrivals import PlayedAttempt
 from penstock.scheduler.dispatcher import FOR_EVER
 from penstock.scheduler.played_accounts import PlayedAccounts
 from penstock.scheduler.played_hosts import HostInPlay, RunInPlay, WorkerInPlay
-from penstock.scheduler.played_state import NOT_STARTED, MomentKind, Play, PlayedState
+from penstock.scheduler.played_state import NOT_STARTED, MomentKind, Play, PlayedState, count_in
 from penstock.scheduler.played_waiting import PlayedQueues
 
 _SETTLED: Final = {
@@ -45,13 +45,13 @@ class PlayedAttempts:
         self.preemptions = self.retries = 0
         #: Unit-microseconds by addon.
         self.used: Counter[AddonId] = Counter()
-        #: How many jobs that run have each priority.
-        self.priorities = [0] * 101
+        #: How many jobs that run have each priority that occurs among them.
+        self.priorities: dict[int, int] = {}
         self._left: dict[int, Span] = {}  # what an interrupted job still has to do
         self._active: dict[int, Span] = {}
         self._job_spent: dict[int, Money] = {}
         self._tries: Counter[int] = Counter()
-        self._caps = play.limits.caps
+        self._caps = play.limits.caps if play.limits.caps.by_name else None
         for host in play.hosts:
             for worker in host.workers:
                 self.show_room(host, worker, claimed=True)
@@ -69,7 +69,7 @@ class PlayedAttempts:
         if play.started_at[job] == NOT_STARTED:
             play.started_at[job] = started_at
         play.state[job], play.host[job] = PlayedState.RUNNING, run.host.number
-        self.priorities[run.priority] += 1
+        count_in(self.priorities, run.priority, 1)
         run.over_at, run.reason = started_at + load.runs_for[job], EndReason.COMPLETED
         intent = load.intents[load.intent[job]]
         if job in load.extras or job in self._left:
@@ -135,7 +135,7 @@ class PlayedAttempts:
         for key in queue.keys:
             counted = ledger.counts[key]
             ledger.counts[key] = counted - 1
-            if counted == self._caps.limit(*key):
+            if self._caps is not None and counted == self._caps.limit(*key):
                 freed_cap = True
         ledger.accounts[queue.admission_class.addon_id].hold(-queue.cost, now, play.sharing)
         host.kept = None
@@ -147,7 +147,7 @@ class PlayedAttempts:
         if phase is DispatchPhase.RESERVED:
             host.reserved.pop(job, None)
         else:
-            self.priorities[run.priority] -= 1
+            count_in(self.priorities, run.priority, -1)
             self.used[queue.admission_class.addon_id] += queue.cost * (now - run.started_at)
             if run.worker is not None:
                 run.worker.report(run.queue, now)

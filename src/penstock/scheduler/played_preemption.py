@@ -42,9 +42,7 @@ class PlayedPreemption:
         if threshold is None or (self._looked == self._changes() and not self._queues.quiet_fors):
             return False
         waits, runs = self._queues.priorities, self._attempts.priorities
-        highest = next((priority for priority in range(100, 0, -1) if waits[priority]), 0)
-        lowest = next((priority for priority in range(1, 101) if runs[priority]), 101)
-        return highest - lowest >= threshold
+        return bool(waits) and bool(runs) and max(waits) - min(runs) >= threshold
 
     def look(self) -> None:
         """With every tick, planned or not, and when a victim has had its time."""
@@ -67,28 +65,33 @@ class PlayedPreemption:
         preemption = play.rules.preemption
         threshold = preemption.threshold or 0
         runs = [run for run in host.runs.values() if run.phase is DispatchPhase.LEASED]
-        runs.sort(key=lambda run: (run.admitted_at, run.job))  # as a store lists them
-        lowest = min((run.priority for run in runs), default=101)
-        heads = [
-            (-queue.head.priority, queue.head.turn, queue.head.no, queue)
-            for queue in self._queues.ready.values()
-            if queue.head is not None and queue.head.priority - threshold >= lowest
-        ]
-        if not heads:
-            return
+        most: dict[int, int] = {}  # the units of the largest run of each priority
+        for run in runs:
+            if run.queue.cost > most.get(run.priority, 0):
+                most[run.priority] = run.queue.cost
+        lowest = min(most, default=101) + threshold
         free, view = host.units - host.ledger.units, host.view
-        running: list[Candidate] = []
-        view.now = play.now
-        for priority, _, _, queue in sorted(heads, key=lambda head: head[:3]):
-            # Units are needed whatever else is: without enough of them no victim is worth a look.
-            most = max((run.queue.cost for run in runs if run.priority <= -priority - threshold), default=0)
-            if most + free < queue.cost:
+        heads = []
+        for queue in self._queues.ready.values():
+            head = queue.head
+            if head is None or head.priority < lowest:
                 continue
-            running = running or [self._candidate(run) for run in runs]
+            limit = head.priority - threshold
+            # Units are needed whatever else is: without enough of them no victim is worth a look.
+            if queue.cost <= free + max(units for priority, units in most.items() if priority <= limit):
+                heads.append((-head.priority, head.turn, head.no, queue))
+        heads.sort()
+        view.now = play.now
+        for priority, _, _, queue in heads:
+            candidates = [
+                self._candidate(run)
+                for run in sorted(runs, key=lambda run: (run.admitted_at, run.job))  # as a store lists them
+                if run.priority <= -priority - threshold and run.queue.cost + free >= queue.cost
+            ]
             view.queues, view.ledger = [queue], host.ledger
             inputs = RoundInputs(view, host.conditions(play.now), play.limits, play.ordering, always_lease)
             for want in wanted(inputs):
-                victim = choose(want, running, preemption)
+                victim = choose(want, candidates, preemption)
                 if victim is not None:
                     self._begin_cycle(host, int(victim.dispatch_id), queue)
                     return

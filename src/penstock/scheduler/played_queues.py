@@ -129,10 +129,12 @@ class PlayedView:
         self.gates: dict[int, Gates] = {}
         self._waiting = waiting
 
-    def lines(self) -> Iterator[ReadyQueue]:
+    def lines(self) -> list[ReadyQueue]:
         gates = self.gates
-        for queue in self.queues:
-            yield ReadyQueue(queue.admission_class, queue.urgent, queue.pull(), gates.get(queue.number))
+        return [
+            ReadyQueue(queue.admission_class, queue.urgent, queue.pull(), gates.get(queue.number))
+            for queue in self.queues
+        ]
 
     def start_timeouts(self, waiting: QueuedJob) -> int:
         counters = self._waiting.counters.get(waiting.no)

@@ -43,7 +43,7 @@ class PlayedRounds:
         """Ask hosts until none of them can start anything."""
         play = self._play
         hosts = play.hosts
-        if len(hosts) == 1 and self._order_changed(hosts[0]):
+        if len(hosts) == 1 and not play.ask and self._order_changed(hosts[0]):
             play.ask[0] = None
         while play.ask or play.heads:
             if len(hosts) == 1:
@@ -80,7 +80,7 @@ class PlayedRounds:
         play, rivals = self._play, host.rivals
         if not host.alone:  # each worker's round may keep units for another job
             return host.keeps and self._some_queue_fits(host)
-        if host.kept is None:
+        if host.kept is None or not self._some_queue_fits(host):
             return False
         if rivals is None or rivals.head_changes != play.waiting.head_changes or rivals.until <= play.now:
             rivals = host.rivals = self._rivals(host)
@@ -116,7 +116,8 @@ class PlayedRounds:
     def tick(self, host: HostInPlay) -> None:
         """Of a host that keeps units."""
         host.tick_planned = False
-        if self._order_changed(host):
+        # A single host is looked at with every moment.
+        if len(self._play.hosts) > 1 and self._order_changed(host):
             self._play.ask[host.number] = None
         self._plan_tick(host)
 
@@ -129,7 +130,7 @@ class PlayedRounds:
 
     def _some_queue_fits(self, host: HostInPlay) -> bool:
         costs = self._queues.costs
-        return any(costs[cost] for cost in range(1, host.units - host.ledger.units + 1))
+        return bool(costs) and min(costs) <= host.units - host.ledger.units
 
     def _offer_head(self, queue: PlayedQueue) -> None:
         """Ask the hosts that may have room for the head of this queue, until one of them starts it."""
@@ -243,8 +244,9 @@ class PlayedRounds:
                 if queue.number not in view.gates and not queue.admission_class.quiet_for_sec:
                     view.gates[queue.number] = inputs.gates(queue.admission_class, urgent=queue.urgent)
         result = run_round(inputs, most_leases=limit)
-        for queue in queues:
-            self._queues.drop_empty(queue)
+        if result.set_aside:  # the other queues that are empty now lose their last job when it is dispatched
+            for queue in queues:
+                self._queues.drop_empty(queue)
         self._take_over(host, worker, result)
         return result
 
@@ -254,10 +256,10 @@ class PlayedRounds:
         not fit matters only if it has not been marked as passed over yet, or if units are to be kept for it.
         """
         play = self._play
+        if not self._some_queue_fits(host):
+            return []
         units, now, patience = host.units, play.now, play.ordering.patience
         free = units - host.ledger.units
-        if free <= 0 or not self._queues.ready:
-            return []
         chosen, startable = [], False
         waited: dict[int, PlayedQueue] = {}
         for queue in self._queues.ready.values():

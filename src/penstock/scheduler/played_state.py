@@ -52,6 +52,15 @@ class MomentKind(IntEnum):
     LOOK = 7  # the preemption should look: nothing else need happen at that tick
 
 
+def count_in(counts: dict[int, int], key: int, more: int) -> None:
+    """Unlike in a `Counter`, no key has a count of 0: the smallest and the largest key are found at once."""
+    count = counts.get(key, 0) + more
+    if count:
+        counts[key] = count
+    else:
+        del counts[key]
+
+
 class Play:
     """The columns `state`, `started_at`, `ended_at` and `host` are those of the player, by the number of the job."""
 

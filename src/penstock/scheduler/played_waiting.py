@@ -24,7 +24,7 @@ from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, AddonId, JobId, Moment, Span
 from penstock.scheduler.played_hosts import NO_LIMIT, HostInPlay
 from penstock.scheduler.played_queues import NOWHERE, PlayedQueue
-from penstock.scheduler.played_state import MomentKind, Play, PlayedState
+from penstock.scheduler.played_state import MomentKind, Play, PlayedState, count_in
 
 #: What a child sees of a parent that has ended.
 _ENDED: Final = {
@@ -42,11 +42,11 @@ class PlayedQueues:
         #: By number; `ready` has those that are not empty, and `costs` counts them by the cost of their jobs.
         self.all: list[PlayedQueue] = []
         self.ready: dict[int, PlayedQueue] = {}
-        self.costs: Counter[int] = Counter()
+        self.costs: dict[int, int] = {}
         #: Where it is not the moment of the arrival.
         self.ready_at: dict[int, Moment] = {}
-        #: How many jobs in a queue have each priority.
-        self.priorities = [0] * 101
+        #: How many jobs in a queue have each priority that occurs among them.
+        self.priorities: dict[int, int] = {}
         self._queued: Counter[AddonId] = Counter()
         self._queue_numbers: dict[tuple[int, int, bool], int] = {}
         self._classes: dict[object, int] = {}
@@ -161,7 +161,7 @@ class PlayedQueues:
     def _enter(self, job: int, queue: PlayedQueue, ready_at: Moment) -> None:
         play = self._play
         priority = play.load.intents[play.load.intent[job]].priority
-        self.priorities[priority] += 1
+        count_in(self.priorities, priority, 1)
         play.entries += 1
         if self.put(queue, order_key(priority, ready_at, play.aging), job):
             play.heads[queue.number] = None
@@ -170,13 +170,13 @@ class PlayedQueues:
         """Whether the job is the head of the queue now."""
         if queue.head is None:
             self.ready[queue.number] = queue
-            self.costs[queue.cost] += 1
+            count_in(self.costs, queue.cost, 1)
         return queue.put(turn, job)
 
     def drop_empty(self, queue: PlayedQueue) -> None:
         """If the queue is empty now, it is no longer ready."""
         if queue.head is None and self.ready.pop(queue.number, None) is not None:
-            self.costs[queue.cost] -= 1
+            count_in(self.costs, queue.cost, -1)
 
     def put_back(self, job: int, ready_at: Moment) -> None:
         """A job waits again after an attempt, unless its deadline passed while it ran."""
@@ -258,7 +258,7 @@ class PlayedQueues:
     def _out(self, queue: PlayedQueue, job: int, priority: int) -> None:
         """A job has left its queue."""
         play = self._play
-        self.priorities[priority] -= 1
+        count_in(self.priorities, priority, -1)
         play.waiting.passed_at.pop(job, None)
         self.drop_empty(queue)
         if play.keeping and (hosts := play.keeping.pop(JobId(str(job)), None)):

@@ -271,9 +271,10 @@ class _Round:
         inputs, heads = self.inputs, []
         offer_of, missing = inputs.offer, inputs.conditions.missing
         for line in inputs.view.lines():
-            offer = offer_of(line.admission_class)
+            admission_class = line.admission_class
+            offer = offer_of(admission_class)
             # Jobs for other hosts are skipped without a denial: the rounds of those hosts decide and record.
-            if offer in LEFT or missing(line.admission_class):
+            if offer in LEFT or (admission_class.labels and missing(admission_class)):
                 continue
             waiting = next(line.jobs, None)
             if waiting is not None:
@@ -381,13 +382,16 @@ class _Round:
         if not self._waited(waiting) or self.result.kept is not None or cost > self.capacity:
             return
         picked = [RunningJob(p.admission_class.cost_units, self.now, p.ends_at) for p in self.result.picks]
-        runs = sorted(
-            [*self.inputs.view.running(), *picked],
-            key=lambda run: (run.ends_at is None, run.started_at if run.ends_at is None else run.ends_at),
-        )
+        runs = [*self.inputs.view.running(), *picked]
+        # Sorted by known end, else by start. The number keeps the order of equal ones.
+        ends = [
+            (run.ends_at is None, run.started_at if run.ends_at is None else run.ends_at, number, run)
+            for number, run in enumerate(runs)
+        ]
+        ends.sort()
         free = self.capacity - self.ledger.units
         starts_at: Moment | None = self.now
-        for run in runs:
+        for *_, run in ends:
             if free >= cost:
                 break
             free += run.cost
