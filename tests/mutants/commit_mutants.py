@@ -112,6 +112,22 @@ MUTANTS = [
         ("tests/scheduler/test_one_round.py", "-kmemory"),
     ),
     Mutant(
+        "commit: a report hides the places for which another claim of its worker waits",
+        "penstock/scheduler/dispatcher.py",
+        "Dispatcher._decider",
+        "with_report and self._fetchers.claim_waits(worker, here)",
+        "False",
+        ("tests/scheduler/test_one_round.py", "-kmemory"),
+    ),
+    Mutant(
+        "commit: the runner has no place while it starts jobs",
+        "penstock/runner/runner.py",
+        "Runner.exchange",
+        "self._free(plan.claim - functions, self.supervisor.slots - len(claimed) + functions)",
+        "pass",
+        ("tests/runner/test_running.py", "-kknow_of_the_places"),
+    ),
+    Mutant(
         "commit: a worker that claimed beside a submit is never answered",
         "penstock/scheduler/dispatcher.py",
         "Dispatcher.commit_submits",

@@ -343,6 +343,23 @@ def test_a_runner_fetches_after_every_commit_whatever_the_last_round_saw(plants,
     assert len(fetched) == 3
 
 
+def test_rounds_of_other_workers_know_of_the_places_that_the_runner_has_while_it_starts_jobs(
+    plants, monkeypatch
+):
+    plant = plants(dispatch=False)
+    runner, rooms = plant.runner, []
+    for _ in range(3):
+        plant.command("true")
+
+    def begin(_):
+        rooms.append(plant.service.fetchers.at(plant.store.now()).free["runner"][1])
+
+    monkeypatch.setattr(runner, "_begin", begin)
+    runner.exchange()
+
+    assert rooms == [2, 2]
+
+
 def test_a_job_shows_the_process_that_runs_it(plant, tmp_path):
     gate = tmp_path / "go"
     wait = f"import os, time, pathlib\nprint(os.getpid(), flush=True)\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.02)"

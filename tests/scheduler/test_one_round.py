@@ -39,6 +39,7 @@ class PullingWorker:
         for job, dispatch, *_ in granted:
             self.ends[dispatch.dispatch_id] = now + self.length * SECOND
             self.started.append((now, job.job_id))
+        self.kit.fetchers.has_room(self.name, self.kinds, free - len(granted), now)  # its next claim waits
 
 
 class Host:
@@ -138,6 +139,21 @@ def test_units_are_set_aside_for_as_many_jobs_as_the_other_worker_has_room(host)
     first.turn()
 
     assert len(first.started) == 38
+
+
+def test_a_claim_with_a_report_leaves_the_places_for_which_another_claim_waits(host):
+    first, second = host.worker("first", A), host.worker("second", B, room=3)
+    service = host.kit.job_service
+    host.kit.submit(n=2, addon_id="b", cost_units=1)
+    [(_, ended, *_)] = service.claim(B, 1, "second")
+    host.kit.fetchers.has_room("second", B, 3, 0)  # the claim that waits has looked and found nothing
+    service.exchange([EndReport(ended.dispatch_id)], B, 1, "second")
+    host.kit.submit(n=100, addon_id="b", cost_units=1, priority=95)
+    host.kit.submit(n=100, cost_units=1, priority=10)
+    first.turn()
+
+    assert second.started == []
+    assert len(first.started) == 40 - 1 - 3
 
 
 def test_a_worker_that_does_not_come_back_keeps_units_for_one_tick_at_most(host):

@@ -136,7 +136,7 @@ def test_a_host_reserves_no_job_whose_worker_is_on_another_host():
     assert list(played.host) == [1, 1, 0]  # no worker is known for the last one, so the daemon reserves it
 
 
-def test_the_rest_of_a_worker_s_places_is_not_seen_before_its_next_claim():
+def test_other_rounds_keep_units_for_the_places_that_a_worker_claims_for_later():
     runner = PlayedWorker("runner", WHOLE_RUNNER.kinds, 4, delay=50 * MILLISECOND, functions=1)
     other = PlayedWorker("other", WorkerKinds(job_types=frozenset({"t"})), 4, delay=20 * MILLISECOND)
     jobs = [
@@ -149,7 +149,7 @@ def test_the_rest_of_a_worker_s_places_is_not_seen_before_its_next_claim():
     played = player(load, hosts=[PlayedHost(workers=(runner, other))])
     played.run()
 
-    assert starts(played) == [0.05, 10.05, 20.05, 10.07]
+    assert starts(played) == [0.05, 10.05, 10.1, 20.07]
 
 
 def test_a_job_that_runs_past_its_deadline_and_waits_again_is_too_late():

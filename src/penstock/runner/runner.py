@@ -275,7 +275,7 @@ class Runner:
         )
         job_service, ended = self._service.job_service, self._ended[: plan.report]
         reports = [EndReport(attempt.dispatch_id, *outcome) for attempt, outcome in ended]
-        kinds, free = (_ALL, 0) if stopping else self._free(plan.claim)
+        kinds, free = (_ALL, 0) if stopping else self._free(plan.claim, self.supervisor.slots)
         if not (free or ended) or not (
             ended or self._fetch_worthwhile or self._service.dispatcher.awaits(kinds)
         ):
@@ -290,11 +290,14 @@ class Runner:
         for report, answer in zip(reports, answers, strict=True):
             if isinstance(answer, Refused):
                 log.warning("%s ended too late to count: %s", report.dispatch_id, answer)
+        # The store granted as many as requested: there may be more jobs, and room for the other kind.
+        more = free > 0 and len(claimed) == free
+        if more:  # the rounds of other workers know of that room while the jobs are started
+            functions = sum(grant.job.intent.job_type == FUNCTION for grant in claimed)
+            self._free(plan.claim - functions, self.supervisor.slots - len(claimed) + functions)
         for grant in claimed:
             self._guarded("starting a job", partial(self._begin, grant))
         self.supervisor.functions.feed()
-        # The store granted as many as requested: there may be more jobs, and room for the other kind.
-        more = free > 0 and len(claimed) == free
         # No change can have been noted meanwhile, because this thread notes them.
         self._fetch_worthwhile = more if free else self._fetch_worthwhile
         self._exchange_at = 0.0 if more else self._next_exchange()
@@ -302,11 +305,13 @@ class Runner:
     def _next_exchange(self) -> float:
         return boot_time() + seconds(SOON if self._ended else self._rules.tick)
 
-    def _free(self, calls: int) -> tuple[WorkerKinds, int]:
-        """Which jobs to claim, and how many. `calls`: how many functions there is room for."""
+    def _free(self, calls: int, slots: int) -> tuple[WorkerKinds, int]:
+        """
+        Which jobs to claim, and how many. `calls`: how many functions there is room for; `slots`: how many commands.
+        """
         # Tell the scheduler even without room; otherwise it would reserve these jobs for workers that poll.
         self._service.fetchers.came(_ALL, self._store.now() + self._rules.fetch_for)
-        slots = max(0, self.supervisor.slots)
+        slots = max(0, slots)
         if calls and slots:
             free = _ALL, min(calls, slots)
         else:

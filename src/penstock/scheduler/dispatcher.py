@@ -130,14 +130,17 @@ class Dispatcher:
         limit: int,
         worker: str,
         preview: Callable[[list[Grant]], None] | None = None,
+        *,
+        with_report: bool = False,
     ) -> Admit:
         """
         A round for a worker that waits. It also reserves the jobs that stand before the worker's own and that
-        rounds reserve, so order holds: some grants may be reservations.
+        rounds reserve, so order holds: some grants may be reservations. `with_report`: the worker claims for the
+        places of jobs that it reports to have ended; for its other places another claim may wait.
         """
         now = self._store.now()
         self._fetchers.came(kinds, now + self._rules.fetch_for)
-        return self.admit(self._decider(now, kinds, limit, worker), worker, preview)
+        return self.admit(self._decider(now, kinds, limit, worker, with_report=with_report), worker, preview)
 
     def admit(
         self,
@@ -216,7 +219,13 @@ class Dispatcher:
         return committed(self._store, self.admit(self._decider(now)))
 
     def _decider(
-        self, now: Moment, here: WorkerKinds | None = None, limit: int = 0, worker: str = ""
+        self,
+        now: Moment,
+        here: WorkerKinds | None = None,
+        limit: int = 0,
+        worker: str = "",
+        *,
+        with_report: bool = False,
     ) -> Callable[[AdmissionView], RoundResult]:
         """`here`: the kinds of jobs that this worker claims, and `limit`: how many."""
 
@@ -232,7 +241,10 @@ class Dispatcher:
             if here is None:
                 self._ready = workers.seen
                 return self._counted(round_result)
-            self._fetchers.has_room(worker, here, limit - round_result.leases, now + self._rules.tick)
+            # A claim that waits says for how many places; the report leaves them as they are.
+            if not (with_report and self._fetchers.claim_waits(worker, here)):
+                room = limit - round_result.leases
+                self._fetchers.has_room(worker, here, room, now + self._rules.tick)
             return round_result
 
         return decide
@@ -496,6 +508,10 @@ class PullingWorkers:
                 self._waiting[key] -= 1
                 if not self._waiting[key]:
                     del self._waiting[key]
+
+    def claim_waits(self, name: str, kinds: WorkerKinds) -> bool:
+        with self._lock:
+            return _key(name, kinds) in self._waiting
 
     def polled(self, kinds: WorkerKinds, now: Moment = 0, *, until: Moment, others: bool = False) -> bool:
         """

@@ -552,7 +552,9 @@ class JobService:
             [ending] = self._store.commit(complete, wait=wait)
             previews.put(None)
             return PendingExchange(reports, taken_up, ending, None, previews)
-        admit = self._dispatcher.claim(kinds, limit - len(taken_up), worker, previews.put)
+        admit = self._dispatcher.claim(
+            kinds, limit - len(taken_up), worker, previews.put, with_report=bool(reports)
+        )
         ending, admitted = self._store.commit(complete, admit, wait=wait)
         admitted.add_done_callback(lambda _: previews.put(None))
         return PendingExchange(reports, taken_up, ending, admitted, previews)

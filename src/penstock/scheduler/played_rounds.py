@@ -180,8 +180,7 @@ class PlayedRounds:
                     started |= bool(result.picks)
                     if len(result.picks) < limit:
                         break
-                    if worker.delay:  # the rest of its room is not seen before its next claim
-                        host.present.has_room(worker.name, worker.kinds, 0, FOR_EVER)
+                    if worker.delay:  # it claims for the rest of its places later; other rounds know of them
                         self._claim_later(host, worker)
                         break
             if host.reserves and (reserved := self._round(host, None)) is not None:

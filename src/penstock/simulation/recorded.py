@@ -3,8 +3,8 @@ The load that a trail recorded: every job that the store still has, how each of 
 workers on which hosts ran them.
 
 A worker is known by its name. It could run the types that it ran, for its addon if it ran jobs of one addon only,
-and as many at once as were seen. It claims as long after a change as it did in the median: of two workers the quicker
-one gets the units that both could use. Workers of one kind that followed each other are one worker that was restarted.
+and as many at once as were seen. It claims as long after a change as it did in the median. Workers of one kind that
+followed each other are one worker that was restarted.
 A job that never ran takes its expected duration, else the median of its type.
 """
 
