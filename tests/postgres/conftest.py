@@ -3,6 +3,7 @@ from __future__ import annotations
 from time import monotonic
 
 import pytest
+from tests.waiting import LONG
 
 from penstock.core.jobs.admission import AdmissionLimits, Caps, Conditions
 from penstock.core.jobs.intent import Intent
@@ -38,7 +39,7 @@ def decider(capacity, offer=Placement.LEASE, caps=None, limit=None):
     )
 
 
-def until_there_is(server, rows, seconds=30):
+def until_there_is(server, rows, seconds=LONG):
     until = monotonic() + seconds
     while "0" == server.run(f"SELECT count(*) FROM {rows}"):
         assert monotonic() < until
@@ -73,6 +74,12 @@ def listens(postgres_server, monkeypatch):
 
     def listen(store):
         store.listen()
-        until_there_is(postgres_server, "pg_stat_activity WHERE query LIKE 'LISTEN%'")
+        try:
+            until_there_is(postgres_server, "pg_stat_activity WHERE query LIKE 'LISTEN%'")
+        except AssertionError:  # it would wait for a notice until the time limit of the test
+            postgres_server.run(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'penstock'"
+            )
+            raise
 
     return listen
