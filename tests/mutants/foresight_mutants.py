@@ -101,7 +101,7 @@ MUTANTS = [
         "PlayedAttempts.finish",
         "        play.count_change(host)\n",
         "",
-        ("tests/scheduler/test_playing.py",),
+        ("tests/scheduler/test_playing.py::test_one_worker_starts_every_job_when_the_real_scheduler_does",),
     ),
     Mutant(
         "simulation: several workers are not asked again when the order of heads changes",
@@ -119,7 +119,7 @@ MUTANTS = [
         "_Round._some_head_fits",
         "cost_units <= free",
         "cost_units < free",
-        ("tests/scheduler/test_playing.py",),
+        ("tests/scheduler/test_playing.py::test_one_worker_starts_every_job_when_the_real_scheduler_does",),
     ),
     Mutant(
         "simulation: a worker learns of every change at once",

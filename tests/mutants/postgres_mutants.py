@@ -86,7 +86,9 @@ MUTANTS = [
         "_number",
         '        ("add_ledger", columns(sorted(keys_of(admission_class)))),\n',
         '        ("now", None),\n',
-        ("tests/postgres/test_many.py",),
+        (
+            "tests/postgres/test_many.py::test_a_cap_holds_across_hosts_that_start_the_first_job_of_a_kind_at_once",
+        ),
     ),
     Mutant(
         "postgres: units come back to what was read before",
@@ -94,7 +96,9 @@ MUTANTS = [
         "",
         "SET units = ledger.units + new.units, running = ledger.running + new.running",
         "SET units = greatest(0, new.units), running = greatest(0, new.running)",
-        ("tests/postgres/test_many.py",),
+        (
+            "tests/postgres/test_many.py::test_a_cap_holds_across_hosts_that_start_the_first_job_of_a_kind_at_once",
+        ),
     ),
     Mutant(
         "postgres: a standalone lease is decided on rows that were not locked",
@@ -102,7 +106,7 @@ MUTANTS = [
         "RoundAttempt._round",
         "                self._need(set(keys_of(result.standalone_lease)), result.standalone_lease)\n",
         "                batcher.classes.make([result.standalone_lease])\n",
-        ("tests/postgres/test_many.py",),
+        ("tests/postgres/test_many.py::test_a_lease_without_a_job_obeys_a_cap_across_hosts",),
     ),
     Mutant(
         "postgres: a changed head is started all the same",
@@ -110,7 +114,7 @@ MUTANTS = [
         "",
         "WHERE q.line > 0 AND q.events = seen.events FOR UPDATE OF q SKIP LOCKED),",
         "FOR UPDATE OF q SKIP LOCKED),",
-        ("tests/postgres/test_many.py",),
+        ("tests/postgres/test_many.py::test_a_job_that_changed_while_the_round_was_weighing_is_not_started",),
     ),
     Mutant(
         "postgres: a round waits for whoever is at a job",
@@ -118,7 +122,7 @@ MUTANTS = [
         "",
         "AND q.events = seen.events FOR UPDATE OF q SKIP LOCKED;",
         "AND q.events = seen.events FOR UPDATE OF q;",
-        ("tests/postgres/test_many.py",),
+        ("tests/postgres/test_many.py::test_a_round_does_not_wait_for_a_job_that_somebody_is_at",),
     ),
     Mutant(
         "postgres: what was guessed to be there is written though it is not",
@@ -126,7 +130,7 @@ MUTANTS = [
         "",
         "CASE WHEN count(*) = cardinality(%(heads)s::bigint[]) THEN 1 ELSE penstock.refuse_round() END AS there",
         "least(1, 1 + count(*)) AS there",
-        ("tests/postgres/test_many.py",),
+        ("tests/postgres/test_many.py::test_a_round_does_not_wait_for_a_job_that_somebody_is_at",),
     ),
     Mutant(
         "postgres: the depth limit is checked and then written",
@@ -134,7 +138,7 @@ MUTANTS = [
         "SubmitBatcher._submit",
         "if exact and",
         "if not exact and",
-        ("tests/postgres/test_many.py",),
+        ("tests/postgres/test_many.py::test_a_depth_limit_is_exact_however_many_submit",),
     ),
     Mutant(
         "postgres: a deadlock is the caller's problem",
@@ -142,7 +146,7 @@ MUTANTS = [
         "Database._insist",
         "errors.DeadlockDetected, ",
         "",
-        ("tests/postgres/test_many.py",),
+        ("tests/postgres/test_many.py::test_who_waits_for_the_ledger_in_a_circle_is_tried_again",),
     ),
     Mutant(
         "postgres: two who use a key at once see a broken index",
@@ -150,7 +154,7 @@ MUTANTS = [
         "Database._insist",
         ", errors.UniqueViolation):",
         "):",
-        ("tests/postgres/test_many.py",),
+        ("tests/postgres/test_many.py::test_one_key_submitted_by_many_at_once_is_one_job",),
     ),
     Mutant(
         "postgres: numbers are given before the commit",
@@ -158,7 +162,7 @@ MUTANTS = [
         "",
         "FROM new),\ncounted AS (INSERT INTO penstock.tally (addon_id, state, jobs) VALUES (%(addon_id)s, 'QUEUED', cardinality(%(ids)s::text[]))),\ntold AS (\n    INSERT INTO penstock.trail (batch, size, events)\n    SELECT batch, %(size)s::integer, %(events)s::text FROM",
         "FROM new),\ncounted AS (INSERT INTO penstock.tally (addon_id, state, jobs) VALUES (%(addon_id)s, 'QUEUED', cardinality(%(ids)s::text[]))),\ntold AS (\n    INSERT INTO penstock.trail (batch, size, events, until)\n    SELECT batch, %(size)s::integer, %(events)s::text, %(size)s::integer + coalesce((SELECT max(until) FROM penstock.trail), 0) FROM",
-        ("tests/postgres/test_many.py",),
+        ("tests/postgres/test_many.py::test_numbers_of_events_never_appear_behind_a_reader",),
     ),
     Mutant(
         "postgres: backslashes are JSON's",
@@ -166,7 +170,7 @@ MUTANTS = [
         "array",
         '    if b"\\\\" in listed:\n',
         '    if b"\\0" in listed:\n',
-        ("tests/postgres/test_many.py",),
+        ("tests/postgres/test_many.py::test_text_comes_back_as_it_was_given",),
     ),
     Mutant(
         "postgres: numbers follow the drawing, not the commit",
@@ -214,7 +218,7 @@ MUTANTS = [
         "Database._insist",
         "                if error.sqlstate not in _GONE or dead:\n",
         "                if dead >= 0:\n",
-        ("tests/postgres/test_outages.py",),
+        ("tests/postgres/test_outages.py::test_a_restart_between_two_calls_is_not_noticed",),
     ),
     Mutant(
         "postgres: an unanswered commit is written again",
@@ -222,7 +226,7 @@ MUTANTS = [
         "Database._was_committed",
         "return not void",
         "return False",
-        ("tests/postgres/test_outages.py",),
+        ("tests/postgres/test_outages.py::test_a_commit_whose_answer_was_lost_is_found_out",),
     ),
     Mutant(
         "postgres: what a crash took back counts as committed",
@@ -246,7 +250,9 @@ MUTANTS = [
         "",
         "INSERT INTO penstock.commit_marker AS marker (token, void) VALUES (%(token)s::uuid, true)\nON CONFLICT (token) DO UPDATE SET void = marker.void RETURNING void;",
         "SELECT NOT EXISTS (SELECT FROM penstock.commit_marker WHERE token = %(token)s::uuid);",
-        ("tests/postgres/test_outages.py",),
+        (
+            "tests/postgres/test_outages.py::test_a_transaction_that_is_still_under_way_when_its_connection_breaks_is_there_once",
+        ),
     ),
     Mutant(
         "postgres: the proofs of commits pile up",
@@ -254,7 +260,7 @@ MUTANTS = [
         "Database._attempt",
         "            self._answered.append(token)\n",
         "            pass\n",
-        ("tests/postgres/test_outages.py",),
+        ("tests/postgres/test_outages.py::test_proofs_of_commits_do_not_pile_up",),
     ),
     Mutant(
         "postgres: what a dead process proved stays for ever",
@@ -262,7 +268,7 @@ MUTANTS = [
         "PostgresStore._prune",
         '        session.defer("forget_commits", None)\n',
         "",
-        ("tests/postgres/test_outages.py",),
+        ("tests/postgres/test_outages.py::test_proofs_that_a_process_left_behind_are_forgotten",),
     ),
     Mutant(
         "postgres: an outcome that cannot be found out is a failure",
@@ -270,7 +276,7 @@ MUTANTS = [
         "Database._was_committed",
         "            else:\n                return not void\n        raise _unknown()\n",
         "            else:\n                return not void\n        return False\n",
-        ("tests/postgres/test_outages.py",),
+        ("tests/postgres/test_outages.py::test_an_outcome_that_cannot_be_found_out_is_called_unknown",),
     ),
     Mutant(
         "postgres: an unanswered submit is not made again",
@@ -278,7 +284,7 @@ MUTANTS = [
         "Database.once",
         "                self._make_sure(lambda: self._send_once(name, values))\n",
         "                pass\n",
-        ("tests/postgres/test_outages.py",),
+        ("tests/postgres/test_outages.py::test_sessions_that_are_ended_under_us_are_begun_anew",),
     ),
     Mutant(
         "postgres: what meets itself is refused",
@@ -286,7 +292,7 @@ MUTANTS = [
         "Database._make_sure",
         "            except errors.UniqueViolation:\n                return None\n",
         "",
-        ("tests/postgres/test_outages.py",),
+        ("tests/postgres/test_outages.py::test_a_submit_whose_answer_was_lost_is_there_once",),
     ),
     Mutant(
         "postgres: a dead connection is one that may have committed",
@@ -294,7 +300,9 @@ MUTANTS = [
         "Database._send_once",
         "            con.look()\n",
         "",
-        ("tests/postgres/test_outages.py",),
+        (
+            "tests/postgres/test_outages.py::test_while_the_server_is_away_everything_says_so_and_afterwards_goes_on",
+        ),
     ),
     Mutant(
         "postgres: what may have been written is written again",
@@ -350,7 +358,7 @@ MUTANTS = [
         "PipelineConnection.exchange",
         "        if failure is not None:\n            self._receive_behind()\n",
         "        self._receive_behind()\n        if failure is not None:\n",
-        ("tests/postgres/test_notices.py",),
+        ("tests/postgres/test_notices.py::test_no_commit_waits_for_its_notice",),
     ),
     Mutant(
         "postgres: a notice that went with a commit is sent again alone",
@@ -358,7 +366,7 @@ MUTANTS = [
         "NotificationListener.__init__",
         "        self._due = False  # it tells of all that was committed before\n",
         "",
-        ("tests/postgres/test_notices.py",),
+        ("tests/postgres/test_notices.py::test_a_notice_that_fails_takes_nothing_back",),
     ),
     Mutant(
         "postgres: the time stops with the server",
@@ -366,7 +374,9 @@ MUTANTS = [
         "Database._set_clock",
         "            if not known:\n                raise\n",
         "            raise\n",
-        ("tests/postgres/test_outages.py",),
+        (
+            "tests/postgres/test_outages.py::test_while_the_server_is_away_everything_says_so_and_afterwards_goes_on",
+        ),
     ),
     Mutant(
         "postgres: two make the schema at once",
@@ -374,7 +384,7 @@ MUTANTS = [
         "Database.migrate",
         '            con.execute("SELECT pg_advisory_xact_lock(%s)", [SCHEMA_LOCK])\n',
         "",
-        ("tests/postgres/test_schema.py",),
+        ("tests/postgres/test_schema.py::test_many_who_come_at_once_make_it_once",),
     ),
     Mutant(
         "postgres: a newer schema is used",
@@ -382,7 +392,7 @@ MUTANTS = [
         "Database._version",
         'marks["needs"] > known',
         'marks["needs"] < 0',
-        ("tests/postgres/test_schema.py",),
+        ("tests/postgres/test_schema.py::test_a_schema_that_needs_a_newer_penstock_is_refused",),
     ),
     Mutant(
         "postgres: whatever has been added to is refused",
@@ -390,7 +400,9 @@ MUTANTS = [
         "Database._version",
         'marks["needs"] > known',
         'marks["schema"] > known',
-        ("tests/postgres/test_schema.py",),
+        (
+            "tests/postgres/test_schema.py::test_a_schema_that_was_only_added_to_is_still_good_for_an_older_penstock",
+        ),
     ),
     Mutant(
         "postgres: statements are prepared behind a pooler",
@@ -398,7 +410,9 @@ MUTANTS = [
         "Database.connect",
         "con.prepares = not self._options.pooler",
         "con.prepares = True",
-        ("tests/postgres/test_schema.py",),
+        (
+            "tests/postgres/test_schema.py::test_behind_a_pooler_the_bounds_come_with_each_transaction_and_nothing_is_prepared",
+        ),
     ),
     Mutant(
         "postgres: nobody listens",
@@ -406,7 +420,7 @@ MUTANTS = [
         "NotificationListener._listen",
         "                    con.exchange([(self._listening, None)])\n",
         "",
-        ("tests/postgres/test_notices.py",),
+        ("tests/postgres/test_notices.py::test_one_process_hears_of_the_commits_of_another",),
     ),
     Mutant(
         "postgres: a notice that fails is the commit's failure",
@@ -414,7 +428,7 @@ MUTANTS = [
         "PipelineConnection.exchange",
         "            if outstanding:\n                self._receive(outstanding)\n            answers, failure = self._receive(sent)\n",
         "            failed = self._receive(outstanding)[1] if outstanding else None\n            answers, failure = self._receive(sent)\n            failure = failure or failed\n",
-        ("tests/postgres/test_notices.py",),
+        ("tests/postgres/test_notices.py::test_no_later_commit_fails_because_a_notice_did",),
     ),
     Mutant(
         "postgres: every commit has a notice of its own",
@@ -422,7 +436,9 @@ MUTANTS = [
         "NotificationListener.notice_behind",
         "monotonic() >= self._told_at + GAP_SEC",
         "self._by_notice",
-        ("tests/postgres/test_notices.py",),
+        (
+            "tests/postgres/test_notices.py::test_a_notice_goes_out_with_the_commit_and_those_close_behind_it_are_one",
+        ),
     ),
     Mutant(
         "postgres: nobody looks",
@@ -430,7 +446,7 @@ MUTANTS = [
         "NotificationListener._has_new_events",
         "return before != self._seen",
         "return False",
-        ("tests/postgres/test_notices.py",),
+        ("tests/postgres/test_notices.py::test_behind_a_pooler_it_finds_out_by_looking",),
     ),
     Mutant(
         "postgres: a heartbeat revives an expired lease",
@@ -552,7 +568,7 @@ MUTANTS = [
         "",
         "PREPARE_AGAIN_AT: Final = frozenset({16, 128, 1_024})",
         "PREPARE_AGAIN_AT: Final = frozenset({0})",
-        ("tests/postgres/test_schema.py",),
+        ("tests/postgres/test_schema.py::test_a_plan_that_was_made_for_empty_tables_is_not_kept",),
     ),
     Mutant(
         "postgres: what ran when the schema was migrated is in no flight",
@@ -568,7 +584,7 @@ MUTANTS = [
         "PostgresWriteBatch._ledger",
         "            if units or running\n",
         "",
-        ("tests/postgres/test_many.py",),
+        ("tests/postgres/test_many.py::test_a_turn_that_gives_back_as_much_as_it_takes_writes_no_sum_anew",),
     ),
     Mutant(
         "postgres: jobs that hold the same units as others before them are not counted",
@@ -576,7 +592,7 @@ MUTANTS = [
         "PostgresWriteBatch._ledger",
         "            if units or running\n",
         "            if units\n",
-        ("tests/postgres/test_many.py",),
+        ("tests/postgres/test_many.py::test_a_turn_that_takes_two_jobs_for_the_units_of_one_counts_two",),
     ),
     Mutant(
         "postgres: rounds behind each other pass over what was put first",
@@ -584,7 +600,9 @@ MUTANTS = [
         "PostgresStore._submitted",
         "        self.rounds.scan_hint.disturb()\n",
         "",
-        ("tests/postgres/test_many.py",),
+        (
+            "tests/postgres/test_many.py::test_rounds_that_follow_upon_each_other_see_what_was_put_first_meanwhile_from_here",
+        ),
     ),
     Mutant(
         "postgres: a new ready queue waits for a scan of all",
@@ -592,7 +610,9 @@ MUTANTS = [
         "ScanHint.call",
         "if b > a + 1]",
         "if b < a]",
-        ("tests/postgres/test_many.py",),
+        (
+            "tests/postgres/test_many.py::test_where_looking_has_become_slow_a_round_begins_where_the_last_one_did_and_looks_around_once_in_a_while",
+        ),
     ),
     Mutant(
         "postgres: jobs are made ready only when their start is committed",

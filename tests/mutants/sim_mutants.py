@@ -339,7 +339,9 @@ MUTANTS = [
         "",
         "WHERE l.phase = 'leased' AND l.expires_at > :now;",
         "WHERE l.phase = 'leased' AND :now > 0;",
-        ("tests/contract/test_sqlite.py",),
+        (
+            "tests/contract/test_sqlite.py::test_another_process_cannot_complete_under_a_lease_that_has_run_out",
+        ),
     ),
     Mutant(
         "sim: many complete that were told to stop",
@@ -395,7 +397,7 @@ MUTANTS = [
         "_filters",
         "    values.append(0 if query.newest_first else query.after)\n",
         '    values.append(0)\n    if query.after and not query.newest_first:\n        where += f" AND {number} > ?"\n        values.append(query.after)\n',
-        ("tests/contract/test_sqlite.py",),
+        ("tests/contract/test_sqlite.py::test_a_page_of_what_is_done_costs_the_same_wherever_it_begins",),
     ),
     Mutant(
         "sim: a canceled job forgets why it waited",
@@ -411,7 +413,7 @@ MUTANTS = [
         "_shorten_done",
         "        if not kept:\n",
         "        if True:\n",
-        ("tests/contract/test_sqlite.py",),
+        ("tests/contract/test_sqlite.py::test_what_was_done_together_is_forgotten_one_after_the_other",),
     ),
     Mutant(
         "sim: jobs that come together share what is not the same",
