@@ -9,11 +9,11 @@ import textwrap
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 from msgspec.structs import replace
-from tests.waiting import LONG
+from tests.waiting import LONG, until
 
 from penstock.core.errors import KeyConflict, QueueFull
 from penstock.core.jobs.admission import AdmissionLimits, Conditions
@@ -187,7 +187,7 @@ def test_a_submit_that_was_written_and_not_answered_is_not_doubled(pair, monkeyp
 def test_one_who_does_not_answer_in_time_is_left_alone_for_a_while(pair, monkeypatch):
     first, second = pair
     monkeypatch.setattr(submit_relay, "PATIENCE_SEC", 0.05)
-    first._relay._relay = lambda submits: [Future() for _ in submits]  # it is in the middle of something
+    first._relay._relay = lambda submits, *, stays: None  # it is in the middle of something
     committed(second, Submit([JOB], Depth()))
     committed(second, Submit([JOB], Depth()))
 
@@ -202,16 +202,16 @@ def test_a_relay_that_closes_answers_the_submits_it_has_taken(tmp_path, monkeypa
     names = SocketNames(database)
     names.make()
     taken, answer = SimpleQueue(), Future()
-    server = SubmitRelayServer(names.relay, lambda submits: (taken.put(submits), [answer])[1])
+    answer.set_result([Receipt(JobId("0190-taken"), JobState.QUEUED, True)])
+    server = SubmitRelayServer(names.relay, lambda submits, *, stays: taken.put(submits))
     client = SubmitRelayClient(names)
-    receipts = [Receipt(JobId("0190-taken"), JobState.QUEUED, True)]
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(client.deliver, NamedSubmit([JOB], job_ids=["0190-taken"]), client.line(1))
-        taken.get(timeout=LONG)
+        [submit] = taken.get(timeout=LONG)
         server.close()
-        answer.set_result(receipts)
+        submit.on_answer(answer)
 
-        assert (receipts, True) == sent.result()
+        assert (answer.result(), True) == sent.result()
     client.close()
 
 
@@ -219,17 +219,40 @@ def test_a_dispatcher_may_commit_relayed_submits_itself_and_claim_with_them(make
     first, second = make(), make()
     grants = []
 
-    def relay(submits):
-        *answers, admitted = first.commit(*submits, Admit("here", take_one, Terms(worker="w")), wait=True)
+    def relay(submits, *, stays):
+        *_, admitted = first.commit(*submits, Admit("here", take_one, Terms(worker="w")), wait=True)
         grants.extend(admitted.result())
-        return answers
 
     first.acquire_dispatch("the first", relay)
     [receipt] = committed(second, Submit([JOB]))
+    until(lambda: grants)
 
     assert (1, 0) == (len(first.commits), len(second.commits))
     assert [receipt.job_id] == [grant.job.job_id for grant in grants]
     assert "RUNNING" == first.job(receipt.job_id).state
+
+
+def test_submits_are_taken_while_the_thread_that_took_one_runs_its_job(make):
+    first, second = make(), make()
+    stayed, began, go_on = [], Event(), Event()
+
+    def function():
+        began.set()
+        go_on.wait(LONG)
+
+    def relay(submits, *, stays):
+        first.commit(*submits, wait=True)
+        stayed.append(stays)
+        return function if stays else None
+
+    first.acquire_dispatch("the first", relay)
+    committed(second, Submit([JOB]))
+    began.wait(LONG)
+    committed(second, Submit([JOB]))
+    first.release_dispatch()  # does not wait for the function either
+    go_on.set()
+
+    assert ([True, False], 0) == (stayed, len(second.commits))
 
 
 def take_one(admission_view):
@@ -258,7 +281,7 @@ def test_a_submit_that_comes_after_its_sender_has_written_changes_nothing(pair):
     first, second = pair
     late = NamedSubmit([JOB], job_ids=["0190-late"])
     second._writer.commit([late])[0].result()
-    [relayed] = first._relay._relay([late])
+    [relayed] = first.commit(late)
     committed(first, Submit([JOB], Depth()))
 
     assert relayed.exception() is not None

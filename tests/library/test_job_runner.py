@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from threading import Thread, current_thread
+from threading import Event, Semaphore, Thread, current_thread
 from types import SimpleNamespace
 from unittest.mock import Mock, NonCallableMock
 
 import pytest
-from tests.waiting import until
+from tests.waiting import LONG, until
 
 from penstock.core.errors import StoreFailed
 from penstock.core.jobs.batching import AHEAD, HELD, SOON
@@ -233,14 +233,43 @@ def test_where_no_thread_is_free_or_an_attempt_has_ended_the_driver_is_woken(job
 def test_the_thread_that_claimed_runs_what_it_claimed():
     ran = []
     executors = ThreadExecutor(2, lambda _: bool(ran.append(current_thread())), lambda *_: None)
-    attempt = NonCallableMock(function=Mock(is_async=False), given_up=False)
 
     def claim():
         ran.append(current_thread())
-        executors.start([attempt], awake=1)
+        executors.start([plain_attempt()], awake=1)
 
     assert executors.run_soon(claim)
     until(lambda: len(ran) == 2)
     executors.close(wait=5)
 
     assert ran[0] is ran[1]
+
+
+def test_a_thread_from_outside_works_in_place_of_one_of_the_executors():
+    began, go_on, ran = Semaphore(0), Event(), []
+
+    def begin(attempt):
+        began.release()
+        go_on.wait(LONG)
+        ran.append(current_thread())
+        return False
+
+    executors = ThreadExecutor(1, begin, Mock())
+    executors.start([plain_attempt()], awake=1)
+    outside = Thread(target=executors.work)
+    outside.start()
+    began.acquire()
+    executors.start([plain_attempt()])
+    executors.work()  # no place is free: returns, though an attempt is ready
+    one_at_once = not began.acquire(blocking=False)
+    go_on.set()
+    outside.join(LONG)
+    until(lambda: len(ran) == 2)
+    executors.close(wait=LONG)
+
+    assert one_at_once
+    assert outside is ran[0]
+
+
+def plain_attempt():
+    return NonCallableMock(function=Mock(is_async=False), given_up=False)

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from queue import SimpleQueue
 
 import pytest
 from tests.waiting import LONG, until
@@ -777,6 +778,23 @@ def test_a_thread_that_is_idle_gets_its_job_by_the_commit_of_the_submit(make, mo
         # The learner has a thread of its own, and may commit what it has learned meanwhile.
         assert [["Submit", "Admit"]] == [names for names in commits if {"Submit", "Admit"} & {*names}]
     assert "DONE" == handle.state
+
+
+def test_a_job_of_another_process_runs_in_the_thread_that_took_its_submit(make):
+    scheduler, other = make(), make()
+    threads = SimpleQueue()
+    scheduler.job(name="run")(lambda: threads.put(threading.current_thread().name))
+    elsewhere = other.job(name="run")(lambda: None)
+
+    def thread_of_one():
+        until(lambda: scheduler.work.job_runner.free == 4)
+        elsewhere.enqueue()
+        return threads.get(timeout=LONG)
+
+    with scheduler:
+        until(
+            lambda: thread_of_one() == "penstock-relay"
+        )  # not if the last job is being reported at this moment
 
 
 def test_while_all_threads_are_busy_nothing_is_claimed_beside_a_submit(make):

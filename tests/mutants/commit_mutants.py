@@ -216,6 +216,14 @@ MUTANTS = [
         ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
+        "commit: all threads that take submits may run functions at once",
+        "penstock/stores/sqlite/submit_relay.py",
+        "SubmitRelayServer._commit",
+        "stays=not self._other_is_away",
+        "stays=True",
+        ("tests/contract/test_submit_relay.py",),
+    ),
+    Mutant(
         "commit: a stand-in stays beside a dispatcher",
         "penstock/stores/sqlite/store.py",
         "SqliteStore._announce",

@@ -88,10 +88,18 @@ MUTANTS = [
     Mutant(
         "jobs: a thread leaves when the function found its lease lost",
         "penstock/work/executors.py",
-        "ThreadExecutor._work",
-        "            if attempt.given_up:\n",
-        "            if attempt.lost:\n",
+        "ThreadExecutor._work_off",
+        "                if attempt.given_up:\n",
+        "                if attempt.lost:\n",
         ("tests/library/test_running.py",),
+    ),
+    Mutant(
+        "jobs: a thread from outside runs a function beside all the others",
+        "penstock/work/executors.py",
+        "ThreadExecutor._work_off",
+        "                self._places.pop()\n",
+        "                pass\n",
+        ("tests/library/test_job_runner.py",),
     ),
     Mutant(
         "jobs: a coroutine is not canceled",

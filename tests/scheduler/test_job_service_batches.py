@@ -167,7 +167,7 @@ class OneClaim:
     def claim(self):
         return kinds(), 1, "w"
 
-    def take(self, grants):
+    def take(self, grants, *, comes=False):
         self.taken.append([grant.job.job_id for grant in grants])
 
 

@@ -219,7 +219,7 @@ class JobRunner:
         return self.batching.places - len(self.running) - len(self.waiting)
 
     def _give(self, attempts: list[JobAttempt], *, here: bool = False) -> None:
-        """`here`: the calling thread is one of the executor's, and takes one without being woken."""
+        """`here`: the calling thread takes one without being woken."""
         self.waiting.update({attempt.dispatch_id: attempt for attempt in attempts})
         self.given_at = self._now() if attempts else self.given_at
         self.executors.start(attempts, at_once=not self.batching.brief, awake=int(here))
@@ -234,11 +234,14 @@ class JobRunner:
             return None
         return self.kinds, self.free, self._name
 
-    def take(self, grants: list[Grant]) -> None:
+    def take(self, grants: list[Grant], *, comes: bool = False) -> None:
         try:
-            self._give(self._attempts(self._job_service.granted(grants)))
+            self._give(self._attempts(self._job_service.granted(grants)), here=comes)
         finally:
             self._claiming.release()
+
+    def work(self) -> None:
+        self.executors.work()
 
     # reports
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cached_property
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
@@ -65,8 +65,12 @@ class IdleWorker(Protocol):
         """
         ...
 
-    def take(self, grants: list[Grant]) -> None:
-        """The grants of its claim, durable; perhaps none."""
+    def take(self, grants: list[Grant], *, comes: bool = False) -> None:
+        """The grants of its claim, durable; perhaps none. `comes`: the calling thread calls `work` in a moment."""
+        ...
+
+    def work(self) -> None:
+        """The calling thread runs what is ready, if a place is free."""
         ...
 
 
@@ -152,20 +156,35 @@ class Dispatcher:
         terms = Terms(rules.reserve_for, rules.lease_for, worker)
         return Admit(rules.host, decide, terms, preview, spending=bool(rules.limits.budgets))
 
-    def commit_submits(self, submits: Sequence[Submit], *, wait: bool = False) -> list[Future[list[Receipt]]]:
+    def relay(self, submits: Sequence[Submit], *, stays: bool) -> Callable[[], None] | None:
+        """
+        The store's `Relay`: the thread that took a submit of another process may run its job, so none has to
+        be woken for it.
+        """
+        with_work: list[IdleWorker] = []
+        self.commit_submits(submits, wait=True, with_work=with_work if stays else None)
+        return with_work[0].work if with_work else None
+
+    def commit_submits(
+        self, submits: Sequence[Submit], *, wait: bool = False, with_work: list[IdleWorker] | None = None
+    ) -> list[Future[list[Receipt]]]:
         """
         The submits and, in the same commit, the claim of the idle worker: one commit instead of two. A claim
-        that fails leaves the submits as they are.
+        that fails leaves the submits as they are. `with_work`: the calling thread goes on to `work` for the
+        idle worker that this names.
         """
         worker = self.idle_worker
         claim = None if worker is None else worker.claim()
         if worker is None or claim is None:
             return self._store.commit(*submits, wait=wait)
-        unanswered = [worker]
+        unanswered, caller = [worker], get_ident()
 
         def take(grants: list[Grant]) -> None:
             while unanswered:
-                unanswered.pop().take(grants)
+                comes = with_work is not None and bool(grants) and get_ident() == caller
+                unanswered.pop().take(grants, comes=comes)
+                if with_work is not None and comes:
+                    with_work.append(worker)
 
         admit = replace(self.claim(*claim), on_answer=lambda admitted: take(_grants(admitted)))
         try:

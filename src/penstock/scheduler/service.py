@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from threading import Lock
 from typing import Final, Self
 
@@ -132,7 +131,7 @@ class SchedulerService:
 
     def start(self, holder: str = "") -> Self:
         holder = holder or f"process {os.getpid()}"
-        self.store.acquire_dispatch(holder, partial(self.dispatcher.commit_submits, wait=True))
+        self.store.acquire_dispatch(holder, self.dispatcher.relay)
         try:
             self.registration.join()
             put_in_order(self.store, self.rules.ordering.aging)

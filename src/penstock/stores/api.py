@@ -260,8 +260,15 @@ class Addon(Struct, frozen=True):
 # the operations
 
 
-class Operation(Struct, Generic[A_co], frozen=True):
-    """One write, answered with a `A_co`."""
+class Operation(Struct, Generic[A_co], frozen=True, kw_only=True):
+    """
+    One write, answered with a `A_co`.
+
+    `on_answer` is called with the answer in the thread that writes, before that thread notifies any listener of the commit:
+    a job that starts need not wait for threads that only look.
+    """
+
+    on_answer: Callable[[Future[Any]], None] | None = None
 
     @property
     def empty(self) -> bool:
@@ -318,9 +325,6 @@ class Admit(Operation[list[Grant]], frozen=True):
     `preview` is called while the round is being written, in the thread that writes, by a store that has time then: the
     claimant can make ready what it will run, but nothing may begin before the answer. Perhaps called in vain, perhaps never.
 
-    `on_answer` is called with the answer in the thread that writes, before that thread notifies any listener of the commit:
-    a job that starts need not wait for threads that only look.
-
     `spending`: False if no addon has a budget, so that the round needs no ledger of what they spent.
     """
 
@@ -328,7 +332,6 @@ class Admit(Operation[list[Grant]], frozen=True):
     run_round: Callable[[AdmissionView], RoundResult]
     terms: Terms = Terms()
     preview: Callable[[list[Grant]], None] | None = None
-    on_answer: Callable[[Future[list[Grant]]], None] | None = None
     spending: bool = True
 
 
@@ -667,8 +670,13 @@ class Upkeep(Protocol):
     def close(self) -> None: ...
 
 
-#: Commits submits that other processes handed in, and answers each.
-Relay: TypeAlias = Callable[[Sequence[Submit]], list[Future[list[Receipt]]]]
+class Relay(Protocol):
+    def __call__(self, submits: Sequence[Submit], *, stays: bool) -> Callable[[], None] | None:
+        """
+        Commit submits that other processes handed in; each is answered by its `on_answer`. `stays`: the calling thread is
+        free after that. It calls what this returns, while another thread takes submits.
+        """
+        ...
 
 
 class Hosting(Protocol):

@@ -71,6 +71,11 @@ class JobExecutor(ABC, Generic[A]):
         """
         return False
 
+    def work(self) -> None:
+        """
+        Run ready attempts in the calling thread, in place of one of the executor's threads, until none is ready.
+        """
+
     def wake_threads(self) -> None:
         """Wake sleeping threads for attempts that have waited for a while."""
 
@@ -100,7 +105,9 @@ class ThreadExecutor(JobExecutor[A]):
         self._began, self._finished = began, finished
         #: Threads take from here until it is empty, then sleep until they are woken. A batch wakes each of
         #: them once.
-        self._ready: deque[A | Callable[[], None] | None] = deque()
+        self._ready: deque[A | Callable[[], None]] = deque()
+        #: One for each function that may begin: a thread that works has taken one.
+        self._places: deque[None] = deque()
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._numbers = itertools.count(1)
         self._threads: list[Thread] = []
@@ -125,7 +132,7 @@ class ThreadExecutor(JobExecutor[A]):
     def wake_threads(self) -> None:
         self._put((), len(self._ready))
 
-    def _put(self, work: Sequence[A | Callable[[], None] | None], sleepers: int) -> None:
+    def _put(self, work: Sequence[A | Callable[[], None]], sleepers: int) -> None:
         self._ready.extend(work)
         for _ in range(min(sleepers, len(self._threads))):
             self._wake.put(None)
@@ -144,33 +151,46 @@ class ThreadExecutor(JobExecutor[A]):
         """Close without waiting for stuck threads: they are daemon threads, and their results are refused."""
         until = time.monotonic() + wait
         self._closing = True
-        self._put([None] * len(self._threads), len(self._threads))
+        self._put((), len(self._threads))
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _start_thread(self) -> None:
-        thread = Thread(target=self._work, name=f"penstock-job-{next(self._numbers)}", daemon=True)
+        self._places.append(None)
+        thread = Thread(target=self._run_thread, name=f"penstock-job-{next(self._numbers)}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _work(self) -> None:
-        while True:
+    def _run_thread(self) -> None:
+        while not (self._work_off() or self._closing):
+            self._wake.get()
+
+    def work(self) -> None:
+        self._work_off()
+
+    def _work_off(self) -> bool:
+        """Return whether an attempt of this thread was given up: another thread has its place."""
+        while self._ready:  # also after the place was given back: a thread that came meanwhile found none
             try:
-                attempt = self._ready.popleft()
+                self._places.pop()
             except IndexError:
-                self._wake.get()
-                continue
-            if attempt is None:
-                return
-            if callable(attempt):
-                attempt()
-                continue
-            self._perform(attempt)
-            if attempt.given_up:
-                return  # another thread has taken its place
-            del attempt  # free its payload before the next attempt comes
+                return False
+            while self._ready:
+                try:
+                    attempt = self._ready.popleft()
+                except IndexError:  # another thread was quicker
+                    break
+                if callable(attempt):
+                    attempt()
+                    continue
+                self._perform(attempt)
+                if attempt.given_up:
+                    return True
+                del attempt  # free its payload before the next attempt comes
+            self._places.append(None)
+        return False
 
     def _perform(self, attempt: A) -> None:
         if self._began(attempt):

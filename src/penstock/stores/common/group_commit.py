@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any, Final, TypeAlias
 
 from penstock.core.errors import OutcomeUnknown, StoreFailed
-from penstock.stores.api import Admit, Operation, Receipt, RegisterHost
+from penstock.stores.api import Operation, Receipt, RegisterHost
 
 #: How long `failure` reports a failed write, unless another write succeeds.
 RECENT_SEC: Final = 30.0
@@ -148,7 +148,7 @@ class GroupCommit:
 
 def watched(operation: Operation[Any], answer: Future[Any]) -> Future[Any]:
     """The answer, with the callback that its operation wants."""
-    if isinstance(operation, Admit) and operation.on_answer is not None:
+    if operation.on_answer is not None:
         answer.add_done_callback(operation.on_answer)
     return answer
 

@@ -30,7 +30,6 @@ from penstock.stores.api import (
     Clock,
     Complete,
     Operation,
-    Receipt,
     RecordLoad,
     Relay,
     Renew,
@@ -185,8 +184,8 @@ class SqliteStore(SqliteReads):
 
     # submits of other processes
 
-    def _commit_relayed(self, submits: Sequence[Submit]) -> list[Future[list[Receipt]]]:
-        return self._writer.commit(submits, wait=True)
+    def _commit_relayed(self, submits: Sequence[Submit], *, stays: bool) -> None:  # noqa: ARG002 - of the protocol
+        self._writer.commit(submits, wait=True)
 
     def _stand_in(self) -> None:
         """Several processes write, and none dispatches: this one commits for all of them."""

@@ -20,12 +20,12 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from operator import attrgetter
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread, current_thread
+from threading import Event, Lock, Thread, get_ident
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -74,10 +74,10 @@ def _encoded(submit: NamedSubmit) -> bytes:
     return _encode((submit.job_ids, rows, (submit.depth.total, submit.depth.per_addon)))
 
 
-def _decoded(text: bytes) -> NamedSubmit:
+def _decoded(text: bytes, on_answer: Callable[[Future[Any]], None]) -> NamedSubmit:
     job_ids, rows, depth = _requests.decode(text)
     intents = [Intent(*row[:4], Constraint(row[4]), RunWhen(row[5]), *row[6:]) for row in rows]  # type: ignore[arg-type]  # a row of JSON
-    return NamedSubmit(intents, Depth(*depth), [JobId(job_id) for job_id in job_ids])
+    return NamedSubmit(intents, Depth(*depth), [JobId(job_id) for job_id in job_ids], on_answer=on_answer)
 
 
 # the end that commits
@@ -87,8 +87,9 @@ _open_servers: weakref.WeakSet[SubmitRelayServer] = weakref.WeakSet()
 
 class SubmitRelayServer:
     """
-    OSError: another process has this name already. `relay` is called from the server's own thread with all submits that have
-    arrived; it commits them, in that thread if it can.
+    OSError: another process has this name already. `relay` is called from a thread of the server with all submits that have
+    arrived; it commits them, in that thread if it can. While one thread does what the relay left to it, the other takes
+    submits, and leaves nothing to itself: no submit may wait for the function of a job.
     """
 
     def __init__(self, name: str, relay: Relay) -> None:
@@ -110,16 +111,19 @@ class SubmitRelayServer:
         self._closed = False
         #: Held to answer and to close a socket: its number may belong to another file after that.
         self._lock = Lock()
-        self._thread = Thread(target=self._serve, name="penstock-relay", daemon=True)
-        self._thread.start()
+        #: Held by the thread that takes submits; which one that is; whether the other one is at something else.
+        self._turn, self._server, self._other_is_away = Lock(), 0, False
+        self._over = Event()
+        for _ in range(2):
+            Thread(target=self._run_thread, name="penstock-relay", daemon=True).start()
         _open_servers.add(self)
 
     def close(self) -> None:
         """Take no further submit; those taken before are still answered."""
         self._wake.send(b"0")
-        # The relay's own thread may find out that another process takes submits now.
-        if current_thread() is not self._thread:
-            self._thread.join()
+        # The thread that takes submits may find out that another process takes them now.
+        if get_ident() != self._server:
+            self._over.wait()
         with self._lock:
             self._shut(self._senders - self._unanswered)
 
@@ -134,8 +138,20 @@ class SubmitRelayServer:
         self._lock = Lock()  # the thread that held it stayed in the parent
         self._shut(set(self._senders))
 
-    def _serve(self) -> None:
-        going = True
+    def _run_thread(self) -> None:
+        while True:
+            with self._turn:
+                self._server = get_ident()
+                rest = self._serve()
+                self._server, self._other_is_away = 0, rest is not None
+            if rest is None:
+                return
+            rest()
+            self._other_is_away = False
+
+    def _serve(self) -> Callable[[], None] | None:
+        """Until there is something else to do for this thread; None: no submit is taken any more."""
+        going = not self._over.is_set()
         while going and not self._closed:
             submits: list[tuple[socket.socket, NamedSubmit]] = []
             for fd, _ in self._watched.poll():
@@ -152,19 +168,21 @@ class SubmitRelayServer:
                     going = False
                 else:
                     self._accept()
-            if submits:
-                self._commit(submits)
+            if submits and (rest := self._commit(submits)) is not None:
+                return rest
         self._watched.close()
+        self._over.set()
+        return None
 
-    def _commit(self, submits: list[tuple[socket.socket, NamedSubmit]]) -> None:
+    def _commit(self, submits: list[tuple[socket.socket, NamedSubmit]]) -> Callable[[], None] | None:
         with self._lock:
             self._unanswered.update(sender for sender, _ in submits)
         try:
-            answers = self._relay([submit for _, submit in submits])
-        except StoreFailed:  # it is closed
-            answers = [failed(StoreFailed("the store is closed", kind="closed"))] * len(submits)
-        for (sender, _), answer in zip(submits, answers, strict=True):
-            answer.add_done_callback(partial(self._answer, sender))
+            return self._relay([submit for _, submit in submits], stays=not self._other_is_away)
+        except StoreFailed as closed:
+            for sender, _ in submits:
+                self._answer(sender, failed(closed))
+            return None
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # the sender has gone, or this process has no descriptors left
@@ -181,7 +199,7 @@ class SubmitRelayServer:
         """None: the sender has gone."""
         try:
             text = sender.recv(MOST_BYTES)
-            return _decoded(text) if text else None
+            return _decoded(text, on_answer=partial(self._answer, sender)) if text else None
         except (OSError, ValueError):  # msgspec's errors are ValueErrors: a Penstock of another version
             return None
 
