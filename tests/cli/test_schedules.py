@@ -27,6 +27,21 @@ def add(shell, name, *words):
     return shell("schedule", "add", name, *words)
 
 
+def test_simulate_plays_a_schedule_and_tries_it_otherwise(shell, schedules):
+    add(shell, "often", "--every", "1s", "--overlap", "queue", "--", "echo", "tick")
+    until(lambda: json.loads(shell("schedule", "show", "often", "--json").stdout)["last"])
+    shell("schedule", "pause", "often")
+    answer = shell.answer("simulate", "--set", "schedules.often.every_sec=86400")
+    text, wrong = shell("simulate"), shell("simulate", "--set", "schedules.seldom.cron=@daily")
+
+    [as_it_is], [tried] = answer["as_it_is"]["schedules"], answer["tried"]["schedules"]
+    assert (as_it_is["name"], tried["submitted"]) == ("often", 0)
+    assert as_it_is["submitted"] >= 1
+    assert not any("schedules.often" in note for note in answer["not_played"])
+    assert re.search(r"schedule +submitted +skipped +missed\noften +\d", text.stdout)
+    assert (wrong.returncode, "has no schedule 'seldom'; there are often" in wrong.stderr) == (USAGE, True)
+
+
 def test_add_prints_the_next_five_moments(shell, schedules):
     done = add(
         shell, "report", "--cron", "0 6 * * mon-fri", "--zone", "Europe/Berlin", "--", "echo", "-n", "hi"

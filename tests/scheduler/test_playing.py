@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from random import Random
 
@@ -10,12 +11,21 @@ from msgspec.structs import replace
 from tests.simulation.reference import Scene
 
 from penstock.core.jobs.admission import AdmissionLimits, Caps
+from penstock.core.jobs.dependencies import IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.preemption import Preemption
+from penstock.core.jobs.schedules import Missed, Overlap, Schedule, ScheduleRecord, ScheduleState
 from penstock.core.jobs.types import MILLISECOND, MINUTE, SECOND, AddonId, Constraint, EndReason, HostId
 from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt
+from penstock.scheduler.grouped_arrivals import (
+    ArrayArrival,
+    BatchArrival,
+    PlayedWork,
+    ScheduleArrival,
+    Works,
+)
 from penstock.scheduler.playing import PlayedHost, PlayedState, PlayedWorker, Player
 from penstock.scheduler.rules import SchedulerRules
 
@@ -79,6 +89,98 @@ def random_load(seed, jobs, types=("penstock.command", "t", "u")):
         yield arrival(after, length, **fields)
 
 
+def sourced_load(seed, jobs=60):
+    """Jobs with parents, batches with callbacks, arrays and schedules, all in one queue."""
+    random = Random(seed)
+    load = Load()
+    arrivals = list(random_load(seed, jobs))
+    span = arrivals[-1].at - T0
+    batches = [[], []]
+    # As the names come: arrays and batches before the jobs that wait for them.
+    arrays = [load.group_of(f"array{number}") for number in range(3)]
+    groups = [load.group_of(f"batch:b{number}") for number in range(2)]
+    for number, each in enumerate(arrivals):
+        parents, intent = (), each.intent
+        if number and random.random() < 0.25:
+            some = random.sample(range(number), min(number, random.choice([1, 2])))
+            parents = tuple((one, random.choice(list(ParentCondition))) for one in some)
+        elif number > jobs // 2 and random.random() < 0.25:
+            parents = ((random.choice(arrays + groups), random.choice(list(ParentCondition))),)
+        elif random.random() < 0.3:
+            which = random.randrange(2)
+            batches[which].append(number)
+            intent = replace(intent, tags=(f"batch:b{which}",))
+        if parents:
+            intent = replace(intent, if_unmet=random.choice(list(IfUnmet)))
+        load.append(each._replace(intent=intent, parents=parents))
+    for number, members in enumerate(batches):
+        closed_at = T0 + round(span * random.uniform(0.9, 1.3))
+        load.batches.append(BatchArrival(f"batch:b{number}", "a", tuple(members), closed_at))
+    for number in range(3):
+        at = T0 + round(span / 3 * random.random())
+        canceled_at = at + round(random.uniform(20, 60) * SECOND) if number == 2 else None
+        retried_at = (at + round(random.uniform(30, 90) * SECOND),) if number == 1 else ()
+        limit = random.choice(["%1", "%3", ""])
+        fields = intent_fields(random, f"array{number}")
+        indices = f"1-{random.choice([4, 9])},20-22{limit}"
+        load.arrays.append(
+            ArrayArrival(
+                f"array{number}", at, indices, Intent(**fields), works(random), canceled_at, retried_at
+            )
+        )
+    for number, overlap in enumerate(Overlap):
+        timing = {"every_sec": random.choice([7, 20])} if number else {"cron": "* * * * *"}
+        missed = random.choice(list(Missed))
+        intent = Intent(**intent_fields(random, f"schedule{number}"))
+        schedule = Schedule(f"s{number}", intent, **timing, overlap=overlap, missed=missed, anchor=T0)
+        record = ScheduleRecord(schedule, ScheduleState(T0), 1)
+        load.schedules.append(ScheduleArrival(record, works(random), T0 + span))
+    return load
+
+
+def intent_fields(random, payload):
+    return {
+        "addon_id": random.choice("ab"),
+        "job_type": "t",
+        "cost_units": random.choice([5, 12, 30]),
+        "priority": random.choice([50, 75]),
+        "payload": json.dumps(payload),
+        # Of two runs that began at one moment the store stops first which has the smaller id.
+        "preemptible": False,
+    }
+
+
+def works(random):
+    lengths = [round(random.uniform(0.5, 30) * SECOND) for _ in range(5)]
+    failing = PlayedWork(lengths[0], (PlayedAttempt(lengths[1], EndReason.JOB_ERROR),))
+    return Works([*map(PlayedWork, lengths), failing])
+
+
+def submitted(load, jobs):
+    """What arrays and schedules submitted: for each of them when each job came and started, and its state."""
+    found = {}
+    for job, started, state in jobs:
+        found.setdefault(load[job].intent.payload, []).append((load[job].at, started, state))
+    return found
+
+
+def agree_with_sources(load, rules, hosts):
+    mine = load.copy_to_play()
+    played, scene = Player(rules, hosts, now=load.began, load=mine), Scene(load, rules, hosts).play()
+    played.run()
+
+    first = len(load)
+    started = [None if at < 0 else at for at in played.started_at]
+    states = [PlayedState(state).name for state in played.state]
+    real = scene.states()
+    assert started[:first] == [scene.started.get(number) for number in range(first)]
+    assert states[:first] == [real.get(number, "REFUSED") for number in range(first)]
+    ours = submitted(mine, zip(range(first, len(mine)), started[first:], states[first:], strict=True))
+    theirs = [(n, scene.started.get(n), real[n]) for n in range(first, len(scene.load))]
+    assert ours == submitted(scene.load, theirs)
+    return ours
+
+
 def agree(load, rules, hosts):
     played, scene = player(load, rules, hosts), Scene(load, rules, hosts).play()
     played.run()
@@ -106,6 +208,15 @@ def test_a_runner_with_functions_starts_every_job_when_the_real_scheduler_does(s
     rules = replace(RULES, preemption=Preemption(threshold=None if seed % 2 else 20, patience=6 * SECOND))
     load = list(random_load(seed, 150, ("penstock.command", "penstock.function", "t")))
     agree(load, rules, [PlayedHost(workers=(WHOLE_RUNNER, ADDON, EMBEDDED))])
+
+
+@pytest.mark.parametrize("seed", range(40) if SOAK else range(8))
+def test_arrays_schedules_and_children_start_when_the_real_scheduler_starts_them(seed):
+    kinds = [PlayedHost()] if seed % 2 else [PlayedHost(workers=(RUNNER, ADDON, EMBEDDED))]
+    caps = Caps(per_addon=3) if seed % 3 == 0 else Caps()
+    ours = agree_with_sources(sourced_load(seed), replace(RULES, limits=AdmissionLimits(caps)), kinds)
+
+    assert len(ours) == 6
 
 
 def test_a_worker_that_learns_of_a_change_later_gets_what_the_quicker_one_leaves():

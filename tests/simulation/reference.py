@@ -1,28 +1,37 @@
 """
 A load played by the real scheduler on a virtual clock: memory store, dispatcher, job service, maintenance. Only
-the workers are simulated. It is slow, and what the player must agree with.
+the workers are simulated. It is slow, and what the player must agree with. Arrays, batches and schedules are real too;
+the payload of their jobs says which one submitted them.
 """
 
 from __future__ import annotations
 
 import heapq
+from datetime import UTC, datetime
+from itertools import count
 
 from msgspec.structs import replace
 
 from penstock.core.errors import Refused
+from penstock.core.jobs.arrays import live_index
+from penstock.core.jobs.dependencies import Dependency
 from penstock.core.jobs.ordering import urgent_from
 from penstock.core.jobs.round import MOST_PICKS
+from penstock.core.jobs.schedules import ScheduleChange
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import EndReason, HostId
+from penstock.core.jobs.types import EndReason, HostId, JobId, moment_of
 from penstock.core.jobs.workers import WorkerKinds
-from penstock.scheduler.arrivals import PlayedAttempt
+from penstock.scheduler.arrays import ArrayService
+from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt
+from penstock.scheduler.batches import BatchRequest, BatchService
 from penstock.scheduler.dispatcher import FOR_EVER, Dispatcher, PullingWorkers
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import EndReport, JobService, YieldRequests
 from penstock.scheduler.maintenance import Maintenance
 from penstock.scheduler.playing import PlayedHost
 from penstock.scheduler.preemption import Preempter
-from penstock.stores.api import Query
+from penstock.scheduler.schedules import ScheduleFirer
+from penstock.stores.api import ChangeSchedule, Query, committed
 from penstock.stores.memory.store import MemoryStore
 
 ENDLESS = 1 << 60
@@ -122,9 +131,10 @@ class Scene:
     """Plays a load; `started` has the first start of each job, `states` what became of it."""
 
     def __init__(self, load, rules, hosts=(ONE_HOST,)):
-        self.load = list(load)
+        sources = load if isinstance(load, Load) else Load(load)
+        self.load = list(sources)
         self.rules = replace(rules, lease_for=ENDLESS, retention=ENDLESS)
-        self.now = self.load[0].at
+        self.now = sources.began
         self.store = MemoryStore(lambda: self.now, ordering=rules.ordering)
         self.hosts = [RealHost(self, host) for host in hosts]
         self.maintenance = Maintenance(self.store, self.rules)
@@ -132,7 +142,77 @@ class Scene:
         self.started, self.refused = {}, set()
         self.ends, self.moments, self.calls = [], [], []
         self.tries, self.left, self.runs, self.over = {}, {}, {}, {}
-        self.look_at = None
+        self.look_at, self.end_numbers = None, count()
+        self.add_sources(sources)
+
+    def add_sources(self, load):
+        """Arrays are submitted at their moments, batches and schedules are there from the beginning."""
+        service = self.hosts[0].job_service
+        self.arrays = ArrayService(self.store, self.rules, service)
+        self.batches = BatchService(self.store, self.rules, service)
+        self.firer = ScheduleFirer(self.store, self.rules, self.cancel_job)
+        self.names = {number: name for name, number in load.groups.items()}
+        self.array_ids, self.works = {}, {}
+        self.fires_until = max((each.until for each in load.schedules), default=0)
+        for array in load.arrays:
+            self.works[array.intent.payload] = array.works
+            self.at(array.at, lambda array=array: self.submit_array(array))
+        for batch in load.batches:
+            name = batch.group_id.removeprefix("batch:")
+            self.batches.submit(BatchRequest(name, batch.addon_id, (), is_open=True))
+            if batch.closed_at is not None:
+                self.at(batch.closed_at, lambda name=name: self.batches.close(name))
+        for schedule in load.schedules:
+            record = replace(schedule.record, version=1)
+            self.works[record.schedule.intent.payload] = schedule.works
+            committed(self.store, ChangeSchedule(ScheduleChange(self.now, record.name, 0, record)))
+            self.moment(record.next_moment)
+
+    def submit_array(self, array):
+        record, _ = self.arrays.submit(array.intent, array.indices)
+        array_id = self.array_ids[array.array_id] = record.array.array_id
+        for at in array.retried_at:
+            self.at(at, lambda: self.retry_array(array_id))
+        if array.canceled_at is not None:
+            self.at(array.canceled_at, lambda: self.cancel_array(array_id))
+
+    def retry_array(self, array_id):
+        try:
+            self.arrays.retry(array_id)
+        except Refused:
+            return
+
+    def cancel_array(self, array_id):
+        for job_id in self.arrays.cancel(array_id).live_jobs():
+            self.cancel_job(job_id)
+
+    def fire(self):
+        if not self.fires_until:
+            return
+        now, before = min(self.now, self.fires_until), 0
+        while before < self.store.newest():  # a job that it cancels makes room for the next one
+            before = self.store.newest()
+            again = self.firer.step(now)
+        if now < again <= self.fires_until:
+            self.moment(again)
+
+    def number_of(self, job):
+        """Of a job that an array or a schedule submitted, which gets one when it is first seen."""
+        number = self.numbers.get(job.job_id)
+        if number is None:
+            number = self.numbers[job.job_id] = len(self.load)
+            self.jobs[number] = job.job_id
+            key = tuple(live_index(job.job_id)) if "_" in job.job_id else moment_of_job(job)
+            work = self.works[job.intent.payload].of(key, job.created_at)
+            self.load.append(Arrival(job.created_at, job.intent, *work))
+            self.moment(work.canceled_at)
+        return number
+
+    def new_jobs(self):
+        """Give numbers to the jobs that arrays and schedules have submitted."""
+        if self.works:
+            for job in sorted(self.store.find(Query(limit=1_000_000)), key=lambda job: job.no):
+                self.number_of(job)
 
     def moment(self, at):
         if at is not None and at > self.now:
@@ -143,9 +223,10 @@ class Scene:
         self.calls.sort(key=lambda call: call[0])
 
     def play(self):
-        coming = iter(enumerate(self.load))
+        coming = iter(list(enumerate(self.load)))
         arriving = next(coming, None)
         while True:
+            self.new_jobs()
             due = [end[0] for end in self.ends[:1]] + self.moments[:1] + [call[0] for call in self.calls[:1]]
             if arriving is not None:
                 due.append(arriving[1].at)
@@ -168,6 +249,8 @@ class Scene:
                 ):
                     self.cancel(number)
             self.maintenance.step(self.now)
+            self.fire()
+            self.new_jobs()
             self.requeued()
             self.look()
             while sum(host.start() for host in self.hosts):
@@ -177,7 +260,8 @@ class Scene:
 
     def arrive(self, number, arrival):
         try:
-            [receipt] = self.hosts[0].job_service.submit([arrival.intent])
+            after = tuple(self.dependency(*parent) for parent in arrival.parents)
+            [receipt] = self.hosts[0].job_service.submit([replace(arrival.intent, after=after)])
         except Refused:
             self.refused.add(number)
             return
@@ -187,8 +271,13 @@ class Scene:
             self.moment(moment)
         self.moment(urgent_from(intent, self.rules.ordering))
 
+    def dependency(self, parent, condition):
+        """A parent that was refused has a name that no job has."""
+        name = self.jobs.get(parent, "refused") if parent >= 0 else self.names[parent]
+        return Dependency(JobId(self.array_ids.get(name, name)), condition)
+
     def began(self, worker, job, dispatch):
-        number = self.numbers[job.job_id]
+        number = self.number_of(job)
         self.started.setdefault(number, self.now)
         arrival = self.load[number]
         attempts = arrival.attempts or (PlayedAttempt(arrival.runs_for),)
@@ -199,7 +288,7 @@ class Scene:
             ends_at, reason = dispatch.stop_at, dispatch.stop_for
         self.runs[dispatch.dispatch_id] = (worker, number, reason, self.now, span)
         self.over[dispatch.dispatch_id] = ends_at
-        heapq.heappush(self.ends, (ends_at, dispatch.dispatch_id))
+        heapq.heappush(self.ends, (ends_at, next(self.end_numbers), dispatch.dispatch_id))
 
     def asked(self, dispatch_id):
         number = self.runs[dispatch_id][1]
@@ -208,11 +297,11 @@ class Scene:
             worker, number, _, began, span = self.runs[dispatch_id]
             self.runs[dispatch_id] = (worker, number, EndReason.COOPERATIVE_PREEMPTION, began, span)
             self.over[dispatch_id] = self.now + yields_after
-            heapq.heappush(self.ends, (self.now + yields_after, dispatch_id))
+            heapq.heappush(self.ends, (self.now + yields_after, next(self.end_numbers), dispatch_id))
 
     def end(self):
         while self.ends and self.ends[0][0] <= self.now:
-            _, dispatch_id = heapq.heappop(self.ends)
+            _, _, dispatch_id = heapq.heappop(self.ends)
             if dispatch_id in self.runs:
                 self.finish(dispatch_id, self.runs[dispatch_id][2])
 
@@ -235,9 +324,12 @@ class Scene:
             self.moment(alarm)
 
     def cancel(self, number):
-        job = self.store.job(self.jobs[number])
+        self.cancel_job(self.jobs[number])
+
+    def cancel_job(self, job_id, by=""):
+        job = self.store.job(job_id)
         if job.state in ("QUEUED", "DISPATCHING", "RUNNING"):
-            self.hosts[0].job_service.cancel(job.job_id)
+            self.hosts[0].job_service.cancel(job.job_id, by)
             if job.dispatch_id in self.runs:
                 self.finish(job.dispatch_id, EndReason.CANCELED)
 
@@ -258,3 +350,9 @@ class Scene:
 
     def states(self):
         return {n: str(self.store.job(job_id).state) for n, job_id in self.jobs.items()}
+
+
+def moment_of_job(job):
+    """The moment that a job of a schedule was submitted for."""
+    [text] = [tag.removeprefix("moment:") for tag in job.intent.tags if tag.startswith("moment:")]
+    return moment_of(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC))

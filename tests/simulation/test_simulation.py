@@ -7,12 +7,10 @@ import pytest
 from msgspec.structs import replace
 from tests.scheduler.conftest import make
 
-from penstock.core.jobs import schedules
 from penstock.core.jobs.admission import AdmissionLimits, Budget, Caps
 from penstock.core.jobs.dependencies import IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
-from penstock.core.jobs.schedules import Schedule
 from penstock.core.jobs.types import HOUR, MILLISECOND, MINUTE, SECOND, AddonId, EndReason, HostId, Priority
 from penstock.core.jobs.workers import WorkerKinds
 from penstock.scheduler.arrivals import PlayedAttempt
@@ -26,7 +24,7 @@ from penstock.simulation import Arrival, curves, figures, made_up, play, recorde
 from penstock.simulation.plots import as_svg, in_terminal
 from penstock.simulation.recorded import with_runner, without_runner
 from penstock.simulation.unplayed import BY_LOAD, PLAYED, UNPLAYED
-from penstock.stores.api import ChangeSchedule, Depth, committed
+from penstock.stores.api import Depth
 from penstock.stores.memory.store import MemoryStore
 
 BEGAN = 1_900_000_000 * SECOND
@@ -316,17 +314,6 @@ def test_a_trail_says_what_a_play_of_it_leaves_out():
     assert recording.load[1].canceled_at == kit.now
     assert any("edit" in note for note in recording.notes)
     assert any("unseen" in note for note in recording.notes)
-
-
-def test_a_play_of_a_trail_says_that_schedules_submit_nothing_more():
-    kit = make("memory", None)
-    kit.submit(n=1)
-    assert not any("schedule" in note for note in recorded(kit.store).notes)
-
-    hourly = Schedule("hourly", Intent(addon_id="a", job_type="x"), every_sec=3_600)
-    committed(kit.store, ChangeSchedule(schedules.add(hourly, kit.now, "me"), Depth()))
-
-    assert any("1 schedule: the jobs" in note for note in recorded(kit.store).notes)
 
 
 def test_every_setting_is_played_or_said_not_to_be():

@@ -18,7 +18,7 @@ import click
 from penstock.cli.daemon import SET, load_settings
 from penstock.cli.db import opened_store
 from penstock.cli.parsers import Amount, Whole, span
-from penstock.cli.printing import Column, table
+from penstock.cli.printing import Column, echo, table
 from penstock.cli.session import CliSession, fail, passes
 from penstock.stores.opening import shown
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.simulation.play import Change
 
 _AS_IT_IS = "as it is"
+_SCHEDULES = "schedules."
 _MOST_PLAYS = 20
 _LOAD_WORDS = "lines of seconds since the first arrival and a busy score from 0 to 10"
 
@@ -111,21 +112,28 @@ def simulate(
 
     Waits, shares and deadlines come from the scheduler's own rules on a virtual clock; no job is run and
     nothing is changed. Every job takes as long as it took, on the workers and hosts that the trail has seen.
-    Settings and events that are not played are named. No daemon is needed.
+    Arrays and schedules of the database submit their jobs by their rules; --set schedules.NAME.overlap=queue (or cron,
+    every_sec, zone, missed) tries a schedule otherwise. Settings and events that are not played are named. No daemon is
+    needed.
     """
     settings = load_settings(None, {})
     if made_up or source == "made-up":
         scene = _made_up(settings, hosts, more)
     else:
         scene = _recorded(session, settings, recorded_load=host_load == "recorded")
-    if not len(scene.load):
+    if scene.load.is_empty:
         fail("there are no jobs to replay: submit some, or give --from made-up")
     if host_load not in (None, "recorded"):
         scene = _with_load(scene, Path(str(host_load)))
     tried = [{**flags, **swept} for swept in sweep] or ([flags] if flags else [])
-    every = [load_settings(None, one) for one in tried]  # all are checked before the first play
+    # All are checked before the first play.
+    every = [load_settings(None, _settings_of(one)) for one in tried]
+    loads = [_with_schedules(scene.load, one, given) for one, given in zip(tried, every, strict=True)]
     plays = [_play(session, {}, settings, scene)]
-    plays += [_play(session, one, given, scene) for one, given in zip(tried, every, strict=True)]
+    plays += [
+        _play(session, one, given, scene._replace(load=load))
+        for one, given, load in zip(tried, every, loads, strict=True)
+    ]
     notes = [*scene.notes, *_unplayed(tried, every, scene)]
     if svg is not None:
         _draw(svg, plays)
@@ -157,8 +165,8 @@ def _recorded(session: CliSession, settings: Settings, *, recorded_load: bool) -
     with session.stderr.status(f"reading {shown(place)}"), opened_store(place) as store:
         load, hosts, changes, notes = recorded(store)
         weights = {str(addon.addon_id): addon.weight for addon in store.addons()}
-        if recorded_load and len(load):
-            scores = load_of(store, load.at[0], load.at[-1], hosts)
+        if recorded_load and not load.is_empty:
+            scores = load_of(store, load.began, load.last_at, hosts)
             if not scores:
                 fail("no host load is recorded yet: it is recorded when an hour is over")
             changes = [*changes, *scores]
@@ -169,7 +177,7 @@ def _with_load(scene: _Scene, file: Path) -> _Scene:
     from penstock.core.jobs.types import SECOND
     from penstock.simulation.recorded import set_load
 
-    began, names = min(scene.load.at), [host.name for host in scene.hosts]
+    began, names = scene.load.began, [host.name for host in scene.hosts]
     changes: list[Change] = []
     try:
         for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
@@ -186,6 +194,27 @@ def _with_load(scene: _Scene, file: Path) -> _Scene:
     except (OSError, UnicodeDecodeError) as error:
         fail(f"--host-load: {file} cannot be read: {error}")
     return scene._replace(changes=[*scene.changes, *changes], host_load=True)
+
+
+def _settings_of(flags: Mapping[str, str]) -> dict[str, str]:
+    """Without what says how a schedule is tried, which is no setting."""
+    return {key: value for key, value in flags.items() if not key.startswith(_SCHEDULES)}
+
+
+def _with_schedules(load: Load, flags: Mapping[str, str], settings: Settings) -> Load:
+    """`schedules.NAME.FIELD`; a name may have dots."""
+    from penstock.core.errors import BadIntent
+    from penstock.simulation import change_schedules
+
+    fields: dict[str, dict[str, str]] = {}
+    for key in flags.keys() - _settings_of(flags).keys():
+        name, _, field = key.removeprefix(_SCHEDULES).rpartition(".")
+        fields.setdefault(name, {})[field] = flags[key]
+    try:
+        return change_schedules(load, fields, most_units=settings.rules().capacity.most)
+    except (ValueError, BadIntent) as error:
+        echo(f"penstock: {error}", err=True)
+        raise click.exceptions.Exit(2) from None
 
 
 def _play(session: CliSession, flags: Mapping[str, str], settings: Settings, scene: _Scene) -> _Play:
@@ -230,7 +259,7 @@ def _unplayed(tried: Sequence[Mapping[str, str]], every: Sequence[Settings], sce
     known: set[str] = set()
     for flags, settings in zip(tried, every, strict=True):
         for setting, why in unplayed(
-            flags, host_load=scene.host_load, fixed=settings.capacity.units is not None
+            _settings_of(flags), host_load=scene.host_load, fixed=settings.capacity.units is not None
         ):
             if setting not in known:
                 known.add(setting)
@@ -270,6 +299,7 @@ def _answer(plays: Sequence[_Play], notes: Sequence[str], flags: Mapping[str, st
 def _plain(figures: Figures) -> dict[str, Any]:
     return figures._asdict() | {
         "addons": [addon._asdict() for addon in figures.addons],
+        "schedules": [schedule._asdict() for schedule in figures.schedules],
         "everything": figures.everything._asdict(),
     }
 
@@ -300,12 +330,30 @@ def _show_many(session: CliSession, plays: Sequence[_Play]) -> None:
     table(session.console, columns, rows)
 
 
-def _show_two(session: CliSession, before: Figures, after: Figures | None) -> None:
-    def both(show_value: Callable[[Any], str], one: Any, other: Any) -> str:
-        """The value; with an arrow to the new value if it changes."""
-        old, new = show_value(one), None if other is None else show_value(other)
-        return old if new is None or new == old else f"{old} \N{RIGHTWARDS ARROW} {new}"
+def _both(show_value: Callable[[Any], str], one: Any, other: Any) -> str:
+    """The value; with an arrow to the new value if it changes."""
+    old, new = show_value(one), None if other is None else show_value(other)
+    return old if new is None or new == old else f"{old} \N{RIGHTWARDS ARROW} {new}"
 
+
+def _show_schedules(session: CliSession, before: Figures, after: Figures | None) -> None:
+    columns = [
+        Column("schedule"), Column("submitted", True), Column("skipped", True), Column("missed", True),
+    ]  # fmt: skip
+    new = {} if after is None else {each.name: each for each in after.schedules}
+    rows = [
+        (
+            one.name, _both(lambda f: str(f.submitted), one, new.get(one.name)),
+            _both(lambda f: str(f.skipped), one, new.get(one.name)),
+            _both(lambda f: str(f.missed), one, new.get(one.name)),
+        )
+        for one in before.schedules
+    ]  # fmt: skip
+    if rows:
+        table(session.console, columns, rows)
+
+
+def _show_two(session: CliSession, before: Figures, after: Figures | None) -> None:
     columns = [
         Column("addon"), Column("jobs", True), Column("wait p50", True, 60), Column("wait p95", True),
         Column("longest", True, 90), Column("share", True, 70), Column("late", True),
@@ -315,16 +363,17 @@ def _show_two(session: CliSession, before: Figures, after: Figures | None) -> No
     new = [None] * len(old) if after is None else [*after.addons, after.everything]
     rows = [
         (
-            one.addon_id, one.jobs, both(lambda f: span(f.wait_p50), one, other),
-            both(lambda f: span(f.wait_p95), one, other), both(lambda f: span(f.wait_max), one, other),
-            both(lambda f: f"{f.share:.0%}", one, other), both(lambda f: str(f.late), one, other),
-            both(lambda f: str(f.refused), one, other), both(lambda f: str(f.stuck), one, other),
+            one.addon_id, _both(lambda f: str(f.jobs), one, other), _both(lambda f: span(f.wait_p50), one, other),
+            _both(lambda f: span(f.wait_p95), one, other), _both(lambda f: span(f.wait_max), one, other),
+            _both(lambda f: f"{f.share:.0%}", one, other), _both(lambda f: str(f.late), one, other),
+            _both(lambda f: str(f.refused), one, other), _both(lambda f: str(f.stuck), one, other),
         )
         for one, other in zip(old, new, strict=True)
     ]  # fmt: skip
     table(session.console, columns, rows)
-    used = both(lambda f: f"{f.used:.0%}", before, after)
-    lasted = both(lambda f: span(f.lasted_sec), before, after)
+    _show_schedules(session, before, after)
+    used = _both(lambda f: f"{f.used:.0%}", before, after)
+    lasted = _both(lambda f: span(f.lasted_sec), before, after)
     stuck = before.everything.stuck or (after is not None and after.everything.stuck)
     ended = "The last job that ended did so" if stuck else "All jobs ended"
     session.console.print(f"{ended} after {lasted}; {used} of the units were in use.")

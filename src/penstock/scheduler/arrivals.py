@@ -3,13 +3,14 @@ A load: jobs that arrive, and what each does when it runs. In columns, so that a
 
 An intent has twenty fields, of which a million jobs share nearly all: a load keeps each distinct intent once,
 without its times, and a number for each job. What few jobs have (failed attempts, a cancel, spending) is kept
-apart.
+apart. Arrays and schedules submit jobs while the load is played: `grouped_arrivals`.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from copy import copy
 from math import isnan, nan
 from typing import NamedTuple
 
@@ -17,14 +18,15 @@ from msgspec.structs import replace
 
 from penstock.core.jobs.dependencies import ParentCondition
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.types import EndReason, Moment, Money, Span
+from penstock.core.jobs.types import JobId, Moment, Money, Span
+from penstock.scheduler.grouped_arrivals import (
+    ArrayArrival,
+    BatchArrival,
+    PlayedAttempt,
+    ScheduleArrival,
+)
 
-
-class PlayedAttempt(NamedTuple):
-    """How one attempt goes if nothing interferes."""
-
-    runs_for: Span
-    end: EndReason = EndReason.COMPLETED
+__all__ = ["NO_EXTRAS", "Arrival", "JobExtras", "Load", "PlayedAttempt", "plain"]
 
 
 class Arrival(NamedTuple):
@@ -45,7 +47,7 @@ class Arrival(NamedTuple):
     yields_after: Span | None = None
     #: Its next attempt goes on where it was interrupted.
     resumes: bool = False
-    #: The jobs that it waits for, by number.
+    #: The jobs that it waits for, by number; a negative number is that of a group (`Load.group_of`).
     parents: tuple[tuple[int, ParentCondition], ...] = ()
 
 
@@ -63,6 +65,11 @@ class JobExtras(NamedTuple):
 NO_EXTRAS = JobExtras()
 
 
+def plain(intent: Intent) -> Intent:
+    """Without what no rule of admission reads, so that jobs share their intents."""
+    return replace(intent, payload="null", tags=(), idempotency_key=None, after=())
+
+
 class Load:
     """Arrivals in columns, by number."""
 
@@ -77,8 +84,46 @@ class Load:
         #: The times of the intent: NaN and 0 stand for None.
         self.expected_sec, self.deadline_at, self.earliest_start_at = array("d"), array("q"), array("q")
         self.extras: dict[int, JobExtras] = {}
+        self.arrays: list[ArrayArrival] = []
+        self.schedules: list[ScheduleArrival] = []
+        self.batches: list[BatchArrival] = []
+        #: Arrays and batches that jobs wait for, and jobs that exist only in the play, with their numbers as parents.
+        self.groups: dict[JobId, int] = {}
+        #: From when to when no scheduler ran, which delayed the moments of schedules. In order.
+        self.away: list[tuple[Moment, Moment]] = []
         for arrival in arrivals:
             self.append(arrival)
+
+    def group_of(self, name: JobId) -> int:
+        """The number that stands for this group among the parents of a job."""
+        return self.groups.setdefault(name, -1 - len(self.groups))
+
+    @property
+    def began(self) -> Moment:
+        """When the first job comes; 0 if none does."""
+        firsts = [array.at for array in self.arrays]
+        firsts += [first for each in self.schedules if (first := each.record.next_moment) is not None]
+        return min([*firsts, min(self.at, default=firsts[0] if firsts else 0)])
+
+    @property
+    def last_at(self) -> Moment:
+        """When the last job comes, as far as that does not depend on the play."""
+        lasts = [array.at for array in self.arrays] + [each.until for each in self.schedules]
+        return max([*lasts, max(self.at, default=0)])
+
+    @property
+    def is_empty(self) -> bool:
+        return not (len(self) or self.arrays or self.schedules)
+
+    def copy_to_play(self) -> Load:
+        """For one play: arrays and schedules add jobs to it. The load itself if it has none."""
+        if not (self.arrays or self.schedules):
+            return self
+        mine = copy(self)
+        for name in ("at", "runs_for", "intent", "intents", "_numbers", "expected_sec", "deadline_at"):
+            setattr(mine, name, copy(getattr(self, name)))
+        mine.earliest_start_at, mine.extras = copy(self.earliest_start_at), copy(self.extras)
+        return mine
 
     def append(self, arrival: Arrival) -> int:
         """Returns the number of the job."""

@@ -8,8 +8,8 @@ because that decides about their children. `played_queues` has the queues themse
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -17,17 +17,18 @@ from msgspec.structs import replace
 from penstock.core.errors import BadIntent
 from penstock.core.jobs.admission import admission_class_of
 from penstock.core.jobs.dependencies import Fate, IfUnmet, ParentCondition, fate
-from penstock.core.jobs.intent import check
+from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.ordering import order_key, urgent_from
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import SECOND, AddonId, JobId, Moment, Span
+from penstock.scheduler.arrivals import Arrival
 from penstock.scheduler.played_hosts import NO_LIMIT, HostInPlay
 from penstock.scheduler.played_queues import NOWHERE, PlayedQueue
 from penstock.scheduler.played_state import MomentKind, Play, PlayedState, count_in
 
 #: What a child sees of a parent that has ended.
-_ENDED: Final = {
+ENDED: Final = {
     PlayedState.DONE: JobState.DONE,
     PlayedState.FAILED: JobState.FAILED,
     PlayedState.CANCELED: JobState.CANCELED,
@@ -56,6 +57,15 @@ class PlayedQueues:
         self.quiet_fors: set[Span] = set()
         self._children: dict[int, list[tuple[int, ParentCondition]]] = defaultdict(list)
         self._unmet: Counter[int] = Counter()
+        #: Groups that have ended, and how; those of which a member has failed; those that were refused. By number.
+        self._groups: dict[int, JobState] = {}
+        self._failing: set[int] = set()
+        self._refused: set[int] = set()
+        #: Parents that have ended, and whose children are to be judged: a loop, because a chain may be long.
+        self._judging: deque[tuple[int, JobState | None]] = deque()
+        self._is_judging = False
+        #: What is called when a job will never start again, with its state.
+        self.followers: dict[int, Callable[[PlayedState], None]] = {}
         self._most_units = max((host.capacity.most for host in play.hosts), default=0)
 
     # the submit
@@ -65,9 +75,28 @@ class PlayedQueues:
         load = play.load
         number = load.intent[job]
         intent, deadline = load.intents[number], load.deadline_at[job]
-        if not self._is_valid(job, number, deadline) or self._is_full(intent.addon_id):
+        if not self._is_valid(job, number, deadline) or self.is_full(intent.addon_id):
             self.settle(job, PlayedState.REFUSED)
             return
+        self._accept(job, intent, deadline)
+
+    def refuse(self, arrival: Arrival) -> None:
+        """A job that is refused as it is submitted now."""
+        job = self._play.load.append(arrival)
+        self._play.grow()
+        self.settle(job, PlayedState.REFUSED)
+
+    def make(self, arrival: Arrival) -> int:
+        """A job that is submitted now by an array or a schedule, which has checked it. Returns its number."""
+        play = self._play
+        job = play.load.append(arrival)
+        play.grow()
+        self._accept(job, arrival.intent, play.load.deadline_at[job])
+        return job
+
+    def _accept(self, job: int, intent: Intent, deadline: Moment) -> None:
+        play = self._play
+        load = play.load
         play.state[job] = PlayedState.QUEUED
         self._queued[intent.addon_id] += 1
         if deadline:
@@ -87,15 +116,17 @@ class PlayedQueues:
             return False
         valid = self._valid.get(number)
         if valid is None:
-            try:
-                check(play.load.intent_of(job), play.now, most_units=self._most_units)
-                valid = True
-            except BadIntent:
-                valid = False
-            self._valid[number] = valid
+            valid = self._valid[number] = self.is_valid(play.load.intent_of(job))
         return valid
 
-    def _is_full(self, addon_id: AddonId) -> bool:
+    def is_valid(self, intent: Intent) -> bool:
+        try:
+            check(intent, self._play.now, most_units=self._most_units)
+        except BadIntent:
+            return False
+        return True
+
+    def is_full(self, addon_id: AddonId) -> bool:
         play = self._play
 
         def queued(addon_id: AddonId | None) -> int:
@@ -116,30 +147,88 @@ class PlayedQueues:
         for parent, condition in parents:
             self._children[parent].append((job, condition))
         for parent, _ in parents:
-            if self._play.state[parent] in _ENDED:
-                self._judge_children(parent)
+            if self._is_refused(parent):
+                self._judging.append((parent, None))
+            elif (state := self._end_of(parent)) is not None:
+                self._judging.append((parent, state))
+            elif parent in self._failing:
+                self.group_fails(parent)
+        self._judge()
 
-    def _judge_children(self, parent: int) -> None:
+    def _end_of(self, parent: int) -> JobState | None:
+        if parent < 0:
+            return self._groups.get(parent)
+        return ENDED.get(PlayedState(self._play.state[parent]))
+
+    def _is_refused(self, parent: int) -> bool:
+        return parent in self._refused or (parent >= 0 and self._play.state[parent] == PlayedState.REFUSED)
+
+    def end_group(self, group: int, state: JobState) -> None:
+        """An array or a batch has ended, or a job that only the play has."""
+        self._groups[group] = state
+        self._judging.append((group, state))
+        self._judge()
+
+    def refuse_group(self, group: int) -> None:
+        """It never came to be, so its children cannot be submitted."""
+        self._refused.add(group)
+        self._judging.append((group, None))
+        self._judge()
+
+    def reopen_group(self, group: int) -> None:
+        """Its failed indices run again, so jobs that are submitted from now on wait for it."""
+        self._groups.pop(group, None)
+        self._failing.discard(group)
+
+    def group_fails(self, group: int) -> None:
+        """Its first member has failed, which is enough for children that wait for that with `if_unmet` `any`."""
+        self._failing.add(group)
+        children = self._children.pop(group, [])
+        intents, number = self._play.load.intents, self._play.load.intent
+        for child, condition in children:
+            early = condition is ParentCondition.FAILED and intents[number[child]].if_unmet is IfUnmet.ANY
+            if early:
+                self._judge_child(group, JobState.FAILED, child, condition)
+            else:
+                self._children[group].append((child, condition))
+
+    def _judge(self) -> None:
+        """Tell the children of every parent that has ended. Their ends add more parents."""
+        judging = self._judging
+        if self._is_judging:
+            return
+        self._is_judging = True
+        while judging:
+            parent, state = judging.popleft()
+            for child, condition in self._children.pop(parent, ()):
+                self._judge_child(parent, state, child, condition)
+        self._is_judging = False
+
+    def _judge_child(
+        self, parent: int, state: JobState | None, child: int, condition: ParentCondition
+    ) -> None:
+        """`state`: None if the parent was refused."""
         play = self._play
-        state = _ENDED[PlayedState(play.state[parent])]
-        for child, condition in self._children.pop(parent, ()):
-            if play.state[child] != PlayedState.QUEUED or not self._unmet[child]:  # one of `any` was enough
-                continue
-            intent = play.load.intents[play.load.intent[child]]
-            match fate(condition, state, intent.if_unmet):
-                case Fate.MEET:
-                    self._unmet[child] = 0 if intent.if_unmet is IfUnmet.ANY else self._unmet[child] - 1
-                    if not self._unmet[child] and play.waiting.queue[child] == NOWHERE:
-                        self.ready_at[child] = max(play.now, play.load.earliest_start_at[child])
-                        self._place(child, self.ready_at[child])
-                case Fate.WAIT:
-                    self._children[parent].append((child, condition))
-                case Fate.DROP if self._unmet[child] > 1:
-                    self._unmet[child] -= 1
-                case Fate.CANCEL | Fate.DROP:
-                    self.leave(child, PlayedState.CANCELED)
-                case Fate.FAIL:
-                    self.leave(child, PlayedState.FAILED)
+        if play.state[child] != PlayedState.QUEUED or not self._unmet[child]:  # one of `any` was enough
+            return
+        if state is None:
+            self.leave(child, PlayedState.REFUSED)
+            return
+        intent = play.load.intents[play.load.intent[child]]
+        match fate(condition, state, intent.if_unmet):
+            case Fate.MEET:
+                self._unmet[child] = 0 if intent.if_unmet is IfUnmet.ANY else self._unmet[child] - 1
+                if not self._unmet[child] and play.waiting.queue[child] == NOWHERE:
+                    self.ready_at[child] = max(play.now, play.load.earliest_start_at[child])
+                    self._place(child, self.ready_at[child])
+            case Fate.WAIT:
+                self._children[parent].append((child, condition))
+            case Fate.DROP if self._unmet[child] > 1:
+                self._unmet[child] -= 1
+            case Fate.CANCEL | Fate.DROP:
+                self.leave(child, PlayedState.CANCELED)
+            case Fate.FAIL:
+                self.leave(child, PlayedState.FAILED)
 
     # the queues
 
@@ -285,5 +374,8 @@ class PlayedQueues:
         play.ended_at[job] = play.now
         play.settled += 1
         self.ready_at.pop(job, None)
-        if job in self._children and state in _ENDED:
-            self._judge_children(job)
+        if job in self._children and (state in ENDED or state == PlayedState.REFUSED):
+            self._judging.append((job, ENDED.get(state)))
+            self._judge()
+        if self.followers and (follower := self.followers.pop(job, None)) is not None:
+            follower(state)

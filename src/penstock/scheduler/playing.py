@@ -20,7 +20,7 @@ attempt that is stopped ends at once; spending counts when an attempt ends. When
 Here are the loop and what a user of the player calls. The parts, in the order in which they build on each other:
 `arrivals` (the load), `played_queues`, `played_hosts`, `played_accounts`, `played_state` (what all parts share),
 `played_waiting` (from the submit to the start), `played_attempts` (from the start to the end), `played_rounds`
-and `played_preemption`.
+and `played_preemption`. Beside them `played_groups` (arrays and batches) and `played_schedules` submit jobs of their own.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ from penstock.core.jobs.types import AddonId, EndReason, HostId, Moment
 from penstock.scheduler.arrivals import Arrival, Load
 from penstock.scheduler.played_accounts import PlayedAccounts
 from penstock.scheduler.played_attempts import PlayedAttempts
+from penstock.scheduler.played_groups import PlayedArrays, PlayedBatches
 from penstock.scheduler.played_hosts import PlayedHost, PlayedWorker, RunInPlay
 from penstock.scheduler.played_preemption import PlayedPreemption
 from penstock.scheduler.played_rounds import PlayedRounds
+from penstock.scheduler.played_schedules import PlayedSchedules, ScheduleInPlay
 from penstock.scheduler.played_state import MomentKind, Play, PlayedState
 from penstock.scheduler.played_waiting import PlayedQueues
 from penstock.scheduler.rules import SchedulerRules
@@ -63,11 +65,14 @@ class Player:
         accounts: Mapping[AddonId, Account] | None = None,
     ) -> None:
         self._accounts = PlayedAccounts(accounts or {}, rules.limits.budgets)
-        self._play = play = Play(rules, hosts, load or Load(), self._accounts, now)
+        self._play = play = Play(rules, hosts, Load() if load is None else load, self._accounts, now)
         self._queues = PlayedQueues(play)
         self._attempts = PlayedAttempts(play, self._queues, self._accounts)
         self._rounds = PlayedRounds(play, self._queues, self._attempts)
         self._preemption = PlayedPreemption(play, self._queues, self._attempts)
+        self._arrays = PlayedArrays(play, self._queues, self.cancel)
+        self._batches = PlayedBatches(play, self._queues)
+        self._schedules = PlayedSchedules(play, self._queues, self.cancel)
         self._by_name = {host.name: host for host in play.hosts}
         self._coming: Iterator[int] | None = None
         self._next_job = -1
@@ -93,6 +98,10 @@ class Player:
     @property
     def retries(self) -> int:
         return self._attempts.retries
+
+    @property
+    def schedules(self) -> Sequence[ScheduleInPlay]:
+        return self._schedules.all
 
     @property
     def host_names(self) -> list[HostId]:

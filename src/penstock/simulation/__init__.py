@@ -7,6 +7,7 @@ from penstock.scheduler.playing import PlayedHost
 from penstock.simulation.made_up import made_up
 from penstock.simulation.play import Curves, Figures, Played, curves, figures, play
 from penstock.simulation.recorded import Recording, recorded
+from penstock.simulation.recorded_groups import change_schedules
 from penstock.simulation.unplayed import unplayed
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Played",
     "PlayedHost",
     "Recording",
+    "change_schedules",
     "curves",
     "figures",
     "made_up",

@@ -58,10 +58,10 @@ def play(
     `hosts`: how many equal hosts, each with a worker that runs every job; or which. `progress` is called with
     the number of jobs that have ended or will never start.
     """
-    load = load if isinstance(load, Load) else Load(load)
+    load = (load if isinstance(load, Load) else Load(load)).copy_to_play()
     if isinstance(hosts, int):
         hosts = [PlayedHost(HostId(f"host{number}")) for number in range(hosts)]
-    began = min(load.at, default=0)
+    began = load.began
     player = Player(rules, hosts, now=began, load=load)
     for addon_id, weight in (weights or {}).items():
         player.set_addon(AddonId(addon_id), weight=weight)
@@ -92,6 +92,15 @@ class AddonFigures(NamedTuple):
     share: float
 
 
+class ScheduleFigures(NamedTuple):
+    """How many of its moments became jobs, were dropped because of an earlier job, and were missed."""
+
+    name: str
+    submitted: int
+    skipped: int
+    missed: int
+
+
 class Figures(NamedTuple):
     addons: list[AddonFigures]
     everything: AddonFigures
@@ -100,6 +109,7 @@ class Figures(NamedTuple):
     lasted_sec: float
     preemptions: int
     retries: int
+    schedules: list[ScheduleFigures]
 
 
 class _Tally:
@@ -135,6 +145,7 @@ def figures(played: Played) -> Figures:
         seconds(played.lasted),
         player.preemptions,
         player.retries,
+        [ScheduleFigures(each.name, each.submitted, each.skipped, each.missed) for each in player.schedules],
     )
 
 
@@ -178,7 +189,7 @@ def curves(played: Played) -> Curves:
         for started, ended, state in zip(player.started_at, player.ended_at, player.state, strict=True)
         if state != PlayedState.REFUSED and (started >= 0 or ended >= 0)
     )
-    began = min(load.at, default=0)
+    began = load.began
     moments = [began + played.lasted * number // _POINTS for number in range(_POINTS + 1)]
     return Curves(
         [seconds(waits[min(len(waits) - 1, len(waits) * part // _POINTS)]) for part in range(_POINTS + 1)]

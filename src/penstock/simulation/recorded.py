@@ -6,22 +6,23 @@ A worker is known by its name. It could run the types that it ran, for its addon
 and as many at once as were seen. It claims as long after a change as it did in the median. Workers of one kind that
 followed each other are one worker that was restarted.
 A job that never ran takes its expected duration, else the median of its type.
+
+Arrays and schedules of the database submit their jobs in the play, by their rules (`recorded_groups`); all other jobs
+come when they came.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from statistics import median
 from typing import Final, NamedTuple
 
-from msgspec.structs import replace
-
 from penstock.core.jobs.dependencies import ParentCondition
 from penstock.core.jobs.groups import batch_of
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import ENDS, Event, EventKind, Job
+from penstock.core.jobs.job import DEPENDENCY_UNMET, ENDS, Event, EventKind, Job
 from penstock.core.jobs.load_hours import hour_of_week
 from penstock.core.jobs.states import SETTLED
 from penstock.core.jobs.types import (
@@ -35,15 +36,16 @@ from penstock.core.jobs.types import (
     JobId,
     Moment,
     Span,
-    member_of,
 )
 from penstock.core.jobs.workers import WorkerKinds
-from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt
+from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt, plain
+from penstock.scheduler.grouped_arrivals import PlayedWork
 from penstock.scheduler.job_service import feed
 from penstock.scheduler.played_hosts import COMMANDS, FUNCTIONS
 from penstock.scheduler.playing import PlayedHost, PlayedWorker, Player
 from penstock.scheduler.rules import LOCAL
 from penstock.simulation.play import Change
+from penstock.simulation.recorded_groups import GroupTrail, RecordedGroups
 from penstock.stores.api import Query, Store
 
 RUNNER: Final = "runner"
@@ -94,6 +96,7 @@ class _Trail:
         self.changes: list[Change] = []
         self.unplayed: Counter[str] = Counter()
         self.last: Moment = 0
+        self.groups = GroupTrail()
         #: By worker: how long after the last end or submit it claimed, if it did not claim with a report of its own.
         self.delays: dict[str, list[Span]] = defaultdict(list)
         self._changed_at: Moment = 0
@@ -102,6 +105,7 @@ class _Trail:
         self._running: dict[DispatchId, tuple[JobId, Moment, str]] = {}
         for event in events:
             self.last = max(self.last, event.at)
+            self.groups.read(event)
             self._read(event)
 
     def _read(self, event: Event) -> None:
@@ -143,7 +147,9 @@ class _Trail:
             job_id, began, worker = running
             self._acted_at[worker] = event.at
             self.attempts[job_id].append(_Attempt(began, event.at, EndReason(event.reason), worker))
-        elif event.kind is EventKind.CANCELED and event.job_id is not None:
+        elif (
+            event.kind is EventKind.CANCELED and event.job_id is not None and event.reason != DEPENDENCY_UNMET
+        ):
             self.canceled_at[event.job_id] = event.at
 
     def unfinished(self) -> Iterator[tuple[JobId, Moment, str]]:
@@ -164,15 +170,20 @@ def recorded(store: Store) -> Recording:
     for job_id, began, worker in trail.unfinished():
         trail.attempts[job_id].append(_Attempt(began, trail.last, EndReason.RELEASED, worker))
     jobs = sorted(_jobs(store), key=lambda job: (job.created_at, job.no))
-    usual = _usual(jobs, trail)
-    numbers = {job.job_id: number for number, job in enumerate(jobs)}
-    members: dict[str, list[int]] = defaultdict(list)
-    for number, job in enumerate(jobs):
-        for group in _groups_of(job):
-            members[group].append(number)
-    load = Load(_arrival(job, trail, usual, numbers, members) for job in jobs)
+    works = _RecordedWorks(jobs, trail)
+    groups = RecordedGroups(store, jobs, trail.groups)
+    load = Load()
+    parents = _parents(groups, load)
+    for job in groups.others:
+        work = works.of(job, ruled=job.job_id in trail.groups.overlapped)
+        load.append(Arrival(job.created_at, plain(job.intent), *work, tuple(parents(job))))
+    groups.add_batches(load)
+    groups.add_arrays(load, works.of, works.usual_of)
+    groups.add_schedules(load, works.of, works.usual_of)
+    if not store.shared:
+        load.away += trail.groups.away
     hosts = _hosts(store, jobs, trail)
-    notes = [*_notes(trail, jobs, hosts), *_schedule_notes(len(store.schedules()))]
+    notes = [*_notes(trail, jobs, hosts), *groups.notes()]
     return Recording(load, hosts, trail.changes, notes)
 
 
@@ -199,78 +210,71 @@ def _jobs(store: Store) -> Iterator[Job]:
         after = page[-1].no
 
 
-def _usual(jobs: Iterable[Job], trail: _Trail) -> dict[str, Span]:
-    by_type: dict[str, list[Span]] = defaultdict(list)
-    for job in jobs:
-        spans = [
-            a.ended - a.began for a in trail.attempts.get(job.job_id, ()) if a.end is EndReason.COMPLETED
-        ]
-        by_type[job.intent.job_type] += spans
-    return {job_type: round(median(spans)) for job_type, spans in by_type.items() if spans}
+def _parents(groups: RecordedGroups, load: Load) -> Callable[[Job], Iterator[tuple[int, ParentCondition]]]:
+    """What a job waits for, by number. Of a parent that the database no longer has, nothing is left to wait for."""
+    numbers = {job.job_id: number for number, job in enumerate(groups.others)}
+    known = groups.played | {batch for job in groups.others if (batch := batch_of(job.intent)) is not None}
+
+    def parents(job: Job) -> Iterator[tuple[int, ParentCondition]]:
+        for dependency in job.intent.after:
+            if dependency.job_id in numbers:
+                yield numbers[dependency.job_id], dependency.condition
+            elif dependency.job_id in known:
+                yield load.group_of(dependency.job_id), dependency.condition
+
+    return parents
 
 
-def _groups_of(job: Job) -> Iterator[str]:
-    """The array and the batch that the job belongs to, as other jobs name them in `after`."""
-    if (batch := batch_of(job.intent)) is not None:
-        yield batch
-    if (member := member_of(job.job_id)) is not None:
-        yield member[0]
+class _RecordedWorks:
+    """What each job of a trail did, and what a job does of which nothing was recorded."""
 
+    def __init__(self, jobs: Iterable[Job], trail: _Trail) -> None:
+        self._trail = trail
+        by_type: dict[str, list[Span]] = defaultdict(list)
+        for job in jobs:
+            attempts = trail.attempts.get(job.job_id, ())
+            by_type[job.intent.job_type] += [
+                attempt.ended - attempt.began for attempt in attempts if attempt.end is EndReason.COMPLETED
+            ]
+        self._usual = {job_type: round(median(spans)) for job_type, spans in by_type.items() if spans}
 
-def _arrival(
-    job: Job,
-    trail: _Trail,
-    usual: dict[str, Span],
-    numbers: dict[JobId, int],
-    members: Mapping[str, Sequence[int]],
-) -> Arrival:
-    intent, saved = job.intent, job.job_id in trail.saved
-    expected = intent.expected_duration_sec
-    length = round(expected * SECOND) if expected else usual.get(intent.job_type, _UNKNOWN)
-    attempts: list[PlayedAttempt] = []
-    done = 0  # by interrupted attempts, which the next one went on from
-    for attempt in trail.attempts.get(job.job_id, ()):
-        ran = attempt.ended - attempt.began
-        if attempt.end in _OWN_ENDS:
-            attempts.append(PlayedAttempt(done + ran, attempt.end))
-            done = 0
-        elif attempt.end in _CUT_OFF:
-            attempts.append(PlayedAttempt(max(2 * (done + ran), length)))
-            done = 0
-        elif saved:
-            done += ran
-        else:
-            length = max(length, ran)
-    if attempts and attempts[-1].end is not EndReason.COMPLETED and job.state not in SETTLED:
-        attempts.append(PlayedAttempt(done + length))
-    if len(attempts) == 1 and attempts[0].end is EndReason.COMPLETED:
-        length, attempts = attempts[0].runs_for, []
-    # A batch or an array stands for its jobs: it ends with the last of them.
-    parents = [
-        (number, dependency.condition)
-        for dependency in intent.after
-        for number in (
-            [numbers[dependency.job_id]]
-            if dependency.job_id in numbers
-            else members.get(dependency.job_id, ())
+    def usual_of(self, intent: Intent) -> PlayedWork:
+        return PlayedWork(self._length(intent))
+
+    def _length(self, intent: Intent) -> Span:
+        expected = intent.expected_duration_sec
+        return round(expected * SECOND) if expected else self._usual.get(intent.job_type, _UNKNOWN)
+
+    def of(self, job: Job, ruled: bool) -> PlayedWork:
+        """`ruled`: the play decides whether the job is canceled; its work goes on for longer than it was let."""
+        trail, saved = self._trail, job.job_id in self._trail.saved
+        length = self._length(job.intent)
+        attempts: list[PlayedAttempt] = []
+        done = 0  # by interrupted attempts, which the next one went on from
+        for attempt in trail.attempts.get(job.job_id, ()):
+            ran = attempt.ended - attempt.began
+            if attempt.end in _CUT_OFF or (ruled and attempt.end is EndReason.CANCELED):
+                attempts.append(PlayedAttempt(max(2 * (done + ran), length)))
+                done = 0
+            elif attempt.end in _OWN_ENDS:
+                attempts.append(PlayedAttempt(done + ran, attempt.end))
+                done = 0
+            elif saved:
+                done += ran
+            else:
+                length = max(length, ran)
+        if attempts and attempts[-1].end is not EndReason.COMPLETED and job.state not in SETTLED:
+            attempts.append(PlayedAttempt(done + length))
+        if len(attempts) == 1 and attempts[0].end is EndReason.COMPLETED:
+            length, attempts = attempts[0].runs_for, []
+        return PlayedWork(
+            length,
+            tuple(attempts),
+            None if ruled else trail.canceled_at.get(job.job_id),
+            job.spent // max(1, len(attempts)),
+            SECOND if saved else None,
+            saved,
         )
-    ]
-    return Arrival(
-        job.created_at,
-        _plain(intent),
-        length,
-        tuple(attempts),
-        trail.canceled_at.get(job.job_id),
-        job.spent // max(1, len(attempts)),
-        SECOND if saved else None,
-        saved,
-        tuple[tuple[int, ParentCondition], ...](parents),
-    )
-
-
-def _plain(intent: Intent) -> Intent:
-    """Without what no rule of admission reads, so that jobs share their intents (`scheduler/arrivals.py`)."""
-    return replace(intent, payload="null", tags=(), idempotency_key=None, after=())
 
 
 # workers
@@ -400,12 +404,3 @@ def _notes(trail: _Trail, jobs: Iterable[Job], hosts: list[PlayedHost]) -> Itera
     missing = sorted(each for each in types if not any(each in kind.job_types for kind in kinds))
     if missing:
         yield f"no worker was seen for {', '.join(missing)}: such jobs wait"
-
-
-def _schedule_notes(schedules: int) -> Iterator[str]:
-    if schedules:
-        which = "1 schedule" if schedules == 1 else f"{schedules} schedules"
-        yield (
-            f"{which}: the jobs that the database has of them are played when they were submitted; later moments, "
-            "overlap and catch-up are not"
-        )

@@ -1,0 +1,287 @@
+"""
+The arrays, batches and schedules of a trail.
+
+Their jobs are not played when they were submitted, but when the rules make them: the next index when another one ends,
+the job of a moment when no earlier job is in its way. What each job did is known by its index or its moment; an index
+or a moment without a recorded job does what another one of the array or the schedule did, drawn by its number.
+
+The database has a schedule only as it is now. So its moments are played from its last edit on, and only as far back as
+no job has been forgotten; earlier jobs of it are played when they were submitted, like those of a removed schedule.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from datetime import datetime
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from msgspec.structs import replace
+
+from penstock.core.jobs.arrays import MOST_RANGES, ArrayRecord, ArraySpec, live_index, ranges_of
+from penstock.core.jobs.groups import batch_id, batch_of
+from penstock.core.jobs.intent import Intent
+from penstock.core.jobs.job import Event, EventKind, Job
+from penstock.core.jobs.schedules import Missed, Overlap, ScheduleRecord, ScheduleState, check
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import EndReason, JobId, Moment, member_of, moment_of
+from penstock.scheduler.arrivals import Load, plain
+from penstock.scheduler.grouped_arrivals import (
+    ArrayArrival,
+    BatchArrival,
+    PlayedWork,
+    ScheduleArrival,
+    Works,
+)
+from penstock.stores.api import Store
+
+#: What a job does; the second argument says that the play decides about its cancel, which is no part of its work.
+WorkOf: TypeAlias = Callable[[Job, bool], PlayedWork]
+#: What a job of this intent does of which nothing was recorded.
+UsualOf: TypeAlias = Callable[[Intent], PlayedWork]
+
+#: Written also while no scheduler runs, or by the one that starts.
+_NO_SCHEDULER: Final = {
+    EventKind.SUBMITTED,
+    EventKind.SCHEDULE_SET,
+    EventKind.ARRAY_SUBMITTED,
+    EventKind.BATCH_SUBMITTED,
+}
+_DID_ITS_WORK: Final = {JobState.DONE, JobState.FAILED}
+
+
+class FiredJob(NamedTuple):
+    """`moment`: None for a job that a person ran by hand."""
+
+    schedule: str
+    moment: Moment | None
+
+
+class GroupTrail:
+    """What the events say about arrays, batches and schedules."""
+
+    def __init__(self) -> None:
+        self.fired: dict[JobId, FiredJob] = {}
+        #: Of each schedule: when it was paused (True) and resumed.
+        self.pauses: dict[str, list[tuple[Moment, bool]]] = defaultdict(list)
+        #: Jobs that their schedule canceled.
+        self.overlapped: set[JobId] = set()
+        self.array_canceled: dict[JobId, Moment] = {}
+        self.array_retried: dict[JobId, list[Moment]] = defaultdict(list)
+        self.batch_closed: dict[JobId, Moment] = {}
+        self.away: list[tuple[Moment, Moment]] = []
+        #: Jobs that ended before this moment may have been forgotten.
+        self.horizon: Moment = 0
+        self.last: Moment = 0
+        self._present: Moment = 0
+
+    def read(self, event: Event) -> None:
+        data, self.last = event.data, max(self.last, event.at)
+        match event.kind:
+            case EventKind.SCHEDULE_FIRED:
+                moment = moment_of(datetime.fromisoformat(data["moment"])) if event.reason == "due" else None
+                self.fired[JobId(data["job_id"])] = FiredJob(data["schedule"], moment)
+            case EventKind.SCHEDULE_SET if event.reason in ("paused", "resumed"):
+                self.pauses[data["schedule"]].append((event.at, event.reason == "paused"))
+            case EventKind.CANCELED | EventKind.STOP_REQUESTED if event.job_id in self.fired:
+                if (
+                    event.job_id is not None
+                    and data.get("by") == f"schedule {self.fired[event.job_id].schedule}"
+                ):
+                    self.overlapped.add(event.job_id)
+            case EventKind.ARRAY_CANCELED:
+                self.array_canceled[JobId(data["array_id"])] = event.at
+            case EventKind.ARRAY_RETRIED:
+                self.array_retried[JobId(data["array_id"])].append(event.at)
+            case EventKind.BATCH_SUBMITTED if not data["open"]:
+                self.batch_closed[batch_id(data["batch"])] = event.at
+            case EventKind.BATCH_CLOSED:
+                self.batch_closed[batch_id(data["batch"])] = event.at
+            case EventKind.PRUNED:
+                self.horizon = max(self.horizon, data["before"])
+            case EventKind.SCHEDULER_STARTED if 0 < self._present < event.at:
+                self.away.append((self._present, event.at))
+            case _:
+                pass
+        if event.kind not in _NO_SCHEDULER and event.reason != EndReason.SCHEDULER_RESTARTED:
+            self._present = event.at
+
+
+def begin_of(record: ScheduleRecord, trail: GroupTrail) -> Moment:
+    """From when on the moments of a schedule are played."""
+    return max(record.schedule.created_at, record.schedule.edited_at, trail.horizon)
+
+
+class RecordedGroups:
+    """The jobs that arrays and schedules submit in the play, and how they and batches become parts of a load."""
+
+    def __init__(self, store: Store, jobs: Iterable[Job], trail: GroupTrail) -> None:
+        self._trail = trail
+        self._schedules = {record.name: record for record in store.schedules()}
+        self._arrays: dict[JobId, ArrayRecord | None] = {}
+        self._indices: dict[JobId, list[Job]] = defaultdict(list)
+        self._moments: dict[str, dict[Moment, Job]] = defaultdict(dict)
+        self._schedule_jobs: dict[str, list[Job]] = defaultdict(list)
+        #: All other jobs.
+        self.others: list[Job] = []
+        for job in jobs:
+            self._sort(store, job)
+        self.played: set[JobId] = {job.job_id for jobs in self._indices.values() for job in jobs}
+        self.played |= self._indices.keys()
+        self.played |= {job.job_id for known in self._moments.values() for job in known.values()}
+
+    def _sort(self, store: Store, job: Job) -> None:
+        member, fired = member_of(job.job_id), self._trail.fired.get(job.job_id)
+        if member is not None:
+            array_id = member[0]
+            if array_id not in self._arrays:
+                self._arrays[array_id] = store.array(array_id)
+            if self._arrays[array_id] is not None:
+                self._indices[array_id].append(job)
+                return
+        if fired is not None and (record := self._schedules.get(fired.schedule)) is not None:
+            self._schedule_jobs[fired.schedule].append(job)
+            if fired.moment is not None and fired.moment > begin_of(record, self._trail):
+                self._moments[fired.schedule][fired.moment] = job
+                return
+        self.others.append(job)
+
+    def add_batches(self, load: Load) -> None:
+        members: dict[JobId, list[int]] = defaultdict(list)
+        for number, job in enumerate(self.others):
+            if (batch := batch_of(job.intent)) is not None:
+                members[batch].append(number)
+        for batch, numbers in members.items():
+            addon = self.others[numbers[0]].intent.addon_id
+            closed_at = self._trail.batch_closed.get(batch)
+            load.batches.append(BatchArrival(batch, addon, tuple(numbers), closed_at))
+
+    def add_arrays(self, load: Load, work_of: WorkOf, usual_of: UsualOf) -> None:
+        for array_id, jobs in self._indices.items():
+            record = self._arrays[array_id]
+            if record is None:
+                continue
+            canceled_at, intent = self._trail.array_canceled.get(array_id), record.array.member_intent
+            works = {}
+            for job in jobs:
+                ended_at = job.ended_at or self._trail.last
+                works[job.job_id] = work_of(job, canceled_at is not None and ended_at >= canceled_at)
+            spec, at = self._remaining(record, jobs)
+            known: dict[Hashable, PlayedWork] = {
+                tuple(live_index(job.job_id)): works[job.job_id] for job in jobs
+            }
+            load.arrays.append(
+                ArrayArrival(
+                    array_id,
+                    at,
+                    str(spec),
+                    plain(intent),
+                    Works(_others(jobs, works) or [usual_of(intent)], known),
+                    canceled_at,
+                    tuple(self._trail.array_retried[array_id]),
+                )
+            )
+
+    def _remaining(self, record: ArrayRecord, jobs: Sequence[Job]) -> tuple[ArraySpec, Moment]:
+        """The indices whose jobs were not forgotten, and when the first of them was submitted."""
+        spec, made = record.array.spec, record.progress.made
+        seen = {live_index(job.job_id).number for job in jobs}
+        if len(seen) >= made:
+            return spec, record.array.created_at
+        ranges = ranges_of([*seen, *spec.slice(made, spec.total)])
+        return ArraySpec(ranges[-MOST_RANGES:], spec.at_once), min(job.created_at for job in jobs)
+
+    def add_schedules(self, load: Load, work_of: WorkOf, usual_of: UsualOf) -> None:
+        """After the jobs that may wait for those of a schedule."""
+        numbers = {job.job_id: number for number, job in enumerate(self.others)}
+        for name, record in self._schedules.items():
+            moments, jobs = self._moments[name], self._schedule_jobs[name]
+            begin = begin_of(record, self._trail)
+            works = {job.job_id: work_of(job, job.job_id in self._trail.overlapped) for job in jobs}
+            overlapped = [works[job.job_id] for job in jobs if job.job_id in self._trail.overlapped]
+            others = _others(jobs, works) or overlapped or [usual_of(record.schedule.intent)]
+            load.schedules.append(
+                ScheduleArrival(
+                    self._at_its_begin(record),
+                    Works(others, {at: works[job.job_id] for at, job in moments.items()}),
+                    self._trail.last,
+                    tuple(numbers[job.job_id] for job in jobs if job.job_id in numbers),
+                    tuple(pause for pause in self._trail.pauses[name] if pause[0] > begin),
+                    {at: load.groups[job.job_id] for at, job in moments.items() if job.job_id in load.groups},
+                )
+            )
+
+    def _at_its_begin(self, record: ScheduleRecord) -> ScheduleRecord:
+        begin = begin_of(record, self._trail)
+        later = [paused for at, paused in self._trail.pauses[record.name] if at > begin]
+        paused = not later[0] if later else record.schedule.paused
+        schedule = replace(record.schedule, intent=plain(record.schedule.intent), paused=paused)
+        return ScheduleRecord(schedule, ScheduleState(begin), record.version)
+
+    def notes(self) -> Iterator[str]:
+        """What is not played by the rules."""
+        old = sum(
+            job.job_id in self._trail.fired and self._trail.fired[job.job_id].moment is not None
+            for job in self.others
+        )
+        if old:
+            yield (
+                f"{old} jobs of schedules that were edited or removed since are played when they were submitted: "
+                "the database has a schedule only as it is now"
+            )
+
+
+def _others(jobs: Iterable[Job], works: Mapping[JobId, PlayedWork]) -> list[PlayedWork]:
+    """What a job may do of which nothing was recorded: what others of the same array or schedule did."""
+    return [works[job.job_id]._replace(canceled_at=None) for job in jobs if job.state in _DID_ITS_WORK]
+
+
+#: What can be tried of a schedule.
+_FIELDS: Final = ("cron", "every_sec", "zone", "overlap", "missed")
+
+
+def change_schedules(load: Load, changes: Mapping[str, Mapping[str, str]], *, most_units: int) -> Load:
+    """
+    The load with other schedules: by name, the fields that differ. They hold from where the play of the schedule
+    begins. ValueError: there is no such schedule or field. BadIntent: it cannot be.
+    """
+    if not changes:
+        return load
+    names = [each.record.name for each in load.schedules]
+    for name in changes:
+        if name not in names:
+            known = f"; there are {', '.join(names)}" if names else ""
+            raise ValueError(f"schedules.{name}: the load has no schedule {name!r}{known}")
+    changed = copy(load)
+    changed.schedules = [
+        _changed(each, changes.get(each.record.name, {}), most_units) for each in load.schedules
+    ]
+    return changed
+
+
+def _changed(arrival: ScheduleArrival, fields: Mapping[str, str], most_units: int) -> ScheduleArrival:
+    before, values = arrival.record, dict[str, Any](fields)
+    for field, value in fields.items():
+        if field not in _FIELDS:
+            raise ValueError(f"schedules.{before.name}.{field}: must be one of {', '.join(_FIELDS)}")
+        if field == "every_sec":
+            if not value.isdecimal():
+                raise ValueError(f"schedules.{before.name}.every_sec: {value!r} is not a whole number")
+            values[field] = int(value)
+    if "cron" in values or "every_sec" in values:
+        values = {"cron": None, "every_sec": None, "at": None, **values}
+    schedule = replace(before.schedule, **values)
+    check(schedule, before.state.last_moment, most_units=most_units, before=before.schedule)
+    schedule = replace(
+        schedule,
+        overlap=Overlap(schedule.overlap),
+        missed=Missed(schedule.missed),
+        anchor=_anchor(before, values),
+    )
+    return arrival._replace(record=replace(before, schedule=schedule))
+
+
+def _anchor(before: ScheduleRecord, values: Mapping[str, Any]) -> Moment:
+    """A new interval counts from where the play of the schedule begins."""
+    return before.state.last_moment if values.get("every_sec") else before.schedule.anchor
