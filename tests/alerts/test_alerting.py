@@ -319,7 +319,7 @@ def test_a_stop_does_not_wait_for_the_time_limit_of_a_command(tmp_path):
         delivery = pool.submit(command.deliver, message, T0)
         mine = until(lambda: pids(file))
         try:
-            command.cut()
+            command.abort()
             until(lambda: not any(map(alive, mine)))
         finally:
             for pid in filter(alive, mine):
@@ -386,7 +386,7 @@ class ScriptedReceiver:
         if self.wrong is not None:
             raise self.wrong("it is wrong")
 
-    def cut(self):
+    def abort(self):
         pass
 
 

@@ -272,7 +272,7 @@ def test_a_resolver_that_hangs_is_left_behind(secret, monkeypatch):
 def test_a_delivery_can_be_cut_off(listening, secret):
     def receive(line):
         request_from(line)
-        webhook.cut()
+        webhook.abort()
         silence(line)
 
     webhook = Webhook(listening(receive), secret, private=True, within=600)

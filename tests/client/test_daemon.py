@@ -18,7 +18,7 @@ from tests.daemon import Daemon, environment
 from tests.waiting import LONG, until
 
 from penstock.core.errors import Unavailable
-from penstock.daemon.lifecycle import _LEAVE_AFTER, shares
+from penstock.daemon.lifecycle import _LEAVE_AFTER, stop_times
 from penstock.runner.folder import RunnerFolder
 from penstock.runner.process_tree import RUNNER_MARK, find_marked
 from penstock.runner.runner import AFTER_STOP
@@ -161,7 +161,7 @@ def test_it_stops_at_once_although_somebody_waits_for_jobs_and_events(daemon):
 
 @pytest.mark.parametrize("timeout", [1, 2, 3, 5, 10, 30, 300])
 def test_all_that_a_stop_waits_for_fits_into_its_time(timeout):
-    runs, requests = shares(timeout)
+    runs, requests = stop_times(timeout)
 
     assert runs > timeout / 4
     assert runs + AFTER_STOP + requests <= timeout + _LEAVE_AFTER

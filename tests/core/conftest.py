@@ -61,9 +61,9 @@ class Scene:
     def cancel(self, name):
         return self.queue.cancel(self[name], self.now)
 
-    def lose(self, names, *, blame=""):
+    def requeue_lost(self, names, *, blame=""):
         lost, blamed = ([self[name] for name in some.split()] for some in (names, blame))
-        return spell(self.queue.lose(lost, self.now, blame=blamed))
+        return spell(self.queue.requeue_lost(lost, self.now, blame=blamed))
 
     def collect(self, which):
         """What the shell finds in `granted` or `evicted`."""

@@ -48,7 +48,7 @@ def test_a_cancelled_call_in_flight_gives_its_slot_back_when_its_worker_is_ended
     scene.enter("b")
     scene.cancel("a")
 
-    assert scene.lose("a", blame="a") == ""
+    assert scene.requeue_lost("a", blame="a") == ""
     assert scene.take() == "b"
     assert scene.counts == (1, 0, 0, 0)
 
@@ -63,7 +63,7 @@ def test_a_call_ends_once(make_scene, ended):
         case "canceled in flight":
             scene.cancel("a")
         case "lost":
-            scene.lose("a", blame="a")
+            scene.requeue_lost("a", blame="a")
     scene.enter("b")
     match ended:
         case "canceled":
@@ -86,7 +86,7 @@ def test_calls_that_are_requeued_go_to_the_front_in_their_original_order(make_sc
     scene.start("a b c")
     scene.enter("d e")
 
-    scene.lose("c a b")
+    scene.requeue_lost("c a b")
 
     assert scene.pending == "a b c d e"
 
@@ -96,8 +96,8 @@ def test_the_order_holds_over_two_losses_one_after_the_other(make_scene):
     scene.start("a b c d")
     scene.enter("e")
 
-    scene.lose("b")
-    scene.lose("d a")
+    scene.requeue_lost("b")
+    scene.requeue_lost("d a")
 
     assert scene.pending == "a b d e"
     assert scene.pump() == "a b d"
@@ -108,7 +108,7 @@ def test_requeued_calls_go_to_the_back_if_asked(make_scene):
     scene.start("a b")
     scene.enter("c d")
 
-    scene.lose("b a")
+    scene.requeue_lost("b a")
 
     assert scene.pending == "c d a b"
 
@@ -117,9 +117,9 @@ def test_requeued_calls_pass_the_limit_and_waiters_wait_until_the_excess_is_gone
     scene = make_scene(in_flight=2, depth=1)
     scene.start("a b")
     scene.enter("c d")
-    scene.queue.offer_slots(1, scene.now)
+    scene.queue.set_slots(1, scene.now)
 
-    scene.lose("a b")
+    scene.requeue_lost("a b")
     assert scene.counts == (0, 3, 1, 0)
 
     assert scene.pump() == "a"
@@ -135,7 +135,7 @@ def test_each_attempt_is_counted_and_has_an_id_of_its_own(make_scene):
     scene = make_scene(in_flight=2)
     scene.start("a b")
     first = scene["a"].dispatch
-    scene.lose("a")
+    scene.requeue_lost("a")
 
     assert scene.take() == "a"
     assert scene["a"].attempt == 2
@@ -147,10 +147,10 @@ def test_a_call_that_crashes_its_worker_every_time_fails_after_so_many_and_the_o
     scene.start("bad good")
 
     for _ in range(2):
-        assert scene.lose("bad good", blame="bad") == ""
+        assert scene.requeue_lost("bad good", blame="bad") == ""
         assert scene.pump() == "bad good"
 
-    assert scene.lose("bad good", blame="bad") == "bad"
+    assert scene.requeue_lost("bad good", blame="bad") == "bad"
     assert (scene["bad"].crashes, scene["good"].crashes) == (3, 0)
     assert scene.pump() == "good"
     assert scene.settle("good")
@@ -162,7 +162,7 @@ def test_a_call_that_a_dead_worker_had_not_begun_is_requeued_as_often_as_it_take
     scene.start("a")
 
     for _ in range(10):
-        assert scene.lose("a") == ""
+        assert scene.requeue_lost("a") == ""
         assert scene.take() == "a"
 
     assert (scene["a"].attempt, scene["a"].crashes) == (11, 0)
@@ -177,7 +177,7 @@ def test_a_stale_completion_changes_nothing(make_scene, stage):
     scene.start("a")
     stale = scene["a"].dispatch
     scene.enter("b c")
-    scene.lose("a")
+    scene.requeue_lost("a")
     if stage != "pending again":
         scene.take()
     if stage == "settled again":
@@ -229,11 +229,11 @@ def test_resume_lets_them_go_and_makes_room(make_scene):
 
 def test_slots_that_are_offered_while_paused_count_after(make_scene):
     scene = make_scene(in_flight=2, depth=2)
-    scene.queue.offer_slots(1, scene.now)
+    scene.queue.set_slots(1, scene.now)
     scene.queue.pause()
     scene.enter("a b")
 
-    scene.queue.offer_slots(2, scene.now)
+    scene.queue.set_slots(2, scene.now)
 
     assert scene.take() is None
     scene.queue.resume(scene.now)
@@ -245,7 +245,7 @@ def test_clear_and_dispose_end_all_who_are_pending_or_wait_first_come_first(make
     scene = make_scene(in_flight=2, depth=2)
     scene.start("a b")
     scene.enter("c d e f")
-    scene.lose("b")
+    scene.requeue_lost("b")
 
     ended = getattr(scene, how)()
 
@@ -272,7 +272,7 @@ def test_a_disposed_queue_accepts_and_hands_out_nothing_whatever_comes(make_scen
     scene.dispose()
 
     scene.queue.resume(scene.now)
-    scene.queue.offer_slots(2, scene.now)
+    scene.queue.set_slots(2, scene.now)
 
     assert scene.enter("c") is EnterResult.CLOSED
     assert scene.reserve("d") is EnterResult.CLOSED
@@ -295,7 +295,7 @@ def test_a_call_that_is_lost_after_dispose_is_returned_to_be_failed(make_scene):
     scene.start("a")
     scene.dispose()
 
-    assert scene.lose("a") == "a"
+    assert scene.requeue_lost("a") == "a"
     assert scene.queue.state().idle
 
 
@@ -316,7 +316,7 @@ def test_idle_means_that_nobody_is_anywhere(make_scene):
 
 def test_the_state_says_the_limits_too(make_scene):
     scene = make_scene(in_flight=3, depth=7, policy=Policy.REJECT)
-    scene.queue.offer_slots(1, scene.now)
+    scene.queue.set_slots(1, scene.now)
 
     state = scene.queue.state()
 
@@ -362,7 +362,7 @@ def test_a_requeued_call_keeps_the_sum_of_its_waits_and_the_last(make_scene):
     scene.now = 2.0
     scene.take()
     scene.now = 10.0
-    scene.lose("a")
+    scene.requeue_lost("a")
     scene.now = 13.0
 
     assert scene.take() == "a"

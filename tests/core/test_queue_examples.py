@@ -78,8 +78,8 @@ def test_a_depth_of_zero_refuses_what_cannot_start_at_once(make_scene, policy):
 def test_a_depth_of_zero_does_not_drop_a_call_that_came_back_from_a_crash(make_scene):
     scene = make_scene(depth=0, policy=Policy.DROP_OLDEST)
     scene.start("a")
-    scene.lose("a")
-    scene.queue.offer_slots(0, scene.now)
+    scene.requeue_lost("a")
+    scene.queue.set_slots(0, scene.now)
 
     assert scene.enter("b") is EnterResult.REFUSED
     assert scene.reserve("c") is EnterResult.REFUSED
@@ -230,11 +230,11 @@ def test_a_waiter_that_holds_its_payload_enters_by_itself(make_scene):
 
 def test_more_slots_are_room_for_those_who_wait_but_never_more_than_the_limit(make_scene):
     scene = make_scene(in_flight=3, depth=0)
-    scene.queue.offer_slots(1, scene.now)
+    scene.queue.set_slots(1, scene.now)
     scene.start("a")
     scene.enter("b c d")
 
-    scene.queue.offer_slots(100, scene.now)
+    scene.queue.set_slots(100, scene.now)
 
     assert scene.collect("granted") == "b c"
     assert scene.pump() == "b c"
@@ -245,7 +245,7 @@ def test_with_fewer_slots_nothing_starts_until_enough_has_ended(make_scene):
     scene = make_scene(in_flight=3, depth=3)
     scene.start("a b c")
     scene.enter("d")
-    scene.queue.offer_slots(1, scene.now)
+    scene.queue.set_slots(1, scene.now)
 
     scene.settle("a")
     scene.settle("b")

@@ -210,7 +210,7 @@ class Comparison:
         if phase is CancelPhase.WAITING:
             assert self.queue.stored()[2] <= 2 * len(self.model.waiting) + 32
 
-    def lose(self, one, two):
+    def requeue_lost(self, one, two):
         """What one worker had, in any order; it died of the first, or of no call of ours. Some have ended before."""
         had = [call for place, call in enumerate(self.model.in_flight()) if one >> place & 1]
         blame = had[:1] if two % 3 else []
@@ -218,8 +218,8 @@ class Comparison:
         if other is not None and other not in had:
             had.append(other)
         random.Random(two).shuffle(had)
-        failed = self.model.lose(had, self.now, blame)
-        assert failed == self.queue.lose(iter(had), self.now, blame=iter(blame))
+        failed = self.model.requeue_lost(had, self.now, blame)
+        assert failed == self.queue.requeue_lost(iter(had), self.now, blame=iter(blame))
         self.end(*failed)
 
     def pause(self, one, two):
@@ -234,7 +234,7 @@ class Comparison:
     def offer(self, one, two):
         self.model.slots = two % (self.model.limits.max_in_flight + 2)
         self.model.grant(self.now)
-        self.queue.offer_slots(self.model.slots, self.now)
+        self.queue.set_slots(self.model.slots, self.now)
 
     def clear(self, one, two):
         ended = self.model.clear()
@@ -418,7 +418,7 @@ class Model:
         phases = {Stage.PENDING: CancelPhase.QUEUED, Stage.IN_FLIGHT: CancelPhase.IN_FLIGHT}
         return phases.get(stage, CancelPhase.WAITING)
 
-    def lose(self, calls, now, blame):
+    def requeue_lost(self, calls, now, blame):
         for call in blame:
             call.expected.crashes += 1
         failed: list[Call] = []

@@ -128,7 +128,7 @@ MUTANTS = [
     Mutant(
         "alerts: a clock set back puts off",
         "penstock/alerts/delivery.py",
-        "_has_come",
+        "_is_due",
         "return not now < due <= now + LONGEST_PAUSE",
         "return due <= now",
         ("tests/alerts/test_alerting.py::test_a_clock_that_was_set_back_puts_nothing_off",),
@@ -162,7 +162,7 @@ MUTANTS = [
     Mutant(
         "alerts: a stop waits for the command",
         "penstock/alerts/receivers.py",
-        "CommandReceiver.cut",
+        "CommandReceiver.abort",
         "                _kill(self._running)\n",
         "                pass\n",
         ("tests/alerts/test_alerting.py::test_a_stop_does_not_wait_for_the_time_limit_of_a_command",),
@@ -178,7 +178,7 @@ MUTANTS = [
     Mutant(
         "alerts: a stop waits for the receiver",
         "penstock/alerts/receivers.py",
-        "Webhook.cut",
+        "Webhook.abort",
         "        self._stopped.set()\n        self._hang_up()\n",
         "        self._stopped.set()\n",
         ("tests/alerts/test_webhook.py::test_a_delivery_can_be_cut_off",),

@@ -104,7 +104,7 @@ MUTANTS = [
     Mutant(
         "queue: fewer slots change nothing",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.offer_slots",
+        "DispatchQueue.set_slots",
         "        self.slots = slots\n",
         "        self.slots = max(slots, self.slots)\n",
         (
@@ -332,7 +332,7 @@ MUTANTS = [
     Mutant(
         "queue: a loss wakes nobody",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.lose",
+        "DispatchQueue.requeue_lost",
         "        if self.waiting:\n            self._grant(now)\n        return exhausted",
         "        return exhausted",
         (
@@ -524,7 +524,7 @@ MUTANTS = [
     Mutant(
         "queue: a canceled call whose worker is ended never gives its slot back",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.lose",
+        "DispatchQueue.requeue_lost",
         "            if ticket.stage is ENDING:\n                ticket.stage = SETTLED\n                self.in_flight -= 1\n            elif",
         "            if",
         (
@@ -608,7 +608,7 @@ MUTANTS = [
     Mutant(
         "queue: requeued to the back",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.lose",
+        "DispatchQueue.requeue_lost",
         "            if self.limits.requeue_to_front:\n",
         "            if False:\n",
         (
@@ -620,7 +620,7 @@ MUTANTS = [
     Mutant(
         "queue: requeued to the front though asked for the back",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.lose",
+        "DispatchQueue.requeue_lost",
         "            if self.limits.requeue_to_front:\n",
         "            if True:\n",
         (
@@ -632,7 +632,7 @@ MUTANTS = [
     Mutant(
         "queue: requeued in the order of loss",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.lose",
+        "DispatchQueue.requeue_lost",
         "                heappush(self._front, (ticket.serial, ticket))\n",
         "                self._serial += 1\n                heappush(self._front, (self._serial, ticket))\n",
         (
@@ -644,7 +644,7 @@ MUTANTS = [
     Mutant(
         "queue: to the back in any order",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.lose",
+        "DispatchQueue.requeue_lost",
         "        requeued.sort(key=lambda ticket: ticket.serial)\n",
         "",
         (
@@ -656,7 +656,7 @@ MUTANTS = [
     Mutant(
         "queue: one attempt too many",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.lose",
+        "DispatchQueue.requeue_lost",
         "if ticket.crashes >= self.limits.max_attempts or",
         "if ticket.crashes > self.limits.max_attempts or",
         (
@@ -668,7 +668,7 @@ MUTANTS = [
     Mutant(
         "queue: one attempt too few",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.lose",
+        "DispatchQueue.requeue_lost",
         "if ticket.crashes >= self.limits.max_attempts or",
         "if ticket.crashes + 1 >= self.limits.max_attempts or",
         (
@@ -680,7 +680,7 @@ MUTANTS = [
     Mutant(
         "queue: whoever was on a dead worker is blamed",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.lose",
+        "DispatchQueue.requeue_lost",
         "if ticket.crashes >= self.limits.max_attempts or",
         "if ticket.attempt >= self.limits.max_attempts or",
         (
@@ -692,7 +692,7 @@ MUTANTS = [
     Mutant(
         "queue: nobody is blamed",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.lose",
+        "DispatchQueue.requeue_lost",
         "            ticket.crashes += 1\n",
         "            pass\n",
         (
@@ -704,7 +704,7 @@ MUTANTS = [
     Mutant(
         "queue: lost after dispose, lost for ever",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.lose",
+        "DispatchQueue.requeue_lost",
         "max_attempts or self.disposed:",
         "max_attempts:",
         (
@@ -920,7 +920,7 @@ MUTANTS = [
     Mutant(
         "queue: a requeued call counts its run as a wait",
         "penstock/core/calls/queue.py",
-        "DispatchQueue.lose",
+        "DispatchQueue.requeue_lost",
         "        for ticket in requeued:\n            ticket.entered_at = now\n",
         "        for ticket in requeued:\n",
         (

@@ -86,7 +86,7 @@ class Alerting:
         """Stop at once. A delivery under way is aborted, and repeated after the next start."""
         self._reading.stop()
         for messenger in self._messengers:
-            messenger.target.cut()
+            messenger.target.abort()
         for driver in self._rounds:
             driver.stop()
         self._reader.note(self._store.now())

@@ -141,7 +141,7 @@ class Target(Protocol):
         """
         ...
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Abort the delivery under way, and deliver nothing more. Called from another thread."""
         ...
 
@@ -152,8 +152,10 @@ class Messenger:
     reason.
     """
 
-    def __init__(self, target: Target, spool: Spool, gave_up: Callable[[Target, Message, str], None]) -> None:
-        self.target, self.spool, self._gave_up = target, spool, gave_up
+    def __init__(
+        self, target: Target, spool: Spool, on_given_up: Callable[[Target, Message, str], None]
+    ) -> None:
+        self.target, self.spool, self._gave_up = target, spool, on_given_up
         self._messages: dict[int, Message] = {}
         self._newest = 0
         #: How many tries in a row had no answer, and when the next one is due.
@@ -167,7 +169,7 @@ class Messenger:
         for message in sorted(self._messages.values(), key=lambda message: message.number):
             if self._failures and message.until <= now:
                 self._give_up(message, "the receiver did not answer in time")
-            elif not self._stopped and _has_come(message.due, now) and _has_come(self._closed_until, now):
+            elif not self._stopped and _is_due(message.due, now) and _is_due(self._closed_until, now):
                 self._deliver(message, now)
                 return now  # a delivery takes time: the driver reads the clock again
         return self._next(now)
@@ -223,7 +225,7 @@ class Messenger:
         return min(*waits, *ends, now + LONGEST_PAUSE)
 
 
-def _has_come(due: Moment, now: Moment) -> bool:
+def _is_due(due: Moment, now: Moment) -> bool:
     """
     Whether the moment has come. One further away than the longest pause counts as due: the clock was set
     back.

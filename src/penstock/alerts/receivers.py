@@ -73,7 +73,7 @@ class CommandReceiver:
         if process.returncode:
             raise MessageRefused(f"it ended with {process.returncode}" + (f": {words!r}" if words else ""))
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         with self._lock:
             self._stopped = True
             if self._running is not None:
@@ -181,7 +181,7 @@ class Webhook:
                 raise Stopped from None
             raise ReceiverAway(f"no answer: {str(error) or type(error).__name__}") from error
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         self._stopped.set()
         self._hang_up()
 

@@ -48,7 +48,7 @@ def check_promises(aftermath: Aftermath, store: Store) -> list[PromiseCheck]:
     return [
         PromiseCheck("RS-1", "a job accepted is never lost", [*_lost(aftermath, store)]),
         PromiseCheck("RS-1", "a DONE job ran to its end", [*_undone(events, journal.ended)]),
-        PromiseCheck("RS-2", "never two live attempts of one job", journal.beside),
+        PromiseCheck("RS-2", "never two live attempts of one job", journal.overlaps),
         PromiseCheck("RS-2", "every attempt has a higher fence than the one before", [*_fences(events)]),
         PromiseCheck("RS-3", "every job ends in one state, and stays there", [*_moved_on(events)]),
         PromiseCheck("RS-4", "never more units in use than there are", [*_overfull(events, store)]),

@@ -24,7 +24,7 @@ class Journal:
         self.at_work: dict[str, dict[str, int]] = {"command": {}, "function": {}}
         self.began: set[str] = set()
         self.ended: set[str] = set()
-        self.beside: list[str] = []
+        self.overlaps: list[str] = []
         self._newest: dict[str, int] = {}
         self._late: Counter[str] = Counter()
 
@@ -50,7 +50,7 @@ class Journal:
         if fence < newest:
             self._late[dispatch_id] += 1
             if self._late[dispatch_id] == _LATE_MARKS[kind] + 1:
-                self.beside.append(f"{kind} {dispatch_id} worked after attempt {newest} had begun")
+                self.overlaps.append(f"{kind} {dispatch_id} worked after attempt {newest} had begun")
         elif fence > newest:
             self._newest[job_id] = fence
             for attempts in self.at_work.values():
@@ -63,7 +63,7 @@ class Journal:
                 self.ended.add(dispatch_id)
                 self.at_work[kind].pop(dispatch_id, None)
             case "beside":
-                self.beside.append(f"{kind} {dispatch_id} began while an earlier attempt was alive")
+                self.overlaps.append(f"{kind} {dispatch_id} began while an earlier attempt was alive")
 
 
 def _job(dispatch_id: str) -> str:

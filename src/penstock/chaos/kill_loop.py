@@ -70,12 +70,14 @@ class KillLoop:
         self._done_to: Counter[tuple[str, str]] = Counter()
         functions = [False, True] if plan.workers else [False]
         targets = ["the scheduler", "a job", *(["a worker"] if plan.workers else [])]
-        self._kinds = self._dealt(
+        self._kinds = self._shuffled(
             [(f, sec) for f in functions for sec in (_SHORT_SEC, _SHORT_SEC, _LONG_SEC)]
         )
-        self._deeds = self._dealt([(verb, target) for verb in ("killed", "froze") for target in targets])
+        self._next_deeds = self._shuffled(
+            [(verb, target) for verb in ("killed", "froze") for target in targets]
+        )
 
-    def _dealt(self, cards: list[T]) -> Iterator[T]:
+    def _shuffled(self, cards: list[T]) -> Iterator[T]:
         """All cards in random order, again and again, so that even a small trial uses each."""
         while True:
             self._dice.shuffle(cards)
@@ -87,7 +89,7 @@ class KillLoop:
         try:
             with self._up():
                 for number in range(1, plan.kills + 1):
-                    verb, target = next(self._deeds)
+                    verb, target = next(self._next_deeds)
                     while len(acknowledged) < plan.jobs * number // plan.kills:
                         acknowledged.append(self._submit(len(acknowledged), *self._kind_for(verb, target)))
                     if self._dice.random() < 0.7:  # else kill right after the answer of the last submit
@@ -149,9 +151,9 @@ class KillLoop:
             victims = self._with_attempts(self._daemons, "command")
         if not victims:
             victims, target = self._daemons, "the scheduler"
-        going = self._freezer.going(victims)
+        unfrozen = self._freezer.unfrozen(victims)
         # Take turns, so that a small trial freezes a worker with threads and one with processes.
-        victim = going[self._done_to[verb, target] % len(going)]
+        victim = unfrozen[self._done_to[verb, target] % len(unfrozen)]
         if verb == "froze":
             others = target != "a job" and len(self._workers if target == "a worker" else self._daemons) > 1
             overtaken = self._overtaken(self._attempts_under(victim) if others else frozenset())

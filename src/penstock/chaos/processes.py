@@ -184,10 +184,12 @@ class Freezer:
         with suppress(ProcessLookupError):
             process = os.pidfd_open(pid)
             signal.pidfd_send_signal(process, signal.SIGSTOP)
-            thread = self._frozen[pid] = Thread(target=_let_go, args=(process, seconds, until), daemon=True)
+            thread = self._frozen[pid] = Thread(
+                target=_continue_later, args=(process, seconds, until), daemon=True
+            )
             thread.start()
 
-    def going(self, processes: Sequence[P]) -> list[P]:
+    def unfrozen(self, processes: Sequence[P]) -> list[P]:
         """The processes that are not frozen. If all are, wait until one continues."""
         while processes and all(self._is_frozen(process.pid) for process in processes):
             time.sleep(0.02)
@@ -202,7 +204,7 @@ class Freezer:
             thread.join()
 
 
-def _let_go(process: int, seconds: float, until: Callable[[], bool]) -> None:
+def _continue_later(process: int, seconds: float, until: Callable[[], bool]) -> None:
     latest = time.monotonic() + _LONGEST_FREEZE_SEC
     time.sleep(seconds)
     while not until() and time.monotonic() < latest:

@@ -80,7 +80,7 @@ def run(
         try:
             with ExitStack() as down:
                 try:
-                    server = _up(settings, down, accept_loss)
+                    server = _start_all(settings, down, accept_loss)
                 except OSError as error:  # a full disk, a missing right: the operator can fix it
                     raise Unavailable(f"{error.filename or settings.data_dir}: {error.strerror}") from error
                 if on_ready is not None:
@@ -118,7 +118,7 @@ def run_program(
     return code
 
 
-def shares(timeout: float) -> tuple[float, float]:
+def stop_times(timeout: float) -> tuple[float, float]:
     """
     How long a stop within `timeout` seconds waits for running jobs, and then for requests. The rest of the
     time is for the end of the runner and of everything else.
@@ -126,7 +126,7 @@ def shares(timeout: float) -> tuple[float, float]:
     return max(_LEAST_FOR_RUNS, _RUNS * timeout - AFTER_STOP / 2), min(5.0, _REQUESTS * timeout)
 
 
-def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
+def _start_all(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     """Start every part in order; `down` stops them in the opposite order."""
     private_directory(settings.data_dir)
     rules, clock = settings.rules(), SteadyClock()
@@ -160,7 +160,7 @@ def _up(settings: Settings, down: ExitStack, accept_loss: bool) -> Server:
     if settings.runner.enabled:
         runner.append(Runner(service, runs, _runner_settings(settings, server)).start())
         server.set_runner(runner[0])
-        down.callback(runner[0].stop, shares(seconds(settings.server.shutdown_timeout))[0])
+        down.callback(runner[0].stop, stop_times(seconds(settings.server.shutdown_timeout))[0])
     _send_metrics(settings, server, down)
     # The first step of a stop: grant nothing more.
     down.callback(setattr, service.machine, "draining", True)
@@ -198,7 +198,7 @@ def _config(settings: Settings) -> Config:
         tls_key=server.tls_key,
         trusted_proxies=server.trusted_proxies,
         allowed_hosts=server.allowed_hosts,
-        stop_sec=shares(seconds(server.shutdown_timeout))[1],
+        stop_sec=stop_times(seconds(server.shutdown_timeout))[1],
         output=RunnerFolder(settings.data_dir).output,
         functions=_functions(settings),
         page=web.static() if web.complete() else None,
@@ -278,7 +278,7 @@ class _Stop:
 
     def __init__(self, within: float) -> None:
         self._within, self._requested = within, threading.Event()
-        self._timer = threading.Timer(within + _LEAVE_AFTER, self._leave)
+        self._timer = threading.Timer(within + _LEAVE_AFTER, self._exit_now)
         self._timer.daemon = True
         #: Whether to use the kernel's timer: only in the main thread of a process that runs nothing but the
         #: daemon.
@@ -305,7 +305,7 @@ class _Stop:
         if self._alarmed:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def _leave(self) -> None:
+    def _exit_now(self) -> None:
         log.error("the stop took more than %s s: exiting as it is", self._within)
         os._exit(EXIT_LATE)
 

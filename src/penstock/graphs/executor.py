@@ -257,7 +257,7 @@ class GraphExecutor:
         One run as a Gantt chart: bars by worker, during the run and after it. A call makes the executor
         record the next run, and after its end another one. None: no run has begun since the first call.
         """
-        return self._run_recorder.look()
+        return self._run_recorder.current_bars()
 
     def __repr__(self) -> str:
         return f"<GraphExecutor {self.name!r}: {len(self.live_runs)} runs, {self.counts().in_flight} nodes in flight>"

@@ -67,7 +67,7 @@ class LaneEntry(Protocol):
     def has_more(self) -> bool:
         """Whether there is another call to take. If not, the entry leaves the queue."""
 
-    def broken(self, worker: LaneWorker, error: BaseException) -> None:
+    def end_broken_run(self, worker: LaneWorker, error: BaseException) -> None:
         """End the run after an error of Penstock itself, so that no caller waits for ever."""
 
 
@@ -186,7 +186,7 @@ class ThreadLane:
                 entry.turn(worker)
             except BaseException as error:  # a bug of Penstock must not leave the run waiting
                 log.exception("%s failed in a turn; please report this", self.name)
-                entry.broken(worker, error)
+                entry.end_broken_run(worker, error)
             worker.entry = entry = None  # so that a sleeping worker does not keep its last run alive
 
     def sleep(self, worker: LaneWorker) -> None:

@@ -49,7 +49,7 @@ class NodeAttempts:
         Begin the next attempt at this node or at its next item. None: nothing is left, or the run is over.
         """
         if node in run.skipped:
-            run.arrived(node)
+            run.count_done(node)
             return None
         rules, item, number = run.plan.rules[node], -1, 1
         if rules.over is None:
@@ -138,7 +138,7 @@ class NodeAttempts:
             return None
         if not map_items.items:
             run.values[node] = []
-            run.arrived(node)
+            run.count_done(node)
             return None
         self.map_items[node] = map_items
         width = min(
@@ -277,7 +277,7 @@ class NodeAttempt:
         itself.
         """
         if self.run.attempts.settle(self, value, error):
-            self.run.arrived(self.node)
+            self.run.count_done(self.node)
         if self.run.cause is not None:
             self.run.end_if_idle()
 

@@ -12,7 +12,7 @@ success of a plain node.
 ends the run sets `cause` before it reads `node_by_worker`. So a node that is not in it then will never be
 called.
 
-`RunQueue._run_nodes` is the hot loop of graphs. It repeats the code of `Plan.arrive`, because a function call
+`RunQueue._run_nodes` is the hot loop of graphs. It repeats the code of `Plan.count_done`, because a function call
 per node would cost more than the counting. For a plain node it does this: record the node of the worker,
 check whether the run is over, call the function, count, continue.
 """
@@ -95,7 +95,7 @@ class RunQueue:
             return None
         return self.run.attempts.begin(self.run, node)
 
-    def broken(self, worker: LaneWorker, error: BaseException) -> None:
+    def end_broken_run(self, worker: LaneWorker, error: BaseException) -> None:
         node = self.run.node_by_worker.pop(worker, 0)
         self.run.failed(node, error, alone=False)
 
@@ -157,7 +157,7 @@ class RunQueue:
                     try:
                         take_token()
                     except IndexError:
-                        run.arrived(node)
+                        run.count_done(node)
                         node = -1
                         continue
                     more, elsewhere = 0, None
@@ -314,7 +314,7 @@ class Run(AwaitableFuture[RunResult]):
             else:
                 self.push(self.plan.queues[node], (node,))
 
-    def arrived(self, node: int) -> None:
+    def count_done(self, node: int) -> None:
         """Count a node that is done and has its value. May be called from any thread."""
         self.arrivals.append(node)
         self.take_arrivals()
@@ -336,8 +336,8 @@ class Run(AwaitableFuture[RunResult]):
                     node = arrivals.pop()
                     if node < 0:
                         node = ~node
-                        plan.give_up(cast("list[Step]", self.steps), self.skipped, node)
-                    ready += plan.arrive(self.pending, node)
+                        plan.skip_dependents(cast("list[Step]", self.steps), self.skipped, node)
+                    ready += plan.count_done(self.pending, node)
             finally:
                 count_token.append(None)
             self.push_ready(ready)

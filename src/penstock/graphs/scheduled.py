@@ -126,7 +126,7 @@ class Scheduled(AwaitableFuture[T], Generic[T]):
         self._begun = True
         return self
 
-    def broken(self, worker: LaneWorker, error: BaseException) -> None:  # noqa: ARG002  # it has no nodes
+    def end_broken_run(self, worker: LaneWorker, error: BaseException) -> None:  # noqa: ARG002  # it has no nodes
         self._end(None, error)
 
     def turn(self, worker: LaneWorker) -> None:

@@ -279,7 +279,7 @@ class RunRecorder:
             )
             self._run = None
 
-    def look(self) -> LaneBars | None:
+    def current_bars(self) -> LaneBars | None:
         run = self._run
         if run is None:
             self.wanted = True

@@ -257,14 +257,14 @@ class Plan:
     def own_steps(self, watched: bool) -> list[Step]:
         """
         The steps for one run. A copy, if the run may change them: in a `watched` (traced) run no node takes
-        the fast path, and in some runs a node may fail alone (see `give_up`). Other runs share the plan's
+        the fast path, and in some runs a node may fail alone (see `skip_dependents`). Other runs share the plan's
         steps.
         """
         if watched:
             return [(CAREFUL, *step[1:]) for step in self.steps]
         return list(self.steps)
 
-    def arrive(self, pending: list[int], node: int) -> list[int]:
+    def count_done(self, pending: list[int], node: int) -> list[int]:
         """
         Count a node that is done: decrement its successors' counts, and return the successors that are ready
         now (with `end` if the run is complete). Call it once per node, one caller at a time. The hot loop
@@ -280,7 +280,7 @@ class Plan:
                 ready.append(successor)
         return ready
 
-    def give_up(self, steps: list[Step], skipped: dict[int, int], node: int) -> None:
+    def skip_dependents(self, steps: list[Step], skipped: dict[int, int], node: int) -> None:
         """
         Skip the dependents of a failed node: enter each descendant into `skipped` with the number of the
         failed node, and make its call do nothing. They still count, so that the run ends when the last other

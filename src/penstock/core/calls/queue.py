@@ -57,7 +57,7 @@ TicketT = TypeVar("TicketT", bound=Ticket)
 class DispatchQueue(Generic[TicketT]):
     """
     The queue of one pool. Calls enter by `enter` (and `fill`, if they had no payload), leave by `take`, and
-    end by `settle`, `cancel`, `lose` or `dispose`.
+    end by `settle`, `cancel`, `requeue_lost` or `dispose`.
 
     Effects on *other* tickets are added to two lists, which the user reads before it releases its lock:
     `granted` (waiters that got a place: wake each once) and `evicted` (fail each with a QueueDropError).
@@ -280,7 +280,9 @@ class DispatchQueue(Generic[TicketT]):
             queue.clear()
             queue.extend(kept)
 
-    def lose(self, tickets: Iterable[TicketT], now: float, *, blame: Iterable[TicketT] = ()) -> list[TicketT]:
+    def requeue_lost(
+        self, tickets: Iterable[TicketT], now: float, *, blame: Iterable[TicketT] = ()
+    ) -> list[TicketT]:
         """
         Take back the calls of a dead worker. Calls in flight become pending again, even beyond the admission
         limit; ended calls only free their slot. Calls in `blame` ran when the worker died: those that have
@@ -319,7 +321,7 @@ class DispatchQueue(Generic[TicketT]):
 
     # Pausing
 
-    def offer_slots(self, slots: int, now: float) -> None:
+    def set_slots(self, slots: int, now: float) -> None:
         """Set how many calls the workers can have now, without those of crashed workers."""
         self.slots = slots
         self._set_limit(now)

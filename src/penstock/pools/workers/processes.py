@@ -113,7 +113,7 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
             if call is not None and call not in assigned[-1:]:
                 worker.calls.pop(call.dispatch, None)
                 worker.outbox = [message for message in worker.outbox if message[0] != call.dispatch]
-                call_queue.queue.lose([call], now)
+                call_queue.queue.requeue_lost([call], now)
             raise
         finally:
             if assigned:

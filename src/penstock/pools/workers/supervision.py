@@ -73,7 +73,7 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
         group, can have none.
         """
         slots = sum(map(self._slots, self.workers)) if self.halted is None else 0
-        self._call_queue.queue.offer_slots(slots, now)
+        self._call_queue.queue.set_slots(slots, now)
 
     def _slots(self, worker: M) -> int:
         """How many calls a worker can have at once."""
@@ -201,23 +201,23 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
 
     def _requeue(self, calls: list[Call[Any]], blame: list[Call[Any]], now: float) -> list[Call[Any]]:
         call_queue = self._call_queue
-        back = [call for call in calls if call.stage is IN_FLIGHT]
-        exhausted = call_queue.queue.lose(calls, now, blame=blame)
-        for call in back:
+        restart = [call for call in calls if call.stage is IN_FLIGHT]
+        exhausted = call_queue.queue.requeue_lost(calls, now, blame=blame)
+        for call in restart:
             if call not in exhausted:
                 call_queue.totals.requeued += 1
                 call_queue.hooks.record(call_queue.hooks.requeue, call)
         return exhausted
 
     def _backoff_over(self, worker: M) -> None:
-        def back(now: float) -> None:
+        def restart(now: float) -> None:
             if worker.condition is Condition.BACKING_OFF:
                 worker.condition = Condition.COLD
                 self._update_slots(now)
                 self._start_all(eager=True)
 
         if not self._closing:
-            self._call_queue.change(back)
+            self._call_queue.change(restart)
 
     def _halt(self, why: WorkerCrashedError) -> None:
         self._call_queue.fail_all(why)
@@ -245,7 +245,7 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
             self._update_slots(clock())
 
     def resume(self) -> None:
-        def again(now: float) -> None:
+        def start_again(now: float) -> None:
             self.crashes, self.halted = 0, None
             for worker in self.workers:
                 if worker.condition is Condition.STOPPED:
@@ -253,7 +253,7 @@ class SupervisedWorkers(WorkerGroup, Generic[M]):
             self._update_slots(now)
             self._start_all(eager=True)
 
-        self._call_queue.change(again)
+        self._call_queue.change(start_again)
 
     def close(self, *, kill: bool) -> None:
         """Start no more calls. Each worker exits when it is idle; with `kill`, all are killed now."""

@@ -381,14 +381,14 @@ class ThreadWorkers(WorkerGroup):
         """Start no more calls until `resume`. Running calls cannot be taken back."""
         with self._call_queue.lock:
             self.stopped = True
-            self._call_queue.queue.offer_slots(0, clock())
+            self._call_queue.queue.set_slots(0, clock())
 
     def resume(self) -> None:
-        def again(now: float) -> None:
+        def start_again(now: float) -> None:
             self.stopped, self.halted = False, None
-            self._call_queue.queue.offer_slots(self._call_queue.queue.limits.max_in_flight, now)
+            self._call_queue.queue.set_slots(self._call_queue.queue.limits.max_in_flight, now)
 
-        self._call_queue.change(again)
+        self._call_queue.change(start_again)
 
     def close(self, *, kill: bool) -> None:  # noqa: ARG002  # a thread cannot be killed
         with self._call_queue.lock:
