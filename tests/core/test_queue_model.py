@@ -210,7 +210,7 @@ class Comparison:
         if phase is CancelPhase.WAITING:
             assert self.queue.stored()[2] <= 2 * len(self.model.waiting) + 32
 
-    def requeue_lost(self, one, two):
+    def lose(self, one, two):
         """What one worker had, in any order; it died of the first, or of no call of ours. Some have ended before."""
         had = [call for place, call in enumerate(self.model.in_flight()) if one >> place & 1]
         blame = had[:1] if two % 3 else []

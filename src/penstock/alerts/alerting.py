@@ -116,9 +116,9 @@ class Alerting:
 
     def _remove_stale(self) -> None:
         """Remove the spools of receivers that the settings no longer name."""
-        known = {messenger.spool.folder for messenger in self._messengers}
+        folders = {messenger.spool.folder for messenger in self._messengers}
         for folder in self._folder.iterdir():
-            if folder.is_dir() and folder not in known:
+            if folder.is_dir() and folder not in folders:
                 log.warning("%s: the settings no longer name its receiver, so it is removed", folder)
                 shutil.rmtree(folder)
 

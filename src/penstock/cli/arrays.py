@@ -85,14 +85,14 @@ def find(session: CliSession, part: str) -> str:
     ids = [one.array_id for one in session.client.arrays(limit=500)]
     if part == "last" and ids:
         return ids[0]
-    found = [array_id for array_id in ids if part in array_id]
-    if len(found) != 1:
+    matches = [array_id for array_id in ids if part in array_id]
+    if len(matches) != 1:
         if part == "last":
             fail("there are no arrays yet", NOT_FOUND)
-        if not found:
+        if not matches:
             fail(f"there is no array with {part!r} in its id", NOT_FOUND)
-        fail(f"{len(found)} arrays have {part!r} in their ids: give more of the id", NOT_FOUND)
-    return found[0]
+        fail(f"{len(matches)} arrays have {part!r} in their ids: give more of the id", NOT_FOUND)
+    return matches[0]
 
 
 def show(session: CliSession, info: wire.ArrayInfo) -> None:

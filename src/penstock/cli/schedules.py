@@ -255,9 +255,9 @@ def import_file(
     from penstock.client.client import job_of
 
     crontab = read_crontab(file.read())
-    known = {info.name for info in session.client.schedules()}
+    taken_names = {info.name for info in session.client.schedules()}
     for entry in crontab.entries:
-        if entry.name(prefix) in known:
+        if entry.name(prefix) in taken_names:
             crontab.problems.append((entry.line, f"there is a schedule {entry.name(prefix)!r}: use --prefix"))
     if crontab.problems:
         first, *rest = [f"line {line}: {why}" for line, why in sorted(crontab.problems)]

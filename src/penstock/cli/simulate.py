@@ -256,13 +256,13 @@ def _with_workers(host: PlayedHost, settings: Settings, scene: _Scene) -> Played
 def _unplayed(tried: Sequence[Mapping[str, str]], every: Sequence[Settings], scene: _Scene) -> Iterator[str]:
     from penstock.simulation import unplayed
 
-    known: set[str] = set()
+    named: set[str] = set()
     for flags, settings in zip(tried, every, strict=True):
         for setting, why in unplayed(
             _settings_of(flags), host_load=scene.host_load, fixed=settings.capacity.units is not None
         ):
-            if setting not in known:
-                known.add(setting)
+            if setting not in named:
+                named.add(setting)
                 yield f"{setting} is not played: {why}"
 
 

@@ -105,12 +105,12 @@ class Client:
 
     def wait(self, job_id: str, timeout: float | None = None) -> wire.JobInfo:
         """Wait until the job is settled, or for `timeout` seconds; return it as it is then."""
-        left = timeout
+        remaining = timeout
         while True:
-            turn = 30.0 if left is None else min(30.0, left)
-            job = self.job(job_id, wait_sec=max(turn, 0.001))
-            left = None if left is None else left - turn
-            if job.state not in _OPEN or (left is not None and left <= 0):
+            wait_sec = 30.0 if remaining is None else min(30.0, remaining)
+            job = self.job(job_id, wait_sec=max(wait_sec, 0.001))
+            remaining = None if remaining is None else remaining - wait_sec
+            if job.state not in _OPEN or (remaining is not None and remaining <= 0):
                 return job
 
     def jobs(

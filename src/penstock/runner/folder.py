@@ -159,9 +159,9 @@ class OutputCleaner:
         return True
 
     def _remove_unknown(self, names: Sequence[str]) -> None:
-        known = {job.job_id for job in self._store.jobs([JobId(name) for name in names])}
+        job_ids = {job.job_id for job in self._store.jobs([JobId(name) for name in names])}
         for name in names:
-            if name not in known and not self._over.is_set():
+            if name not in job_ids and not self._over.is_set():
                 shutil.rmtree(self._runs / name, ignore_errors=True)
 
     def _loop(self) -> None:

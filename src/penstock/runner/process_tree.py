@@ -90,20 +90,20 @@ def read_process(pid: int) -> TreeProcess | None:
 
 
 def children(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  # as above
             try:
                 with open(f"/proc/{pid}/task/{task}/children", "rb") as file:  # noqa: PTH123  # as above
-                    found += map(int, file.read().split())
+                    pids += map(int, file.read().split())
             except OSError:
                 continue
-    return found
+    return pids
 
 
 def descendants(pid: int) -> list[TreeProcess]:
     """Parents before children: a parent that is signaled first cannot start another child."""
-    found: list[TreeProcess] = []
+    processes: list[TreeProcess] = []
     seen = {pid}
     line = children(pid)
     while line:
@@ -112,10 +112,10 @@ def descendants(pid: int) -> list[TreeProcess]:
             process = read_process(child)
             if process is not None and child not in seen:
                 seen.add(child)
-                found.append(process)
+                processes.append(process)
                 following += children(child)
         line = following
-    return [process for process in found if process.state not in "ZX"]
+    return [process for process in processes if process.state not in "ZX"]
 
 
 def find_marked(
@@ -135,8 +135,8 @@ def find_marked(
         except OSError:
             continue  # gone, or of another user
         # Most processes are foreign, and some have an environment of thousands of lines.
-        _, found, rest = environment.partition(prefix)
-        if not found or not wanted(value := os.fsdecode(rest.partition(b"\0")[0])):
+        _, has_variable, rest = environment.partition(prefix)
+        if not has_variable or not wanted(value := os.fsdecode(rest.partition(b"\0")[0])):
             continue
         process = read_process(int(name))
         if process is not None and process.state not in "ZX":

@@ -148,8 +148,8 @@ class FunctionWorker:
             self.ask(call, "hears")
         with self._lock:
             self._receive_now()
-        asked = self._stopped_dispatch == dispatch_id
-        return asked, asked and self._canceled
+        must_stop = self._stopped_dispatch == dispatch_id
+        return must_stop, must_stop and self._canceled
 
     def _receive_now(self) -> None:
         try:

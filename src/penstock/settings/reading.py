@@ -306,7 +306,7 @@ class _Reader:
 
 
 def _nearest(path: KeyPath, source: str) -> str:
-    names = [".".join(known) for known in (*KEYS, *_SECTIONS)]
+    names = [".".join(path) for path in (*KEYS, *_SECTIONS)]
     near = difflib.get_close_matches(".".join(general(path)), names, n=1, cutoff=0.5)
     if near and general(path)[: near[0].count(".") + 1] == tuple(near[0].split(".")):
         return f"{near[0]} has: {', '.join(key[-1] for key in KEYS if '.'.join(key[:-1]) == near[0])}"

@@ -49,16 +49,16 @@ def assert_calls(
     __tracebackhide__ = True
     jobs = store.find(Query(limit=1_000_000))
     payload = function.arguments.encode(args, kwargs) if args or kwargs else None
-    found = [
+    matches = [
         job
         for job in jobs
         if job.intent.job_type == function.name
         and (payload is None or json.loads(job.intent.payload) == json.loads(payload))
     ]
-    if len(found) == count or (count is None and found):
-        return found
+    if len(matches) == count or (count is None and matches):
+        return matches
     wanted = _call(function.name, payload)
-    often = "not enqueued" if count is None else f"enqueued {len(found)} times, not {count}"
+    often = "not enqueued" if count is None else f"enqueued {len(matches)} times, not {count}"
     raise AssertionError(f"{wanted} is {often}; {_listed(store, jobs)}")
 
 
@@ -72,7 +72,7 @@ def assert_schedule(
     records = scheduler.store.schedules()
     named = what if isinstance(what, str) else what.name
     payload = None if isinstance(what, str) or not args else json.loads(what.arguments.encode(args, {}))
-    found = [
+    matches = [
         record.schedule
         for record in records
         if (record.name if isinstance(what, str) else record.schedule.intent.job_type) == named
@@ -80,10 +80,12 @@ def assert_schedule(
     ]
     lines = [f"{r.name}: {r.schedule.intent.job_type} {in_words(r.schedule)}" for r in records]
     scheduled = "scheduled are:\n  " + "\n  ".join(lines) if lines else "nothing is scheduled"
-    if len(found) != 1:
-        often = "not scheduled" if not found else f"scheduled {len(found)} times: name one of the schedules"
+    if len(matches) != 1:
+        often = (
+            "not scheduled" if not matches else f"scheduled {len(matches)} times: name one of the schedules"
+        )
         raise AssertionError(f"{named} is {often}; {scheduled}")
-    [schedule] = found
+    [schedule] = matches
     if "every" in expected:
         expected["every_sec"] = span_sec("every", expected.pop("every"))
     if isinstance(expected.get("at"), datetime):

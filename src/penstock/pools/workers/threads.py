@@ -208,10 +208,10 @@ class ThreadWorkers(WorkerGroup):
 
     def _next(self, worker: ThreadWorker) -> Call[Any] | None:
         """Sleep until there is a call to run. None: the pool is closed."""
-        came = 0
+        woken = 0
         while True:
             with self._call_queue.lock:
-                self._coming -= came
+                self._coming -= woken
                 call = None if self._is_unneeded(worker, clock()) else self._take()
                 if call is not None:
                     return call
@@ -220,7 +220,7 @@ class ThreadWorkers(WorkerGroup):
                 worker.busy = False
                 self._asleep.append(worker)
             worker.wakeup.acquire()
-            came = 1
+            woken = 1
 
     def _is_unneeded(self, worker: ThreadWorker, now: float) -> bool:
         """

@@ -112,13 +112,13 @@ _ON: Final = {ParentCondition.DONE: "end", ParentCondition.FAILED: "failure"}
 
 
 def _callbacks(request: Request[Any, Any], group: JobGroup) -> tuple[wire.BatchCallback, ...]:
-    found: list[wire.BatchCallback] = []
+    callbacks: list[wire.BatchCallback] = []
     for job in _service(request).callbacks(group):
         after = [d for d in job.intent.after if d.job_id == JobId(group.group_id)]
         if after and request.owns(job.intent.addon_id):
             on = _ON.get(after[0].condition, "end")
-            found.append(wire.BatchCallback(on, job.job_id, job.state, title_of(job.intent)))
-    return tuple(sorted(found, key=lambda callback: callback.on))
+            callbacks.append(wire.BatchCallback(on, job.job_id, job.state, title_of(job.intent)))
+    return tuple(sorted(callbacks, key=lambda callback: callback.on))
 
 
 def _info(request: Request[Any, Any], group: JobGroup, **more: Any) -> wire.BatchInfo:

@@ -286,12 +286,19 @@ def dependencies(request: Request[None, None]) -> wire.JobDependencies:
     def group(dependency: StoredDependency) -> wire.RelatedJob | None:
         """A batch or an array that the job waits for."""
         record = request.store.array(dependency.parent)
-        found = request.store.group(dependency.parent) if record is None else group_of_array(record)
-        if found is None or not request.owns(found.addon_id):
+        parent_group = request.store.group(dependency.parent) if record is None else group_of_array(record)
+        if parent_group is None or not request.owns(parent_group.addon_id):
             return None
-        kind, name = ("batch", found.name) if found.is_batch else ("array", found.group_id[-8:])
-        title = f"{kind} {name}: {found.ended:,} of {found.total:,} ended"
-        words = (str(dependency.condition), str(dependency.status), found.state or JobState.RUNNING, kind)
+        kind, name = (
+            ("batch", parent_group.name) if parent_group.is_batch else ("array", parent_group.group_id[-8:])
+        )
+        title = f"{kind} {name}: {parent_group.ended:,} of {parent_group.total:,} ended"
+        words = (
+            str(dependency.condition),
+            str(dependency.status),
+            parent_group.state or JobState.RUNNING,
+            kind,
+        )
         return wire.RelatedJob(dependency.parent, *words, title)
 
     groups = [group(each) for each in parents if each.parent not in jobs]

@@ -185,7 +185,7 @@ def alerts(request: Request[None, None]) -> wire.AlertList:
     while page := store.events_of([EventKind.ALERT], after, _PAGE):
         events = [*events, *page][-_MOST_ALERTS:] if bound is None else [*events, *page]
         after = page[-1].seq
-    found = [
+    alert_list = [
         wire.AlertInfo(
             seq=event.seq,
             at=when(event.at),
@@ -197,7 +197,7 @@ def alerts(request: Request[None, None]) -> wire.AlertList:
         for event in reversed(events)
         if bound is None or event.data.get("addon_id") == bound
     ]
-    return wire.AlertList(found[:_MOST_ALERTS])
+    return wire.AlertList(alert_list[:_MOST_ALERTS])
 
 
 #: Ranges up to so many seconds are shown second by second.
