@@ -167,7 +167,7 @@ def test_import_takes_a_crontab_file(shell, schedules):
     done = shell("schedule", "import", "crontab", "--zone", "America/New_York")
 
     assert done.returncode == DONE, done.stderr
-    assert "line 3: MAILTO is left out" in done.stderr
+    assert "line 3: MAILTO is ignored" in done.stderr
     assert schedules() == ["echo-8", "report.sh-6"]
     echo, report = json.loads(shell("schedule", "ls", "--json").stdout)
     assert ("@daily", "Europe/Berlin", "America/New_York") == (echo["cron"], echo["zone"], report["zone"])
