@@ -108,7 +108,7 @@ def test_a_grant_has_its_job_as_if_it_had_been_read(kit):
 
 def test_jobs_of_the_same_commit_stand_in_line_with_those_that_waited(kit):
     first, middle = kit.submit(cost_units=1, priority=90), kit.submit(cost_units=1, priority=50)
-    delayed = replace(JOB, earliest_start_at=kit.now + SECOND)
+    delayed = replace(JOB, earliest_start_at=kit.now + 3_600 * SECOND)
     other = replace(JOB, addon_id="b", cost_units=2)
     submits = Submit([replace(JOB, priority=70), delayed, replace(JOB, priority=40), other])
     receipts, grants = answers(kit.store.commit(submits, claim(4)))
@@ -120,7 +120,7 @@ def test_jobs_of_the_same_commit_stand_in_line_with_those_that_waited(kit):
     assert {"QUEUED"} == {kit.store.job(job_id).state for job_id in (not_yet, last)}
 
     assert [last] == [grant.job.job_id for grant in committed(kit.store, claim())]
-    kit.later(2)
+    kit.later(3_601)
     assert [not_yet] == [grant.job.job_id for grant in committed(kit.store, claim())]
     assert [] == kit.store.audit()
 
