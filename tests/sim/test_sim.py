@@ -35,13 +35,13 @@ def load_world():
 world = load_world()
 
 
-def play(store_kind, seed, folder):
+def play(store_kind, seed, folder, *, sources=False):
     def make(clock, new_id):
         if store_kind == "memory":
             return MemoryStore(clock, new_id=new_id)
         return SqliteStore(folder / f"{seed}.db", clock, new_id=new_id)
 
-    life = world.World(seed, make)
+    life = world.World(seed, make, sources=sources)
     try:
         life.play()
     except BaseException as error:
@@ -64,13 +64,48 @@ def chunks():
     ]
 
 
-@pytest.mark.parametrize(("kind", "seeds"), chunks(), ids=lambda part: str(part).replace("range", ""))
-def test_every_promise_holds_whatever_goes_wrong(kind, seeds):
+def play_all(kind, seeds, *, sources=False):
     # In memory where there is such a folder: a simulated crash loses no page, so the disk has nothing to prove here.
     shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="penstock-sim-", dir=shm) as folder:
         for seed in seeds:
-            play(kind, seed, Path(folder))
+            play(kind, seed, Path(folder), sources=sources)
+
+
+@pytest.mark.parametrize(("kind", "seeds"), chunks(), ids=lambda part: str(part).replace("range", ""))
+def test_every_promise_holds_whatever_goes_wrong(kind, seeds):
+    play_all(kind, seeds)
+
+
+#: Some hundred seeds with arrays, batches, schedules and jobs that wait for them, beside those above.
+SOURCE_SEEDS = [("memory", n) for n in range(0, 100 * SOAK, 20)] + [
+    ("sqlite", n) for n in range(0, 20 * SOAK, 10)
+]
+
+
+@pytest.mark.parametrize(("kind", "first"), SOURCE_SEEDS)
+def test_every_promise_holds_with_arrays_batches_and_schedules(kind, first):
+    play_all(kind, range(first, first + {"memory": 20, "sqlite": 5}[kind]), sources=True)
+
+
+def test_the_simulation_visits_arrays_batches_and_schedules():
+    kinds = set()
+    for seed in range(20):
+        kinds |= {str(e.kind) for e in play("memory", seed, Path(), sources=True).store.events(0, 100_000)}
+
+    assert {
+        "ARRAY_SUBMITTED",
+        "ARRAY_CANCELED",
+        "ARRAY_ENDED",
+        "BATCH_SUBMITTED",
+        "BATCH_CLOSED",
+        "BATCH_CANCELED",
+        "BATCH_ENDED",
+        "SCHEDULE_FIRED",
+        "SCHEDULE_SKIPPED",
+        "SCHEDULE_MISSED",
+        "READY",
+    } <= kinds
 
 
 def test_a_seed_replays_to_the_last_event():

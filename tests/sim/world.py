@@ -14,13 +14,16 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.core.errors import Refused
 from penstock.core.jobs.admission import AdmissionLimits, Budget, Caps
 from penstock.core.jobs.dependencies import Dependency, IfUnmet, ParentCondition
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import Dispatch, Event, Job
+from penstock.core.jobs.job import Dispatch, Event, EventKind, Job
 from penstock.core.jobs.load import Capacity
-from penstock.core.jobs.states import FINAL, SETTLED, DispatchPhase, JobState
+from penstock.core.jobs.schedules import Missed, Overlap, Schedule
+from penstock.core.jobs.states import ENDED, FINAL, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import (
     HOUR,
     MINUTE,
@@ -31,13 +34,17 @@ from penstock.core.jobs.types import (
     EndReason,
     JobId,
     Moment,
+    member_of,
 )
 from penstock.core.jobs.workers import WorkerKinds
+from penstock.scheduler.arrays import ArrayService
+from penstock.scheduler.batches import BatchRequest, BatchService
 from penstock.scheduler.dispatcher import Dispatcher, PullingWorkers
 from penstock.scheduler.hosts import HostLoad
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.maintenance import BudgetEnforcer, Maintenance, put_in_order, recover
 from penstock.scheduler.rules import SchedulerRules
+from penstock.scheduler.schedules import ScheduleFirer, ScheduleService
 from penstock.scheduler.waitlist import SubmitWaitlist
 from penstock.stores.api import Depth, Operation, Query, Receipt, SetAddon, Store, committed
 
@@ -103,6 +110,8 @@ class World:
     make_store: Callable[[Callable[[], Moment], Callable[[], str]], Store]
     steps: int = 150
     trouble: float = 0.15
+    #: Also arrays, batches with callbacks, and schedules of every kind of overlap.
+    sources: bool = False
 
     def __post_init__(self) -> None:
         self.rng = Random(self.seed)
@@ -110,10 +119,11 @@ class World:
         self.last_id = 0
         self.store = self.make_store(lambda: self.now, self.new_id)
         self.budget = self.rng.choice([700, 10_000])  # what addon "a" may spend in a day
+        self.depth = 3 * DEPTH if self.sources else DEPTH
         self.rules = SchedulerRules(
             capacity=Capacity(fixed=CAPACITY),
             limits=AdmissionLimits(HOST_CAPS, {AddonId("a"): Budget(day=self.budget)}),
-            depth=Depth(total=DEPTH),
+            depth=Depth(total=self.depth),
             retention=30 * HOUR,
             grace=3 * SECOND,
         )
@@ -131,6 +141,9 @@ class World:
         self.cursor = 0
         self.healthy = False
         self.history: list[str] = []
+        self.moments: set[tuple[str, str]] = set()  # that became jobs
+        self.ended: set[JobId] = set()  # jobs, arrays and batches
+        self.again: set[JobId] = set()  # retried by a person
         self.boot()
 
     def new_id(self) -> str:
@@ -158,6 +171,10 @@ class World:
             BudgetEnforcer(tap, self.rules),
         )
         self.job_service = JobService(tap, self.rules, self.dispatcher, self.room)
+        self.arrays = ArrayService(tap, self.rules, self.job_service)
+        self.batches = BatchService(tap, self.rules, self.job_service)
+        self.schedules = ScheduleService(tap, self.rules)
+        self.firer = ScheduleFirer(tap, self.rules, self.job_service.cancel)
         put_in_order(tap, self.rules.ordering.aging)
         recover(tap, self.rules, self.end_survivors)
 
@@ -183,6 +200,8 @@ class World:
             (1, self.worker_trouble),
             (2, self.deliver_late),
         ]
+        if self.sources:
+            acts += [(1, self.submit_array), (1, self.submit_batch), (1, self.set_schedule)]
         act = self.rng.choices([a for _, a in acts], [w for w, _ in acts])[0]
         self.history.append(act.__name__)
         act()
@@ -256,9 +275,68 @@ class World:
                 break
         self.collect()
 
+    def work_intent(self) -> Intent:
+        return Intent(
+            addon_id=AddonId(self.rng.choice("ab")),
+            job_type=self.rng.choice("xy"),
+            cost_units=self.rng.choice([1, 10, 30]),
+            retry_delays_sec=(5,),
+        )
+
+    def submit_array(self) -> None:
+        """Or cancel one, or run its failed indices again."""
+        known = self.store.arrays(10)
+        if known and self.rng.random() < 0.4:
+            array_id = self.rng.choice(known).array.array_id
+            act = self.rng.choice([self.arrays.cancel, self.arrays.retry])
+            self.send(lambda: act(array_id))
+            return
+        intent = replace(self.work_intent(), idempotency_key=f"array-{self.new_id()}")
+        indices = self.rng.choice(["0-3%1", "1-5%2", "7,9"])
+        for _ in range(3):  # a lost answer is asked for again
+            if self.send(lambda: self.arrays.submit(intent, indices)) is not None:
+                break
+
+    def submit_batch(self) -> None:
+        """Or close one, or cancel it."""
+        known = self.store.batches(10)
+        if known and self.rng.random() < 0.5:
+            name = self.rng.choice(known).name
+            act = self.rng.choice([self.batches.close, self.batches.cancel])
+            self.send(lambda: act(name))
+            return
+        jobs = [self.work_intent() for _ in range(self.rng.choice([1, 2]))]
+        name, is_open = self.new_id(), self.rng.random() < 0.3
+        callback = self.work_intent()
+        request = BatchRequest(name, AddonId("a"), jobs, callback, callback, is_open=is_open, key=name)
+        for _ in range(3):
+            if self.send(lambda: self.batches.submit(request)) is not None:
+                break
+
+    def set_schedule(self) -> None:
+        known = self.store.schedules()
+        if known and self.rng.random() < 0.7:
+            name = self.rng.choice(known).name
+            service = self.schedules
+            act = self.rng.choice([service.pause, service.resume, service.remove, service.run_now])
+            self.send(lambda: act(name))
+            return
+        schedule = Schedule(
+            self.new_id(),
+            self.work_intent(),
+            every_sec=self.rng.choice([20, 60]),
+            overlap=self.rng.choice(list(Overlap)),
+            missed=self.rng.choice(list(Missed)),
+            missed_limit=3,
+        )
+        self.send(lambda: self.schedules.add(schedule))
+
     def parents(self) -> tuple[Dependency, ...]:
         """Mostly none."""
         known = sorted(self.acknowledged)
+        if self.sources:
+            known += [record.array.array_id for record in self.store.arrays(5)]
+            known += [group.group_id for group in self.store.batches(5)]
         if not known or self.rng.random() < 0.7:
             return ()
         names = self.rng.sample(known, min(len(known), self.rng.choice([1, 2])))
@@ -282,6 +360,8 @@ class World:
         self.call(lambda: self.room.step(self.now))
         self.collect()
         self.call(lambda: self.maintenance.step(self.now))
+        if self.sources:
+            self.call(lambda: self.firer.step(self.now))
         if self.call(lambda: self.budgets.step(self.now)) == self.now + self.rules.tick:
             self.check_purse()
         self.call(lambda: self.dispatcher.step(self.now))
@@ -440,10 +520,57 @@ class World:
             self.cursor = event.seq
             if event.job_id is not None:
                 self.check_move(event, event.job_id)
-            if event.kind == "SUBMITTED" and self.queued() > DEPTH:
-                raise Broken(f"{self.queued()} jobs are queued, of {DEPTH}, and one more was taken")
+            self.check_sources(event)
+            is_index = event.job_id is not None and member_of(event.job_id) is not None
+            if event.kind == "SUBMITTED" and not is_index and self.queued() > self.depth:
+                raise Broken(f"{self.queued()} jobs are queued, of {self.depth}, and one more was taken")
             if event.kind == "ALERT":
                 self.check_alert(event)
+
+    def check_sources(self, event: Event) -> None:
+        """Each moment becomes a job once, an array keeps to its limit, and no child starts before its parents end."""
+        match event.kind:
+            case EventKind.SCHEDULE_FIRED if event.reason == "due":
+                moment = (event.data["schedule"], event.data["moment"])
+                if moment in self.moments:
+                    raise Broken(f"{moment} became two jobs")
+                self.moments.add(moment)
+            case EventKind.ARRAY_ENDED:
+                self.ended.add(event.data["array_id"])
+            case EventKind.BATCH_ENDED:
+                self.ended.add(JobId(f"batch:{event.data['batch']}"))
+            case EventKind.RETRIED if event.job_id is not None:
+                self.again.add(event.job_id)
+            case EventKind.SUBMITTED if event.job_id is not None:
+                self.check_limit_of_array(event.job_id)
+            case EventKind.DISPATCHING if event.job_id is not None:
+                self.check_parents(event.job_id)
+            case _:
+                pass
+        if event.job_id is not None and event.state in ENDED:
+            self.ended.add(event.job_id)
+
+    def check_limit_of_array(self, job_id: JobId) -> None:
+        """What a person retries by itself is not counted by the array."""
+        member = member_of(job_id)
+        record = None if member is None else self.store.array(member[0])
+        if record is None or record.array.spec.at_once is None:
+            return
+        mine = [each for each in self.seen if each.startswith(f"{record.array.array_id}_")]
+        live = [each for each in mine if self.seen[each][0] not in ENDED and each not in self.again]
+        if len(live) > record.array.spec.at_once:
+            raise Broken(f"{live} live at once of an array {record.array.indices}")
+
+    def check_parents(self, job_id: JobId) -> None:
+        job = self.store.job(job_id)
+        after = () if job is None else job.intent.after
+        if (
+            job is None or not after or job.intent.if_unmet is IfUnmet.ANY
+        ):  # the first that has failed may be enough
+            return
+        waiting = [each.job_id for each in after if each.job_id not in self.ended]
+        if waiting:
+            raise Broken(f"job {job_id} was dispatched before {waiting} had ended")
 
     def queued(self) -> int:
         return sum(addon.jobs.get(JobState.QUEUED, 0) for addon in self.store.addons())
@@ -501,6 +628,10 @@ class World:
         if self.over_budget():
             self.now = (self.now // DAY + 1) * DAY
         self.boot()
+        for record in self.store.schedules():
+            self.schedules.remove(record.name)
+        for batch in self.store.batches(1_000):
+            self.batches.close(batch.name)
         for addon_id in "ab":
             committed(self.store, SetAddon(AddonId(addon_id), paused=False))
         for worker in self.workers:
@@ -526,12 +657,14 @@ class World:
 
     def waits_for_a_person(self, job: Job, jobs: Mapping[JobId, Job]) -> bool:
         """A parent is BLOCKED or FAILED, or waits for such a one itself."""
-        parents = [
-            jobs[dependency.parent]
+        names = [
+            dependency.parent
             for dependency in self.store.dependencies(job.job_id)
             if dependency.child == job.job_id and dependency.status == "open"
         ]
-        return any(
+        parents = [jobs[name] for name in names if name in jobs]
+        # A group has a job that is BLOCKED, or a child that waits for a retry of the group.
+        return len(parents) < len(names) or any(
             parent.state in (JobState.BLOCKED, JobState.FAILED)
             or (parent.unmet > 0 and self.waits_for_a_person(parent, jobs))
             for parent in parents
@@ -550,7 +683,7 @@ class World:
         ]
         if stuck:
             raise Broken(f"after everything healed these got nowhere: {stuck}")
-        keys = [job.intent.idempotency_key for job in jobs.values()]
+        keys = [key for job in jobs.values() if (key := job.intent.idempotency_key) is not None]
         if len(keys) != len(set(keys)):
             raise Broken("one submit became two jobs")
         if self.store.ledger(self.rules.host).units:
