@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import signal
 import threading
 import urllib.error
@@ -347,10 +348,11 @@ def test_a_host_is_drained_after_a_question_and_taken_up_again(home):
     row.get_by_role("button", name=f"Undrain {host}").click()
     row.get_by_text("alive", exact=True).wait_for()
     [taken_up] = client.hosts().hosts
-    bar = row.get_by_role("img", name=f"{host}: {taken_up.units} of {taken_up.capacity} units in use")
+    # How many units depends on what runs at this moment.
+    in_use = re.compile(rf"{host}: \d+ of {taken_up.capacity} units in use")
+    row.get_by_role("img", name=in_use).wait_for()
 
     assert (drained.draining, taken_up.draining) == (True, False)
-    assert bar.count() == 1
 
 
 def test_an_addons_weight_and_pause_are_set(home):
