@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -63,6 +64,44 @@ def test_the_project_has_classifiers_for_every_python_that_it_supports():
     assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(
         project["classifiers"]
     )
+
+
+def core_metadata(folder, **env):
+    """The metadata of a wheel, as a build frontend asks the backend for it."""
+    program = f"import hatchling.build as b; print(b.prepare_metadata_for_build_wheel({str(folder)!r}))"
+    env = {name: value for name, value in os.environ.items() if name != "PENSTOCK_HOMEPAGE"} | env
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+    return done, [file.read_text("utf-8") for file in folder.glob("*.dist-info/METADATA")]
+
+
+def test_a_release_names_the_urls_of_its_homepage_and_another_build_names_none(tmp_path):
+    released, plain = tmp_path / "released", tmp_path / "plain"
+    released.mkdir()
+    plain.mkdir()
+    _, [with_home] = core_metadata(released, PENSTOCK_HOMEPAGE="https://forge.example/team/penstock/")
+    _, [without] = core_metadata(plain)
+    home = "https://forge.example/team/penstock"
+    urls = dict(re.findall(r"^Project-URL: (\w+), (\S+)$", with_home, re.MULTILINE))
+
+    assert urls == {
+        "Homepage": home,
+        "Documentation": f"{home}/blob/HEAD/docs/README.md",
+        "Source": home,
+        "Changelog": f"{home}/blob/HEAD/CHANGELOG.md",
+        "Issues": f"{home}/issues",
+    }
+    assert all((ROOT / url.partition("/HEAD/")[2]).exists() for url in urls.values())
+    assert "\nProject-URL: " not in without
+
+
+def test_a_release_refuses_a_homepage_that_is_no_address(tmp_path):
+    refused, written = core_metadata(tmp_path, PENSTOCK_HOMEPAGE="forge.example/penstock")
+
+    assert refused.returncode != 0
+    assert "PENSTOCK_HOMEPAGE is 'forge.example/penstock'; it must be https://HOST/PATH" in refused.stderr
+    assert written == []
 
 
 def test_the_image_has_a_user_without_rights_a_health_check_and_no_pip():
