@@ -123,7 +123,7 @@ def test_looking_changes_nothing(kit):
             admission_view.ledger.take(line.admission_class, admission_view.now, Ordering().sharing)
         return [w.job_id for line in admission_view.lines() for w in line.jobs]
 
-    assert len(kit.store.look("here", look)) == 2
+    assert len(kit.store.read_view("here", look)) == 2
     assert kit.everything() == before
 
 
@@ -151,10 +151,10 @@ def test_a_job_near_its_deadline_steps_into_the_urgent_line(kit):
     [job_id] = kit.submit(time_sensitive=True, deadline_at=kit.now + 3_600 * SECOND)
 
     kit.tick(capacity=0)
-    assert kit.store.look("here", lines_of) == [(False, job_id)]
+    assert kit.store.read_view("here", lines_of) == [(False, job_id)]
     kit.later(3_000)
     kit.tick(capacity=0)
-    assert kit.store.look("here", lines_of) == [(True, job_id)]
+    assert kit.store.read_view("here", lines_of) == [(True, job_id)]
 
 
 def test_a_job_whose_time_comes_near_its_deadline_steps_into_the_urgent_line_at_once(kit):
@@ -163,7 +163,7 @@ def test_a_job_whose_time_comes_near_its_deadline_steps_into_the_urgent_line_at_
     kit.later(3_000)
     kit.tick(capacity=0)
 
-    assert kit.store.look("here", lines_of) == [(True, job_id)]
+    assert kit.store.read_view("here", lines_of) == [(True, job_id)]
     assert kit.store.alarm() == end
 
 
@@ -192,7 +192,7 @@ def test_lines_hold_what_is_due_in_the_cores_order(kit, jobs):
     def lines(admission_view):
         return {line.admission_class: [(w.turn, w.no) for w in line.jobs] for line in admission_view.lines()}
 
-    seen = kit.store.look("here", lines)
+    seen = kit.store.read_view("here", lines)
     queued = kit.store.find(Query(states=[JobState.QUEUED], limit=1_000))
     assert sum(map(len, seen.values())) == len(queued)
     assert all(line == sorted(line) for line in seen.values())
@@ -238,10 +238,10 @@ def test_what_a_round_kept_room_with_is_what_runs_here(kit):
     kit.submit(cost_units=20, expected_duration_sec=60)
     kit.tick(lease=True)
 
-    assert kit.store.look("here", lambda admission_view: list(admission_view.running())) == [
+    assert kit.store.read_view("here", lambda admission_view: list(admission_view.running())) == [
         RunningJob(20, kit.now, kit.now + 60 * SECOND)
     ]
-    assert kit.store.look("there", lambda admission_view: list(admission_view.running())) == []
+    assert kit.store.read_view("there", lambda admission_view: list(admission_view.running())) == []
 
 
 def test_a_paused_addon_waits_and_weights_are_kept(kit):

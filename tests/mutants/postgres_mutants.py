@@ -470,7 +470,7 @@ MUTANTS = [
     Mutant(
         "postgres: the events of a pruned job are still read",
         "penstock/stores/common/rows.py",
-        "forget",
+        "without_jobs",
         " or _job_of(row) in gone else",
         " else",
         (

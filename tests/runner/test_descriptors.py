@@ -45,7 +45,7 @@ def open_readers(store, number=6):
     they would take the last descriptors for good.
     """
     if number:
-        store.look("here", lambda _: open_readers(store, number - 1))
+        store.read_view("here", lambda _: open_readers(store, number - 1))
 
 
 def refused(plant, jobs):

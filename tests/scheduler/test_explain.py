@@ -193,15 +193,15 @@ def test_a_job_for_later_is_judged_by_its_own_beginning(kit):
 
 
 def test_a_submit_without_a_deadline_looks_at_nothing(kit, monkeypatch):
-    monkeypatch.setattr(kit.store, "look", None)
+    monkeypatch.setattr(kit.store, "read_view", None)
     [receipt] = kit.job_service.submit([Intent(addon_id="a", job_type="t")])
 
     assert (receipt.deadline_reachable, receipt.likely_start_at) == (None, None)
 
 
 def test_a_bulk_is_looked_at_once(kit, monkeypatch):
-    looks, look = [], kit.store.look
-    monkeypatch.setattr(kit.store, "look", lambda *args: looks.append(1) or look(*args))
+    looks, look = [], kit.store.read_view
+    monkeypatch.setattr(kit.store, "read_view", lambda *args: looks.append(1) or look(*args))
     intent = Intent(addon_id="a", job_type="t", deadline_at=kit.now + 60 * SECOND)
     receipts = kit.job_service.submit([intent] * 50)
 

@@ -175,7 +175,7 @@ def test_a_drain_is_heard_within_a_second_though_it_was_looked_for_just_before(i
 def test_where_nothing_runs_the_lines_are_not_gone_through_for_who_should_make_room(idle, monkeypatch):
     service, clock = idle
     looks = []
-    monkeypatch.setattr(service.store, "look", lambda *_: looks.append(1))
+    monkeypatch.setattr(service.store, "read_view", lambda *_: looks.append(1))
     rounds(service, clock, 10)
 
     assert looks == []

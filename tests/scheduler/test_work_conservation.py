@@ -79,7 +79,7 @@ class World:
 
     def idle(self):
         """The heads that a present worker with room could start now, if no rule keeps units free."""
-        return self.kit.store.look(self.kit.rules.host, self._startable)
+        return self.kit.store.read_view(self.kit.rules.host, self._startable)
 
     def _startable(self, view):
         inputs = self.kit.dispatcher.inputs(view)

@@ -218,12 +218,12 @@ def test_a_list_says_in_one_clause_why_each_job_is_where_it_is(client, kit):
     waits, later = client.submit(cost_units=20), client.submit(earliest_start_at="2100-01-01T00:00:00Z")
     behind, elsewhere = client.submit(cost_units=20), client.submit(labels=["gpu"])
     kit.service.dispatcher.step(kit.store.now())
-    looks = kit.store.look
-    kit.store.look = None
+    looks = kit.store.read_view
+    kit.store.read_view = None
     try:
         jobs = {job["job_id"]: job["why"] for job in client.get("/queue/jobs").json["jobs"]}
     finally:
-        kit.store.look = looks
+        kit.store.read_view = looks
 
     assert (jobs[failed], jobs[blocked]) == ("KeyError: 7", "")
     assert jobs[waits] == "needs 20 units; too few are free"

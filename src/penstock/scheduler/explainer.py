@@ -118,7 +118,7 @@ class Explainer:
                 job, now, last, viewer=viewer, findings=self._in_flight(job, last, findings, viewer)
             )
         admission_class = admission_class_of(job.intent)
-        seen = self._store.look(self._rules.host, lambda view: self._look(view, job, admission_class))
+        seen = self._store.read_view(self._rules.host, lambda view: self._look(view, job, admission_class))
         worker = self._worker_reason(job, last, admission_class, viewer)
         if isinstance(worker, WorkerElsewhere):
             seen = _of_hosts(seen, worker.hosts)
@@ -431,7 +431,7 @@ class Explainer:
             (job_id, admission_class_of(i), max(now, i.earliest_start_at or 0))
             for job_id, i in intents_of.items()
         ]
-        starts = self._store.look(
+        starts = self._store.read_view(
             self._rules.host, lambda view: likely_starts(self._dispatcher.inputs(view), jobs)
         )
         ranges = self._forecaster.predict(intents_of, quickly=True)

@@ -96,7 +96,7 @@ class Forecaster:
         if not knowledge.records:
             return _Forecast({}, {}, None)
         hosts, runs = self._hosts(), self._store.live(limit=MOST_RUNS)
-        seen = self._store.look(self._rules.host, partial(self._read, job_ids, ahead))
+        seen = self._store.read_view(self._rules.host, partial(self._read, job_ids, ahead))
         waiting = [job.job_id for _, _, jobs in seen.queues for job in jobs]
         targets = set(job_ids).intersection(waiting)
         targets.update(waiting[:: max(1, len(waiting) // most)][:most] if most else ())

@@ -53,7 +53,7 @@ class Preempter:
     def _look(self, now: Moment) -> None:
         if not self._store.live(phases=_BEGUN, limit=1):
             return  # nothing runs, so nothing can yield: skip reading the ready queues
-        pair = self._store.look(self._rules.host, self._first_pair)
+        pair = self._store.read_view(self._rules.host, self._first_pair)
         if pair is not None:
             want, victim = pair
             log.info("%s should yield to %s", victim.job_id, want.waiting.job_id)

@@ -1,4 +1,5 @@
 """
-Where jobs live. A store never decides: it is handed changes that the core has decided on, and writes each down only if
-the world is still as the decider saw it, with its events, in one transaction.
+The stores that keep jobs: memory, SQLite and PostgreSQL. A store decides nothing. The core decides on a
+change; the store writes it with its events in one transaction, and only if the rows are still those that the
+core saw.
 """

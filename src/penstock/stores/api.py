@@ -1,37 +1,41 @@
 """
-The seam between the scheduler and a store: one verb that writes, and reads beside it; the same for memory, SQLite and PostgreSQL.
+The interface of a store, the same for memory, SQLite and PostgreSQL: `commit` writes, all other methods read.
 
-Every write is an `Operation`, a frozen value that names what shall become true: `Submit`, `Apply`, `Complete`, `Renew`, `Admit`,
-and the upkeep (`ResolveDependencies`, `SetAddon`, `ChangeSchedule`, `ChangeArray`, `SubmitBatch`, `ChangeBatch`, `RecordLoad`, `Prune`, `Shift`, `Reorder`, `RegisterHost`,
-`RemoveHost`, `DrainHost`, `Learn`).
-`commit` takes any number of operations and answers each with a Future of its own:
+Every write is an `Operation`, a frozen value: `Submit`, `Apply`, `Complete`, `Renew`, `Admit`, and the upkeep
+(`ResolveDependencies`, `SetAddon`, `ChangeSchedule`, `ChangeArray`, `SubmitBatch`, `ChangeBatch`,
+`RecordLoad`, `Prune`, `Shift`, `Reorder`, `RegisterHost`, `RemoveHost`, `DrainHost`, `Learn`). `commit` takes
+any number of operations and returns a Future for each:
 
     receipts, grants = store.commit(Submit([intent], depth), Admit(host, run_round, terms))
 
-1. The operations of one commit take effect in order and share a transaction, together with what other callers commit at that
-   moment: a sync to disk costs as much as a hundred inserts. An `Admit` comes last in its commit, because a store may
-   write what others end in the same transaction before it.
+1. The operations of one commit take effect in order and share a transaction with the operations that other
+   callers commit at that moment: a sync to disk costs as much as a hundred inserts. An `Admit` comes last in
+   its commit, so that a store may first write the ends that other callers commit in the same transaction.
 2. A Future has its result when the operation is durable, and never before.
-3. Each operation is a savepoint. One that raises fails alone: the store rolls the transaction back and writes the others of it
-   again, one by one. So no operation may count on the success of the one before it. A bulk `Submit` is one operation: all of
-   its jobs or none.
-4. A commit whose outcome is unknown (the sync failed, the server did not answer) is never tried again: every operation of the
-   transaction fails with OutcomeUnknown, and a `Submit` learns which jobs to look for.
-5. `Admit` and `ChangeArray` have a function in them that decides, because it must see rows that no other process can change
-   until its verdict is written: admission the ledger and the heads of the queues, an array its row and the states of its jobs.
-   The function must be quick, and the store may call it again. Everything else that happens to a job is a `Change`, decided
-   beforehand and applied by compare-and-set: False says that it was decided on stale knowledge, and that nothing was changed.
-   What follows for the children of a job that ends is decided in the same transaction (`common/dependencies.py`), and so is what
-   follows for its array (`common/array_changes.py`).
-6. `commit` does not block, so an event loop may call it. `wait=True` says that the calling thread will wait for the answers
-   at once: the store may then write in that thread, which saves waking another (`committed` does so). Upkeep may block.
+3. An operation that raises fails alone: the store rolls the transaction back and writes its other operations
+   again, one by one. So no operation may rely on the success of the one before it. A bulk `Submit` is one
+   operation: all of its jobs or none.
+4. If the outcome of a commit is unknown (the sync failed, the server did not answer), the store does not try
+   it again: every operation of the transaction fails with OutcomeUnknown. The error of a `Submit` names the
+   jobs to look for.
+5. `Admit`, `ChangeArray` and `ChangeBatch` contain a function that decides, because it must see rows that no
+   other process can change until its decision is written: the ledger and the heads of the queues, the row of
+   an array and the states of its jobs, the row of a batch. The function must be quick, and the store may call
+   it again. Every other change of a job is a `Change` that the core decided before, applied by
+   compare-and-set: the answer False means that the rows had changed meanwhile and nothing was written. When a
+   job ends, the same transaction decides about its children (`common/dependencies.py`) and about its array
+   (`common/array_changes.py`).
+6. `commit` does not block, so an event loop may call it. With `wait=True` the calling thread promises to wait
+   for the answers at once: the store may then write in that thread, which saves waking another (`committed`
+   does so). Upkeep may block.
 
-"Complete and claim" is `commit(Complete(...), Admit(...))`: the completed jobs free units for those that start. A worker that is idle
-claims in the commit of a submit because the service appends its `Admit` to the `Submit`.
+`commit(Complete(...), Admit(...))` completes and claims: the completed jobs free units for those that start.
+An idle worker claims in the commit of a submit, because the service appends the worker's `Admit` to the
+`Submit`.
 
 Memory writes under one lock. SQLite has one writer thread and one transaction for all that arrived together
-(`common/group_commit.py`). PostgreSQL has three such writers, so a commit that mixes their operations becomes several
-transactions there, one behind the other: `postgres/store.py` says why.
+(`common/group_commit.py`). PostgreSQL has three such writers, so a commit that mixes their operations becomes
+several transactions there, one after the other: `postgres/store.py` says why.
 """
 
 from __future__ import annotations
@@ -76,14 +80,14 @@ T = TypeVar("T")
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 
-#: How long a host that was lost is remembered.
+#: How long `hosts` lists a host that was lost.
 LOST_FOR: Final[Span] = 24 * HOUR
 
-# what operations carry, and what they are answered with
+# parameters and answers of operations
 
 
 class DepthReached(NamedTuple):
-    """A depth limit that new jobs would exceed; without an addon the total limit."""
+    """A depth limit that new jobs would exceed. `addon_id` None: the limit of all addons together."""
 
     addon_id: AddonId | None
     limit: int
@@ -98,12 +102,12 @@ class DepthReached(NamedTuple):
         return QueueFull(text, limit=self.limit, queued=self.queued, retry_after_sec=RETRY_AFTER_SEC)
 
 
-#: A hint for a submitter that was refused: about as long as it takes some jobs to start.
+#: When a refused submitter should try again: some jobs have usually started by then.
 RETRY_AFTER_SEC: Final = 5
 
 
 class Depth(Struct, frozen=True):
-    """How many jobs may be queued. Requeues are never refused, so they may exceed it."""
+    """How many jobs may be queued. A requeue is never refused, so it may exceed the limit."""
 
     total: int | None = None
     per_addon: int | None = None
@@ -112,22 +116,22 @@ class Depth(Struct, frozen=True):
         self, addons: Sequence[AddonId], queued: Callable[[AddonId | None], int]
     ) -> DepthReached | None:
         """
-        The limit that new jobs, one for each of `addons`, would exceed. `queued`: how many are queued of an addon, or in
-        all (None).
+        The limit that new jobs, one for each of `addons`, would exceed. `queued` counts the queued jobs of an
+        addon, or of all addons (None).
         """
         if self.total is not None and addons and (before := queued(None)) + len(addons) > self.total:
             return DepthReached(None, self.total, before)
         if self.per_addon is not None:
-            for addon_id, more in Counter(addons).items():
-                if (before := queued(addon_id)) + more > self.per_addon:
+            for addon_id, new in Counter(addons).items():
+                if (before := queued(addon_id)) + new > self.per_addon:
                     return DepthReached(addon_id, self.per_addon, before)
         return None
 
-    def check(self, fresh: Sequence[Intent], queued: Callable[[AddonId | None], int]) -> None:
-        """QueueFull if these jobs would exceed it."""
-        full = self.reached([intent.addon_id for intent in fresh], queued)
-        if full is not None:
-            raise full.refusal()
+    def check(self, new: Sequence[Intent], queued: Callable[[AddonId | None], int]) -> None:
+        """Raise QueueFull if these jobs would exceed the limit."""
+        reached = self.reached([intent.addon_id for intent in new], queued)
+        if reached is not None:
+            raise reached.refusal()
 
 
 NO_LIMIT: Final = Depth()
@@ -143,16 +147,17 @@ def key_conflict(intent: Intent, job_id: JobId | None) -> KeyConflict:
 
 def name_taken(host: Host) -> DispatcherHeld:
     return DispatcherHeld(
-        f"another scheduler that is alive on this database is called {host.host} too: "
-        "give this one a name of its own (host.name)",
+        f"another live scheduler on this database has the name {host.host}: "
+        "give this one another name (host.name)",
         holder=host.host,
     )
 
 
 class Receipt(Struct, frozen=True, gc=False):
     """
-    `created`: False when the idempotency key had been used before, and this is that job. For a job with a deadline the service
-    adds whether the deadline looks reachable, and the likely start; None: the service cannot tell.
+    The answer to the submit of one job. `created`: False when the idempotency key had been used before, and
+    this is that job. For a job with a deadline the service adds whether the deadline looks reachable, and the
+    likely start; None: the service cannot tell.
     """
 
     job_id: JobId
@@ -163,14 +168,17 @@ class Receipt(Struct, frozen=True, gc=False):
 
 
 class ScheduleWritten(NamedTuple):
-    """The schedule from now on (None: removed), and the receipt of the job that was submitted with the change."""
+    """
+    The schedule after a change (None: removed), and the receipt of the job that was submitted with the
+    change.
+    """
 
     record: ScheduleRecord | None
     receipt: Receipt | None
 
 
 class Terms(Struct, frozen=True):
-    """What a round makes its dispatches with."""
+    """The times and the worker that a round gives to its dispatches."""
 
     reserve_for: Span = 30 * SECOND
     lease_for: Span = 30 * SECOND
@@ -178,20 +186,23 @@ class Terms(Struct, frozen=True):
 
 
 class Grant(NamedTuple):
-    """What a round started. `job`: as it is from then on; None for a reservation and for a lease without a job."""
+    """
+    A dispatch that a round started. `job`: as the round left it; None for a reservation and for a lease
+    without a job.
+    """
 
     dispatch: Dispatch
     job: Job | None = None
 
 
 class CompletedDispatch(NamedTuple):
-    """A worker's report that the job it has under this lease is done."""
+    """A worker's report that the job of this dispatch is done."""
 
     dispatch_id: DispatchId
     result: str | None = None
 
 
-#: The notes that a heartbeat gives occasion to. Pure, and perhaps called twice.
+#: Makes the notes (events) that a heartbeat adds to the trail. Pure; may be called twice.
 NotesFor: TypeAlias = Callable[[RenewedDispatch], Sequence[Note]]
 
 
@@ -203,10 +214,11 @@ def no_notes(_: RenewedDispatch) -> Sequence[Note]:
 
 
 class Due(StrEnum):
-    EXPIRED = (
-        "expired"  # a reservation that no worker took up, a lease without heartbeats, a stop without an end
-    )
-    STOP = "stop"  # a run past its runtime limit or hard cap
+    """Why maintenance must act on a dispatch or a job."""
+
+    #: A reservation that no worker took up, a lease without heartbeats, or a stop that did not end in time.
+    EXPIRED = "expired"
+    STOP = "stop"  # an attempt beyond its runtime limit or hard cap
     DEADLINE = "deadline"  # a queued job that can no longer start in time
 
 
@@ -216,28 +228,30 @@ class Overdue(NamedTuple):
     dispatch: Dispatch | None
 
 
-#: How many jobs a search by text, or a count by filters, looks at.
+#: How many jobs a search by text, or a count by filters, reads at most.
 MOST_SEARCHED: Final = 100_000
 
 
 class Query(Struct, frozen=True):
+    """Filters for jobs. A filter that has its default matches every job."""
+
     states: Collection[JobState] = ()
     addon_id: AddonId | None = None
     job_type: str | None = None
     tag: str | None = None
-    part: str | None = None  # of the job's id; people type the end of one
+    part: str | None = None  # of the job's id: people type the end of an id
     since: Moment | None = None  # created at or after this moment
     before: Moment | None = None  # created before this moment
-    #: A part of the job's type, payload, tags or last error, without regard to the case of A to Z. Only the newest
-    #: `MOST_SEARCHED` jobs are searched: such a search reads every job on its way.
+    #: A part of the job's type, payload, tags or last error; the case of A to Z does not matter. Only the
+    #: newest `MOST_SEARCHED` jobs are searched, because no index helps such a search.
     text: str | None = None
-    after: int = 0  # the number of the last job seen; by number, newest first when 0 < limit
+    after: int = 0  # the number of the last job of the page before
     newest_first: bool = False
     limit: int = 50
 
 
 def among_newest(query: Query) -> Query:
-    """The query of `Reads.count`: the newest jobs that match, whatever their state."""
+    """The query by which `Reads.count` counts: the newest jobs that match, in any state."""
     return replace(query, states=(), after=0, newest_first=True, limit=MOST_SEARCHED)
 
 
@@ -262,10 +276,10 @@ class Addon(Struct, frozen=True):
 
 class Operation(Struct, Generic[A_co], frozen=True, kw_only=True):
     """
-    One write, answered with a `A_co`.
+    One write, answered with an `A_co`.
 
-    `on_answer` is called with the answer in the thread that writes, before that thread notifies any listener of the commit:
-    a job that starts need not wait for threads that only look.
+    The thread that writes calls `on_answer` with the answer before it notifies the listeners of the commit:
+    a job that starts need not wait for threads that only read.
     """
 
     on_answer: Callable[[Future[Any]], None] | None = None
@@ -277,14 +291,17 @@ class Operation(Struct, Generic[A_co], frozen=True, kw_only=True):
 
 
 class Submit(Operation[list[Receipt]], frozen=True):
-    """New jobs, all or none. QueueFull, KeyConflict."""
+    """Add jobs, all or none. Raises QueueFull and KeyConflict."""
 
     intents: Sequence[Intent]
     depth: Depth = NO_LIMIT
 
 
 class Apply(Operation[list[bool]], frozen=True):
-    """Changes, each on its own merits. False: decided on stale knowledge, nothing was changed by it."""
+    """
+    Apply changes, each by itself. False: the job has changed since the decision, so nothing was written for
+    it.
+    """
 
     changes: Sequence[Change]
 
@@ -294,7 +311,10 @@ class Apply(Operation[list[bool]], frozen=True):
 
 
 class Complete(Operation[list[bool]], frozen=True):
-    """`Apply` of what `changes.completed` makes of each: by far the most frequent change, so the stores have a short way for it."""
+    """
+    Complete jobs: `Apply` of what `changes.completed` makes of each report. By far the most frequent change,
+    so the stores have a faster way for it.
+    """
 
     done: Sequence[CompletedDispatch]
 
@@ -305,8 +325,8 @@ class Complete(Operation[list[bool]], frozen=True):
 
 class Renew(Operation[list[RenewedDispatch | None]], frozen=True):
     """
-    Heartbeats. None: the dispatch is stale, ended or expired, and nothing was changed; one that is ending is not prolonged.
-    The notes that `notes_for` makes are written along.
+    Renew leases (heartbeats), and write the notes that `notes_for` makes. None: the dispatch is stale, ended
+    or expired, so nothing was changed. The lease of a dispatch that is ending is not prolonged.
     """
 
     renewals: Sequence[Renewal]
@@ -319,13 +339,15 @@ class Renew(Operation[list[RenewedDispatch | None]], frozen=True):
 
 class Admit(Operation[list[Grant]], frozen=True):
     """
-    One round of a host. `run_round` decides on rows that no other process can change until its verdict is written; it must be
-    quick, and the store may call it again. `terms` hold for all that this round starts.
+    Run one round of a host. `run_round` decides on rows that no other process can change until its decision
+    is written; it must be quick, and the store may call it again. `terms` apply to every dispatch that this
+    round starts.
 
-    `preview` is called while the round is being written, in the thread that writes, by a store that has time then: the
-    claimant can make ready what it will run, but nothing may begin before the answer. Perhaps called in vain, perhaps never.
+    The thread that writes may call `preview` with the grants while it waits for the database, so that the
+    claimant can prepare the jobs. They are not durable yet: start nothing before the answer. `preview` may be
+    called for a commit that then fails, or not at all.
 
-    `spending`: False if no addon has a budget, so that the round needs no ledger of what they spent.
+    `spending`: False if no addon has a budget; the round then reads no amounts spent.
     """
 
     host: HostId
@@ -337,8 +359,8 @@ class Admit(Operation[list[Grant]], frozen=True):
 
 class ResolveDependencies(Operation[int], frozen=True):
     """
-    Release or end more children of jobs that had more of them than one transaction may resolve; answered with how many such
-    jobs are left. While there are some, `alarm` says that maintenance is due.
+    Release or end more children of jobs that had more of them than one transaction may resolve; answered with
+    the number of such jobs that remain. While any remain, `alarm` says that maintenance is due.
     """
 
 
@@ -353,8 +375,9 @@ class SetAddon(Operation[None], frozen=True):
 
 class ChangeSchedule(Operation[ScheduleWritten | None], frozen=True):
     """
-    A decision about a schedule, with the job that it submits: all of it in one transaction, or nothing. None: decided on stale
-    knowledge, nothing was changed. QueueFull, KeyConflict.
+    Change a schedule and submit the job that the change makes due: all of it in one transaction, or nothing.
+    None: the schedule has changed since the decision, so nothing was written. Raises QueueFull and
+    KeyConflict.
     """
 
     change: ScheduleChange
@@ -362,7 +385,10 @@ class ChangeSchedule(Operation[ScheduleWritten | None], frozen=True):
 
 
 class RecordLoad(Operation[None], frozen=True):
-    """An hour of the week is over, and the host was so busy in it: blended with what was recorded before."""
+    """
+    Record how busy the host was in an hour of the week that is over. The store averages it with the same hour
+    of earlier weeks.
+    """
 
     host: HostId
     hour: int
@@ -371,10 +397,12 @@ class RecordLoad(Operation[None], frozen=True):
 
 class ChangeArray(Operation[ArrayRecord | None], frozen=True):
     """
-    A decision about an array, with the jobs that it makes, in one transaction. `decide` gets the array as it is (None: there is
-    none), the states of its live jobs, and which indices wait for another run. It must be quick and pure, and may be called again; None changes nothing. Answered with
-    the array from then on. `intent`: of the jobs, if the caller knows it: a store may have to prepare for it. The ends of its
-    jobs need no such operation: an array goes on in the transaction that ends them (`common/array_changes.py`).
+    Change an array and add the jobs that the change makes, in one transaction. `decide` gets the array as it
+    is (None: there is none), the states of its live jobs, and the indices that wait for another attempt. It
+    must be quick and pure, and may be called again; if it returns None, nothing changes. Answered with the
+    array after the change. `intent`: of the array's jobs, if the caller knows it, so that a store can prepare
+    for it. The end of a job needs no such operation: the transaction that ends it also starts the next index
+    (`common/array_changes.py`).
     """
 
     array_id: JobId
@@ -384,8 +412,9 @@ class ChangeArray(Operation[ArrayRecord | None], frozen=True):
 
 class SubmitBatch(Operation[list[Receipt]], frozen=True):
     """
-    A batch with its first members and its callbacks, all or none. `group`: without members; `intents`: as `groups.member`,
-    `groups.on_end` and `groups.on_failure` make them. Refusals as of `Submit`; KeyConflict: there is a batch of that name.
+    Add a batch with its first members and its callback jobs, all or none. `group` has no members yet;
+    `intents` are as `groups.member`, `groups.on_end` and `groups.on_failure` make them. Raises what `Submit`
+    raises, and KeyConflict if there is a batch of that name.
     """
 
     group: JobGroup
@@ -396,8 +425,9 @@ class SubmitBatch(Operation[list[Receipt]], frozen=True):
 
 class ChangeBatch(Operation[JobGroup | None], frozen=True):
     """
-    A decision about a batch, in one transaction with what follows from it. `decide` must be quick and pure, and may be called
-    again; None changes nothing. Answered with the batch from then on; None: there is none.
+    Change a batch, and its callback jobs with it, in one transaction. `decide` must be quick and pure, and
+    may be called again; if it returns None, nothing changes. Answered with the batch after the change, or
+    None if there is none.
     """
 
     group_id: JobId
@@ -405,7 +435,10 @@ class ChangeBatch(Operation[JobGroup | None], frozen=True):
 
 
 class Prune(Operation[int], frozen=True):
-    """Forget at most `limit` settled jobs that ended before then; answered with how many. BLOCKED jobs stay."""
+    """
+    Remove at most `limit` settled jobs that ended before a moment; answered with their number. BLOCKED jobs
+    stay.
+    """
 
     before: Moment
     limit: int
@@ -413,8 +446,9 @@ class Prune(Operation[int], frozen=True):
 
 class Shift(Operation[int], frozen=True):
     """
-    The clock was set: every lease, every delay of a retry and the age of every queued job move along, so that none grows or
-    shrinks. Moments that a user gave stay. Answered with how many dispatches moved.
+    Follow a wall clock that was set: shift every lease, every delay of a retry and the age of every queued
+    job, so that none grows or shrinks. Moments that a user gave stay. Answered with the number of dispatches
+    that were shifted.
     """
 
     by: Span
@@ -422,8 +456,9 @@ class Shift(Operation[int], frozen=True):
 
 class Reorder(Operation[int], frozen=True):
     """
-    The order keys of queued jobs are fixed when the jobs become ready, under the aging of that day. Sets those of `limit` jobs
-    behind the number `after` by this aging; answered with the last number it looked at, 0 when there are no more.
+    Compute the order keys of the next `limit` queued jobs after the number `after` anew, by this aging. An
+    order key is fixed when its job becomes ready, by the aging of that time. Answered with the number of the
+    last job, or 0 if there are no more.
     """
 
     aging: Aging
@@ -433,22 +468,26 @@ class Reorder(Operation[int], frozen=True):
 
 class RegisterHost(Operation[Host], frozen=True):
     """
-    A scheduler of this host is alive until `host.until`; answered with the host as stored. DispatcherHeld: another live scheduler
-    has that name. To be repeated where the store is `shared`.
+    Register that a scheduler of this host is alive until `host.until`; answered with the host as stored.
+    Raises DispatcherHeld if another live scheduler has that name. Must be repeated where the store is
+    `shared`.
     """
 
     host: Host
 
 
 class RemoveHost(Operation[None], frozen=True):
-    """The host ends, and says so."""
+    """Remove a host whose scheduler is closing."""
 
     host: HostId
     instance: str
 
 
 class DrainHost(Operation[bool], frozen=True):
-    """The host starts no more jobs, until it is set to False. `by`: the principal, for the trail. Answered False: no such host."""
+    """
+    Drain a host: it starts no more jobs until `draining` is set to False. `by`: the principal, for the trail.
+    False: no such host.
+    """
 
     host: HostId
     draining: bool
@@ -457,8 +496,9 @@ class DrainHost(Operation[bool], frozen=True):
 
 class Learn(Operation[bool], frozen=True):
     """
-    What was learned from the events behind `after` up to `upto`, by name, and the names to forget. Compare-and-set on the
-    number of the last event that was read, so no two hosts learn from one event. Answered False: another host has read on.
+    Store what a host learned from the events after the number `after` up to `upto`, by name, and remove the
+    records `forgotten`. Compare-and-set on the number of the last event that was read, so no two hosts learn
+    from one event. False: another host was faster.
     """
 
     after: int
@@ -468,7 +508,10 @@ class Learn(Operation[bool], frozen=True):
 
 
 class Learned(NamedTuple):
-    """`upto`: the number of the last event that was learned from; 0: none yet. `records`: JSON by name."""
+    """
+    All that is learned. `upto`: the number of the last event that was learned from; 0: none yet. `records`:
+    JSON by name.
+    """
 
     upto: int
     records: Mapping[str, str]
@@ -487,8 +530,9 @@ def committed_apart(
     store: Writes, operation_of: Callable[[Sequence[T]], Operation[list[A]]], items: Sequence[T]
 ) -> list[A | Exception]:
     """
-    Commit one operation for all items and wait. If it fails, commit one for each, so that an item that cannot be written fails
-    alone: the answer to each, or what the store raised for it. Unavailable: nothing can be written now.
+    Commit one operation for all items and wait. If it fails, commit one for each, so that an item that cannot
+    be written fails alone. Return the answer to each item, or the exception that the store raised for it.
+    Raises Unavailable if nothing can be written now.
     """
     if not items:
         return []
@@ -523,26 +567,32 @@ def with_jobs(store: Reads, dispatches: Sequence[Dispatch]) -> list[tuple[Dispat
 
 class Writes(Protocol):
     def now(self) -> Moment:
-        """The one clock: everything that is written or judged here goes by it."""
+        """The time by the one clock that all writes and comparisons of this store use."""
         ...
 
     def commit(self, *operations: Operation[Any], wait: bool = False) -> list[Future[Any]]:
-        """Write the operations in order, and answer each when it is durable: see the module."""
+        """
+        Write the operations in order, and answer each when it is durable: the module's text has the rules.
+        """
         ...
 
 
 @runtime_checkable
 class Transactional(Protocol):
-    """A store in a database that its callers use too."""
+    """A store in a database in which its callers have tables of their own."""
 
     def submit_within(self, connection: Any, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
-        """`Submit` as part of a transaction of the caller's own: there with its commit, gone with its rollback."""
+        """
+        `Submit` in the caller's own transaction: the jobs exist if it commits, and do not if it rolls back.
+        """
         ...
 
 
 class Reads(Protocol):
-    def look(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
-        """What a round would see, to read only: for explain and for trying out."""
+    def read_view(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
+        """
+        Call `view` with the rows that a round would see, without locking them: for explain and for trials.
+        """
         ...
 
     def job(self, job_id: JobId) -> Job | None: ...
@@ -555,15 +605,15 @@ class Reads(Protocol):
 
     def jobs_before(self, nos: Sequence[int], most: int) -> dict[int, int]:
         """
-        Of queued jobs that are ready, by their numbers: how many are before each in its ready queue, counted up to
-        `most`.
+        The number of jobs before each of these jobs in its ready queue, counted up to `most`, by the job's
+        number. Jobs that are in no ready queue are left out.
         """
         ...
 
     def count(self, query: Query) -> dict[JobState, int]:
         """
-        How many jobs of each state the query finds, whatever its `states`, `after` and `limit`, among the newest
-        `MOST_SEARCHED` that match its other fields.
+        The number of jobs in each state among the newest `MOST_SEARCHED` jobs that match the query. Its
+        `states`, `after` and `limit` are ignored.
         """
         ...
 
@@ -588,11 +638,14 @@ class Reads(Protocol):
         ...
 
     def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
-        """By `seq`, or by `n` within one job. No event ever appears at or below a number that was seen."""
+        """
+        The events after a number: `seq`, or `n` within one job. No later commit adds an event at or below a
+        number that a reader has seen.
+        """
         ...
 
     def events_of(self, kinds: Collection[EventKind], after: int, limit: int) -> list[Event]:
-        """`events` for readers of few kinds: events of other kinds cost next to nothing."""
+        """`events` of these kinds only. Events of other kinds cost next to nothing."""
         ...
 
     def newest(self) -> int:
@@ -600,23 +653,23 @@ class Reads(Protocol):
         ...
 
     def schedules(self, due_by: Moment | None = None) -> list[ScheduleRecord]:
-        """By name. `due_by`: only those that must be looked at by then."""
+        """All schedules in the order of their names. `due_by`: only those that must be checked by then."""
         ...
 
     def schedule(self, name: str) -> ScheduleRecord | None: ...
 
     def load_hours(self) -> dict[int, float]:
-        """How busy the hosts are on average, by the hours of the week that were recorded."""
+        """The average load of the hosts by hour of the week; hours without a record are left out."""
         ...
 
     def array(self, array_id: JobId) -> ArrayRecord | None: ...
 
     def arrays(self, limit: int, *, only_open: bool = False) -> list[ArrayRecord]:
-        """The newest first. `only_open`: those that have not ended."""
+        """Arrays, newest first. `only_open`: only those that have not ended."""
         ...
 
     def failed_indices(self, array_id: JobId) -> list[IndexChunk]:
-        """The indices of an array that failed and do not wait for another run, in order."""
+        """The failed indices of an array that do not wait for another attempt, in order."""
         ...
 
     def group(self, group_id: JobId) -> JobGroup | None:
@@ -624,19 +677,24 @@ class Reads(Protocol):
         ...
 
     def batches(self, limit: int, addon_id: AddonId | None = None) -> list[JobGroup]:
-        """The newest first."""
+        """Batches, newest first."""
         ...
 
     def schedule_alarm(self) -> Moment | None:
-        """When the first schedule must be looked at: 0 if moments of one wait for the end of a job. None: there is none."""
+        """
+        When the next schedule must be checked; 0 (now) if moments of a schedule wait for the end of a job.
+        None: no schedule is due at any time.
+        """
         ...
 
     def observed_jobs(self, job_ids: Sequence[JobId]) -> list[ObservedJob]:
-        """What learning reads of jobs, in no order; jobs that do not exist are left out."""
+        """
+        The facts of these jobs that the learner reads, in no order; jobs that do not exist are left out.
+        """
         ...
 
     def learned(self) -> Learned:
-        """What the last `Learn` left."""
+        """All that the `Learn` operations have stored."""
         ...
 
     def learned_upto(self) -> int:
@@ -648,7 +706,7 @@ class Reads(Protocol):
     def addons(self) -> list[Addon]: ...
 
     def waiting_by_labels(self) -> dict[tuple[str, ...], WaitingWork]:
-        """What is ready and waits for units, by the labels that a host must have for it."""
+        """The ready jobs that wait for units, by the labels that a host must have for them."""
         ...
 
 
@@ -660,11 +718,14 @@ class Upkeep(Protocol):
         ...
 
     def trouble(self) -> str | None:
-        """Why writes fail at the moment, as far as the store knows without a write. None: only a write can show it."""
+        """
+        Why writes fail at the moment. None: the store knows no reason, but only a write can prove that it
+        works.
+        """
         ...
 
     def audit(self) -> list[str]:
-        """Recompute every total and check every invariant. Returns each problem in words."""
+        """Recompute every total and check every invariant. Return a sentence for each problem."""
         ...
 
     def close(self) -> None: ...
@@ -673,41 +734,53 @@ class Upkeep(Protocol):
 class Relay(Protocol):
     def __call__(self, submits: Sequence[Submit], *, stays: bool) -> Callable[[], None] | None:
         """
-        Commit submits that other processes handed in; each is answered by its `on_answer`. `stays`: the calling thread is
-        free after that. It calls what this returns, while another thread takes submits.
+        Commit submits of other processes; each is answered by its `on_answer`. `stays`: the calling thread is
+        free afterwards. It calls the returned function (which runs a job) while another thread receives
+        submits.
         """
         ...
 
 
 class Hosting(Protocol):
-    """The processes that share a store: which one dispatches, and how one learns of the commits of another."""
+    """
+    How processes share a store: which one dispatches, and how a process learns of the commits of another.
+    """
 
-    #: Whether several hosts may dispatch from it.
+    #: Whether several hosts may dispatch from the store.
     shared: bool
 
     def hosts(self) -> list[Host]:
-        """By name: hosts that live, hosts that were lost of late, and hosts that are to be drained."""
+        """
+        Hosts in the order of their names: live ones, ones lost in the last `LOST_FOR`, and draining ones.
+        """
         ...
 
     def acquire_dispatch(self, holder: str, relay: Relay | None = None) -> None:
         """
-        The right to dispatch from this store. DispatcherHeld names its holder. Where other processes hand their submits to
-        the one that dispatches, it commits them by `relay`, so that it can claim in the same commit.
+        Acquire the right to dispatch from this store. DispatcherHeld names the process that has it. Where
+        other processes send their submits to the dispatching process, that process commits them by `relay`,
+        so that it can claim in the same commit.
         """
         ...
 
     def release_dispatch(self) -> None:
-        """Another process may have the right now. A process without it releases nothing."""
+        """Release the right to dispatch. In a process without the right this does nothing."""
         ...
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Called after any commit, here or (for the holder of the dispatch right) in another process. A hint, from any thread."""
+        """
+        Call `listener` after every commit of this process and, if this process dispatches, of the others. The
+        call is only a hint and may come from any thread.
+        """
         ...
 
     def listen(self) -> None:
-        """For some seconds from now `on_change` also hears, in a process that does not dispatch, of the dispatcher's commits."""
+        """
+        In a process that does not dispatch: notify its listeners of the dispatcher's commits too, for some
+        seconds.
+        """
         ...
 
 
 class Store(Writes, Reads, Upkeep, Hosting, Protocol):
-    """All of it: what a scheduler needs."""
+    """The whole interface, as a scheduler needs it."""

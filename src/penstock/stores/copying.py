@@ -1,7 +1,8 @@
 """
-Copies everything from a SQLite file into an empty PostgreSQL database, in one transaction, and checks that both are the same.
+Copies everything from a SQLite file into an empty PostgreSQL database, in one transaction, and checks that
+both are the same.
 
-No process may dispatch from the file meanwhile, and a process that submits to it waits.
+During the copy no process may dispatch from the file, and a process that submits to it waits.
 """
 
 # ruff: noqa: S608  # only names of our own tables are put together; every value is bound or copied
@@ -50,28 +51,34 @@ TABLES: Final = {
 
 
 class Copied(NamedTuple):
-    """How many rows were copied, by name: `jobs QUEUED`, `events`, `dispatches` and so on. Counted on both sides, and equal."""
+    """
+    The number of rows copied, by name (`jobs QUEUED`, `queued`, `groups` ...): counted on both sides, and
+    equal.
+    """
 
     counts: dict[str, int]
 
 
 def copy_to_postgres(source: Path, target: str, sharing: SharedOptions | None = None) -> Copied:
-    """DispatcherHeld: a process dispatches from the file. StoreFailed: the target is not empty, or differs at the end."""
+    """
+    Copy a SQLite file to PostgreSQL. DispatcherHeld: a process dispatches from the file. StoreFailed: the
+    target is not empty, or differs from the file after the copy.
+    """
     sharing = sharing or SharedOptions()
     with _held(source) as con:
         store = open_postgres(target, sharing=sharing)  # makes the tables
         try:
-            # No timeouts: the transaction reads the file in between, for as long as that takes.
+            # No timeouts: the transaction is idle while this process reads the file.
             options = ConnectionOptions(pooler=sharing.pooler, statement_timeout_ms=0, idle_timeout_ms=0)
             link = Database(target, sharing.schema, options, None)
             with closing(link), link.failures(), link.connection() as server, server.transaction():
                 _refuse_unless_empty(server, link, target)
-                for table, mine in TABLES.items():
-                    _copy(con, server, link, table, mine)
+                for table, source_table in TABLES.items():
+                    _copy(con, server, link, table, source_table)
                 _copy_jobs(con, server, link)
                 _copy_events(con, server, link)
-                _go_on_counting(con, server, link)
-                _copy_flights(server, link)
+                _set_counters(con, server, link)
+                _make_flights(server, link)
                 copied = _compare(con, server, link)
             problems = store.audit()
         finally:
@@ -115,9 +122,10 @@ def _copy(con: apsw.Connection, server: PipelineConnection, link: Database, tabl
     _fill(server, link, table, names, con.execute(f"SELECT {', '.join(names)} FROM {source}"))
 
 
-#: The table in PostgreSQL, its columns of the same name, the others with the SQL that reads them here, and what they are read
-#: from. A job that is done is settled in its own row there.
-_PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
+#: For each table in PostgreSQL: its columns of the same name in the file, its other columns with the SQL that
+#: reads them from the file, and the table or view of the file. In PostgreSQL the own row of a finished job
+#: says that it is settled.
+_JOB_TABLES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
     (
         "job",
         (
@@ -154,14 +162,17 @@ _PLACES: Final[tuple[tuple[str, str, dict[str, str], str], ...]] = (
 
 
 def _copy_jobs(con: apsw.Connection, server: PipelineConnection, link: Database) -> None:
-    for table, same, others, source in _PLACES:
+    for table, same, others, source in _JOB_TABLES:
         names = [name.rpartition(".")[2] for name in same.split(", ")] + list(others)
         read = ", ".join([same, *others.values()])
         _fill(server, link, table, names, con.execute(f"SELECT {read} FROM {source}"))
 
 
-def _copy_flights(server: PipelineConnection, link: Database) -> None:
-    """With numbers of batches that are drawn now and have no events."""
+def _make_flights(server: PipelineConnection, link: Database) -> None:
+    """
+    Gather the live dispatches into flights, and the ended jobs. Their batches get new numbers and have no
+    events.
+    """
     for name in ("gather_flights", "gather_standalone_leases", "join_flights", "gather_ended_jobs"):
         server.execute(link.sql[name].text)
 
@@ -181,21 +192,24 @@ def _copy_events(con: apsw.Connection, server: PipelineConnection, link: Databas
     _fill(server, link, "mention", ["job_no", "batch"], con.execute(_MENTIONS))
 
 
-#: In PostgreSQL the copied attempts name no batch, so all batches of theirs are mentioned.
+#: In PostgreSQL the copied attempts name no batch of the trail, so the table `mention` names all batches with
+#: their events.
 _MENTIONS: Final = """SELECT job_no, batch FROM mention
 UNION SELECT job_no, started_in FROM dispatch_full WHERE job_no IS NOT NULL AND started_in IS NOT NULL
 UNION SELECT job_no, ended_in FROM dispatch_full WHERE job_no IS NOT NULL AND ended_in IS NOT NULL"""
 
 
-def _go_on_counting(con: apsw.Connection, server: PipelineConnection, link: Database) -> None:
-    """New rows must get new numbers. And a round locks rows of the ledger, so each must exist."""
+def _set_counters(con: apsw.Connection, server: PipelineConnection, link: Database) -> None:
+    """
+    Let new rows get new numbers, and make each row of the ledger: a round locks them, so they must exist.
+    """
     jobs, events = newest_numbers(con)
     server.execute(link.in_schema("UPDATE penstock.mark SET value = %s WHERE name = 'event'"), [events])
     classes = con.execute("SELECT max(no) FROM admission_class").get or 0
     sequence = link.in_schema("SELECT pg_get_serial_sequence('penstock.admission_class', 'no')")
-    [(of_classes,)] = server.execute(sequence).fetchall()
+    [(class_sequence,)] = server.execute(sequence).fetchall()
     for name, value in (
-        (of_classes, classes),
+        (class_sequence, classes),
         (f"{link.quoted}.job_no", jobs),
         (f"{link.quoted}.group_no", con.execute("SELECT max(no) FROM job_group").get or FIRST_GROUP),
         (f"{link.quoted}.batch", events),
@@ -233,13 +247,16 @@ _COUNTS: Final = {
 
 
 def _compare(con: apsw.Connection, server: PipelineConnection, link: Database) -> Copied:
-    here: dict[str, int] = {}
-    there: dict[str, int] = {}
+    in_file: dict[str, int] = {}
+    in_copy: dict[str, int] = {}
     for sql in _COUNTS.values():
-        here.update({name: int(count) for name, count in con.execute(sql.format("", "_totals"))})
+        in_file.update({name: int(count) for name, count in con.execute(sql.format("", "_totals"))})
         counts = server.execute(link.in_schema(sql.format("penstock.", ""))).fetchall()
-        there.update({name: int(count) for name, count in counts})
-    if here != there:
-        differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-        raise StoreFailed(f"the copy differs in {', '.join(differing)}; nothing was kept of it", kind="copy")
-    return Copied(dict(sorted(here.items())))
+        in_copy.update({name: int(count) for name, count in counts})
+    if in_file != in_copy:
+        names = in_file.keys() | in_copy.keys()
+        differing = sorted(name for name in names if in_file.get(name) != in_copy.get(name))
+        raise StoreFailed(
+            f"the copy differs from the file in {', '.join(differing)}; nothing of it was kept", kind="copy"
+        )
+    return Copied(dict(sorted(in_file.items())))

@@ -1,6 +1,7 @@
 """
-Opens the store that a user names: the path of a SQLite file, or the `postgresql://` address of a database that many hosts
-share. An address may contain a password, so everything that is shown, logged or raised goes through `shown`.
+Opens the store that a user names: the path of a SQLite file, or the `postgresql://` address of a database
+that many hosts share. An address may contain a password, so every output, log line and error shows it by
+`shown`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 
 
 _SCHEMES: Final = ("postgresql://", "postgres://")
-#: To the last @: a password with an @ that was not escaped must not appear in part in a log.
+#: Up to the last @: no part of a password that contains an unescaped @ may appear in a log.
 _PASSWORD: Final = re.compile(r"(://[^:/?#@\s]*):.*@")
 _PARAMETER: Final = re.compile(r"((?:^|[?&\s])(?:ssl)?password\s*=\s*)[^&\s]+")
 
 
 class SharedOptions(NamedTuple):
-    """How to use a PostgreSQL database that other programs may use too. `pooler`: PgBouncer in transaction mode is before it."""
+    """How to use a PostgreSQL database. `pooler`: connections go through PgBouncer in transaction mode."""
 
     schema: str = "penstock"
     connections: int = 16
@@ -51,8 +52,8 @@ def open_store(
     accept_loss: bool = False,
 ) -> Store:
     """
-    `clock` is for a file; a shared database has the time of its server. `accept_loss`: open a file that has lost
-    acknowledged work, and record that in its trail.
+    Open a SQLite file or a PostgreSQL database. `clock` is used for a file; a database uses the time of its
+    server. `accept_loss`: open a file that has lost acknowledged work, and record that in its trail.
     """
     if is_address(where):
         return open_postgres(where, ordering, sharing)
@@ -73,7 +74,7 @@ def open_postgres(
 
 
 def server_time(where: str, sharing: SharedOptions) -> Moment:
-    """The time of the server's clock, for a command that only reads: no table is made or migrated."""
+    """The time of the server's clock, for a command that only reads: it makes and migrates no table."""
     with _driver(where):
         from penstock.stores.postgres.database import Database  # noqa: PLC0415  # as above
         from penstock.stores.postgres.pipeline import ConnectionOptions  # noqa: PLC0415  # as above
@@ -82,7 +83,7 @@ def server_time(where: str, sharing: SharedOptions) -> Moment:
 
 
 def drop_schema(where: str, schema: str) -> None:
-    """Remove a schema with all its tables. For schemas that a trial has made."""
+    """Remove a schema with all its tables: a trial has made it."""
     with _driver(where):
         import psycopg  # noqa: PLC0415  # as above
         from psycopg import sql  # noqa: PLC0415  # as above

@@ -1,8 +1,9 @@
 """
-How an array changes, alike in every store: by a decision of its own (`ChangeArray`), and by the ends of its jobs.
+Changes arrays, alike in every store: by a decision of the caller (`ChangeArray`), and by the ends of their
+jobs.
 
-Each store calls `advance_arrays` for every end of a job, in the transaction that writes it, whatever ended the
-job: a worker's report, a lease that ran out, a cancel, a deadline. So the next index is made in the commit that
+Every store calls `advance_arrays` for each job that ends, in the transaction that ends it: by a worker's
+report, a lease that ran out, a cancel, a deadline. So the job of the next index is added in the commit that
 ends the one before it, and a kill can come only before or after both.
 """
 
@@ -17,11 +18,11 @@ from penstock.core.jobs.groups import JobGroup, array_moves, group_of_array
 from penstock.core.jobs.states import ENDED, JobState
 from penstock.core.jobs.types import SEPARATOR, JobId, Moment, member_of
 from penstock.stores.api import ChangeArray
-from penstock.stores.common.dependencies import EndedJob
+from penstock.stores.common.dependencies import StateMove
 
 
 class ArrayRows(Protocol):
-    """The arrays of one transaction."""
+    """The arrays of a store, read and written in one transaction."""
 
     @property
     def now(self) -> Moment: ...
@@ -31,42 +32,45 @@ class ArrayRows(Protocol):
         ...
 
     def states(self, job_ids: Sequence[JobId]) -> Mapping[JobId, JobState]:
-        """The states of those of these jobs that exist."""
+        """The states of these jobs; jobs that do not exist are left out."""
         ...
 
     def first_again(self, array_id: JobId, chunk: int, size: int) -> list[int]:
-        """The first indices that wait for another run: see `FirstAgain`."""
+        """The first indices that wait for another attempt: see `FirstAgain`."""
         ...
 
     def write(self, change: ArrayChange, *, is_new: bool) -> None:
-        """Write the array, the chunks of its indices, the jobs that it makes, and the events."""
+        """Write the array, the chunks of its indices, its new jobs, and the events."""
         ...
 
     def change_group(self, group: JobGroup, *, is_new: bool) -> None:
-        """The array as a parent from now on; its end releases the jobs that wait for it."""
+        """Write the array as a parent (`JobGroup`); its end releases the jobs that wait for it."""
         ...
 
 
 def change_array(rows: ArrayRows, operation: ChangeArray) -> ArrayRecord | None:
-    """The answer to the operation: the array from now on."""
+    """Carry out a `ChangeArray`; return the array after it."""
     record = rows.record(operation.array_id)
     states = {} if record is None else rows.states(record.live_jobs())
     first_again = partial(rows.first_again, operation.array_id)
     change = operation.decide(record, states, rows.now, first_again)
     record = _write(rows, record, change)
-    if change is not None and change.retried:  # the failed indices wait now
+    if change is not None and change.retried:  # the failed indices wait now, and some may start at once
         record = _write(rows, record, advance(record, {}, rows.now, first_again))
     return record
 
 
-def advance_arrays(rows: ArrayRows, moves: Iterable[EndedJob]) -> list[ArrayRecord]:
-    """Go on with the arrays whose jobs have ended: `moves`, as `moved` makes them. Returns those that have changed."""
+def advance_arrays(rows: ArrayRows, moves: Iterable[StateMove]) -> list[ArrayRecord]:
+    """
+    Add the next jobs of the arrays whose jobs have ended. `moves`: as `move_of` makes them. Return the
+    changed arrays.
+    """
     ends: dict[JobId, dict[JobId, JobState]] = {}
     for move in moves:
         if move.state in ENDED and (array_id := array_of_member(move.job_id)) is not None:
             ends.setdefault(array_id, {})[move.job_id] = move.state
     changed: list[ArrayRecord] = []
-    for array_id in sorted(ends):  # in the order in which every transaction locks them
+    for array_id in sorted(ends):  # every transaction locks arrays in this order, so none deadlocks
         record = rows.record(array_id)
         first_again = partial(rows.first_again, array_id)
         if (change := advance(record, ends[array_id], rows.now, first_again)) is not None:
@@ -76,8 +80,8 @@ def advance_arrays(rows: ArrayRows, moves: Iterable[EndedJob]) -> list[ArrayReco
 
 
 def array_of_member(job_id: str) -> JobId | None:
-    """The array of a job; None: it belongs to none."""
-    member = member_of(job_id) if SEPARATOR in job_id else None  # nearly no job has one
+    """The array that a job belongs to; None: to none."""
+    member = member_of(job_id) if SEPARATOR in job_id else None  # few job ids have a separator
     return None if member is None else member[0]
 
 

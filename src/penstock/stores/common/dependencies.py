@@ -1,19 +1,21 @@
 """
-Dependencies resolved in the transaction that ends their parents: the one hook that each store calls
-for every end of a job, and for a job that begins to wait for its parents (a new one, or one that is retried).
+Resolves dependencies in the transaction that ends a parent. Every store calls `resolve` for each job that
+ends, and for each job that begins to wait for its parents (a new one, or one that is retried).
 
-A store reads and writes rows (`DependencyRows`); what they mean is decided here, alike for all stores. Children
-that end because of a parent have children of their own, so the work goes level by level, never by recursion.
+A store reads and writes rows (`DependencyRows`); this module decides what they mean, for all stores alike.
+Children that end because of a parent have children of their own, so the work goes level by level, never by
+recursion.
 
 The work of one transaction is bounded, because a writer must not stall: `MOST_RESOLVED` children that are
-released, or a tenth of it that are ended, or some 160 levels. What is beyond that stays as a row of
-`pending_end` in the same transaction, and `ResolveDependencies` goes on from there; maintenance commits it at once.
+released, or a tenth as many that are ended, or about 160 levels. The same transaction keeps the rest as rows
+of `pending_end`; maintenance continues with it at once by the operation `ResolveDependencies`.
 
-The cost of a release is that of the dependencies on the jobs that ended. A child counts the parents that it
-waits for, so no end looks at the child's other parents.
+A release reads only the dependencies on the jobs that ended: a child counts the parents that it waits for, so
+its other parents need not be read.
 
-A batch is a child of its members and a parent of what waits for it (`core/jobs/groups.py`): the end of a member is
-counted in the row of the batch, and the end of the last one ends the batch, in the same transaction.
+A batch is a child of its members and a parent of the jobs that wait for it (`core/jobs/groups.py`): the end
+of a member is counted in the row of the batch, and the end of the last one ends the batch, in the same
+transaction.
 """
 
 from __future__ import annotations
@@ -30,16 +32,20 @@ from penstock.core.jobs.job import EventKind, Job
 from penstock.core.jobs.states import ENDED, JobState
 from penstock.core.jobs.types import JobId, Moment
 
-#: Children of one transaction. Releasing so many took SQLite 0.2 s on two busy cores, with the commit (one run).
+#: The children that one transaction may release. To release so many took SQLite 0.2 s on two busy cores, with
+#: the commit (one run).
 MOST_RESOLVED: Final = 10_000
-#: A child that ends is read and written as a whole, and a level needs statements of its own (on PostgreSQL
-#: round trips), so they count for more.
+#: The costs of a child that ends and of a level, where a release costs 1: a child that ends is read and
+#: written as a whole, and a level needs statements of its own (on PostgreSQL round trips).
 END_COST: Final = 10
 LEVEL_COST: Final = 50
 
 
-class EndedJob(NamedTuple):
-    """`after`: the number of the last child that was resolved."""
+class StateMove(NamedTuple):
+    """
+    A job or group whose new state changes dependencies: it has ended, is queued again (a retry), or is a
+    group whose first member has failed (RUNNING). `after`: the number of the last child that was resolved.
+    """
 
     no: int
     job_id: JobId
@@ -49,8 +55,8 @@ class EndedJob(NamedTuple):
 
 class OpenDependency(NamedTuple):
     """
-    A dependency that is not met, of a child that is queued, or of a batch on its member. `unmet`, `events`: of the
-    child, as stored.
+    A dependency that is not met: of a queued child on its parent, or of a batch on its member. `unmet` and
+    `events` are the child's, as stored.
     """
 
     parent_no: int
@@ -65,17 +71,20 @@ class OpenDependency(NamedTuple):
 
 
 class DependencyRows(Protocol):
-    """The rows of one transaction."""
+    """The dependencies of a store, read and written in one transaction."""
 
     @property
     def now(self) -> Moment: ...
 
-    def children(self, ends: Sequence[EndedJob], limit: int) -> Sequence[OpenDependency]:
-        """The first queued children of these jobs, behind `after` of each; the parent is as its end says."""
+    def children(self, ends: Sequence[StateMove], limit: int) -> Sequence[OpenDependency]:
+        """
+        The first queued children of these parents, after the `after` of each. `parent_state` is that of the
+        move.
+        """
         ...
 
     def parents(self, children: Sequence[int]) -> Sequence[OpenDependency]:
-        """The dependencies that these children have to meet; the parents as they are in this transaction."""
+        """The open dependencies of these children, with the states of the parents in this transaction."""
         ...
 
     def end(self, child: OpenDependency, decide: Callable[[Job], Change]) -> None:
@@ -87,11 +96,11 @@ class DependencyRows(Protocol):
         ...
 
     def void(self, children: Sequence[int]) -> None:
-        """Make the open dependencies of these children void: they no longer matter."""
+        """Set the open dependencies of these children to VOID: they no longer matter."""
         ...
 
     def wait(self, unmet: Sequence[tuple[int, int]]) -> None:
-        """Set how many parents each child waits for (child, number), so that no ready queue has it."""
+        """Set how many parents each child waits for (child, number), and take it out of its ready queue."""
         ...
 
     def release(self, ready: Sequence[tuple[OpenDependency, Note]]) -> None:
@@ -99,44 +108,49 @@ class DependencyRows(Protocol):
         ...
 
     def memberships(self, members: Sequence[int]) -> Sequence[OpenDependency]:
-        """The dependencies of batches on these members, which had ended, as if they were open."""
+        """The dependencies of batches on these members, which had ended and are queued again."""
         ...
 
     def groups(self, nos: Sequence[int]) -> Mapping[int, JobGroup]:
-        """These groups, by number, locked."""
+        """Lock these groups and return them by number."""
         ...
 
     def set_groups(self, groups: Mapping[int, JobGroup], notes: Sequence[Note]) -> None:
-        """Write groups as they are from now on, with events that belong to no job."""
+        """Write changed groups, and events that belong to no job."""
         ...
 
-    def postpone(self, ends: Sequence[EndedJob]) -> None:
-        """Keep ends whose children are not all resolved yet, for `ResolveDependencies`."""
+    def postpone(self, ends: Sequence[StateMove]) -> None:
+        """Store moves whose children are not all resolved yet, for `ResolveDependencies`."""
         ...
 
 
-def moved(no: int, job_id: JobId, source: JobState, target: JobState) -> EndedJob | None:
-    """The move of a job that may change its dependencies; None: it changes none. A job that is retried is no longer ended."""
+def move_of(no: int, job_id: JobId, source: JobState, target: JobState) -> StateMove | None:
+    """
+    The change of a job's state, if it may change dependencies: the job has ended, or is retried after it had
+    ended.
+    """
     if source is target or not (target in ENDED or source in ENDED):
         return None
-    return EndedJob(no, job_id, target)
+    return StateMove(no, job_id, target)
 
 
-def group_move(no: int, before: JobGroup, after: JobGroup) -> EndedJob | None:
-    """The change of a group that its children must know: it has ended, or its first member has failed."""
+def group_move(no: int, before: JobGroup, after: JobGroup) -> StateMove | None:
+    """
+    The change of a group, if it may change dependencies: the group has ended, or its first member has failed.
+    """
     if after.state is not None and before.state is None:
-        return EndedJob(no, after.group_id, after.state)
+        return StateMove(no, after.group_id, after.state)
     if after.is_failing and not before.is_failing:
-        return EndedJob(no, after.group_id, JobState.RUNNING)
+        return StateMove(no, after.group_id, JobState.RUNNING)
     return None
 
 
 def resolve(
-    rows: DependencyRows, moves: Sequence[EndedJob], new: Sequence[int] = (), *, most: int | None = None
+    rows: DependencyRows, moves: Sequence[StateMove], new: Sequence[int] = (), *, most: int | None = None
 ) -> None:
     """
-    `moves`: as `moved` makes them, and groups that have ended, or of which the first member has failed (RUNNING).
-    `new`: the numbers of new jobs that have parents.
+    Resolve the dependencies that these moves change. `moves`: as `move_of` and `group_move` make them. `new`:
+    the numbers of new jobs that have parents.
     """
     resolution = _Resolution(rows, MOST_RESOLVED if most is None else most)
     retried = [move.no for move in moves if move.state is JobState.QUEUED]
@@ -148,8 +162,8 @@ def resolve(
         resolve_failing(rows, failing, most)
 
 
-def resolve_failing(rows: DependencyRows, groups: Sequence[EndedJob], most: int | None = None) -> None:
-    """The first member of these groups has failed, which is enough for some of their children."""
+def resolve_failing(rows: DependencyRows, groups: Sequence[StateMove], most: int | None = None) -> None:
+    """Release the children of groups whose first member has failed, as far as that is enough for them."""
     resolution = _Resolution(rows, MOST_RESOLVED if most is None else most)
     for group in groups:
         resolution.release_early(group.no, group.job_id)
@@ -158,6 +172,10 @@ def resolve_failing(rows: DependencyRows, groups: Sequence[EndedJob], most: int 
 
 @dataclass(slots=True)
 class _Child:
+    """
+    A child of this transaction: the parents that it still waits for, and those whose end has been judged.
+    """
+
     row: OpenDependency
     unmet: int
     met: dict[int, JobId] = field(default_factory=dict)
@@ -165,31 +183,37 @@ class _Child:
     ended: bool = False
 
     def is_settled(self, parent_no: int) -> bool:
-        """Whether the end of this parent changes nothing any more."""
+        """Whether the end of this parent changes nothing for the child."""
         one_is_enough = self.row.if_unmet == IfUnmet.ANY and bool(self.met)
         return self.ended or one_is_enough or parent_no in self.met or parent_no in self.dropped
 
 
 class _Resolution:
+    """
+    The moves of one transaction, resolved level by level within a budget. `write` writes what was collected.
+    """
+
     def __init__(self, rows: DependencyRows, most: int) -> None:
         self._rows, self._budget = rows, most
         self._children: dict[int, _Child] = {}
-        #: The open dependencies of children that begin to wait, by parent: a store may not find them yet.
+        #: The open dependencies of children that begin to wait, by parent: the store's rows may not have them
+        #: yet.
         self._awaited: dict[int, list[OpenDependency]] = {}
         #: Children whose open dependencies no longer matter.
         self._void: list[int] = []
-        self._next: list[EndedJob] = []
-        self._postponed: list[EndedJob] = []
+        self._next: list[StateMove] = []
+        self._postponed: list[StateMove] = []
         #: Groups as they are from now on, by number.
         self._groups: dict[int, JobGroup] = {}
         self._group_notes: list[Note] = []
-        #: Members that ended in this level, by group; and all that ended or were retried, as pairs of dependencies.
+        #: Members that ended in this level, by group; and all that ended or were retried, as pairs of
+        #: dependencies.
         self._members: dict[int, dict[int, JobState]] = {}
         self._ended_members: list[tuple[int, int]] = []
         self._retried_members: list[tuple[int, int]] = []
 
     def reopen_groups(self, retried: Sequence[int]) -> None:
-        """Members that had failed are queued again."""
+        """Count members that had failed and are queued again as live members of their groups."""
         rows = self._rows.memberships(sorted(set(retried)))
         counts = Counter(row.child_no for row in rows)
         self._read_groups(counts)
@@ -199,8 +223,11 @@ class _Resolution:
             self._retried_members.append((row.parent_no, row.child_no))
             self._awaited.setdefault(row.parent_no, []).append(row)
 
-    def run(self, ended: Sequence[EndedJob], waiting: Sequence[int]) -> None:
-        """`ended`: jobs whose children may become ready or end. `waiting`: jobs that begin to wait for their parents."""
+    def run(self, ended: Sequence[StateMove], waiting: Sequence[int]) -> None:
+        """
+        Resolve level by level. `ended`: jobs whose children may become ready or end. `waiting`: jobs that
+        begin to wait for their parents.
+        """
         if waiting:
             self._judge_parents(waiting)
         self._next += ended
@@ -221,25 +248,26 @@ class _Resolution:
         for dependency in dependencies:
             self._judge(dependency, JobState(dependency.parent_state))
 
-    def _resolve_level(self, level: Sequence[EndedJob]) -> list[EndedJob]:
-        """Resolve ends in the order of their numbers. Returns those that are left when the budget is spent."""
-        by_no = {end.no: at for at, end in enumerate(level)}
+    def _resolve_level(self, level: Sequence[StateMove]) -> list[StateMove]:
+        """Resolve ends in the order of their numbers. Return those that remain when the budget is spent."""
+        positions = {end.no: position for position, end in enumerate(level)}
         for (parent_no, child_no), row in sorted(self._children_of(level).items()):
-            at = by_no[parent_no]
+            position = positions[parent_no]
+            end = level[position]
             if self._budget <= 0:
-                return [level[at]._replace(after=child_no - 1), *level[at + 1 :]]
+                return [end._replace(after=child_no - 1), *level[position + 1 :]]
             self._budget -= 1
-            self._judge(row._replace(parent_id=level[at].job_id), level[at].state)
+            self._judge(row._replace(parent_id=end.job_id), end.state)
         return []
 
-    def _children_of(self, level: Sequence[EndedJob]) -> dict[tuple[int, int], OpenDependency]:
+    def _children_of(self, level: Sequence[StateMove]) -> dict[tuple[int, int], OpenDependency]:
         stored = self._rows.children(level, max(1, self._budget) + 1)
-        found = {(row.parent_no, row.child_no): row for row in stored}
+        rows = {(row.parent_no, row.child_no): row for row in stored}
         for end in level:
-            for row in self._awaited.get(end.no, ()):  # a store may know them already
+            for row in self._awaited.get(end.no, ()):
                 if row.child_no > end.after:
-                    found[row.parent_no, row.child_no] = row
-        return found
+                    rows[row.parent_no, row.child_no] = row
+        return rows
 
     # groups
 
@@ -248,7 +276,7 @@ class _Resolution:
             self._groups |= self._rows.groups(unread)
 
     def _count_members(self) -> None:
-        """Count the members that this level ended, and end the groups that are over."""
+        """Count the members that ended in this level, and end the groups whose last member ended."""
         members, self._members = self._members, {}
         if not members:
             return
@@ -260,16 +288,16 @@ class _Resolution:
             self._group_notes += notes
             self._ended_members += [(member, no) for member in ends]
             if group.state is not None:
-                self._next.append(EndedJob(no, group.group_id, group.state))
+                self._next.append(StateMove(no, group.group_id, group.state))
             elif group.is_failing and not before.is_failing:
                 self.release_early(no, group.group_id)
 
     def release_early(self, no: int, group_id: JobId) -> None:
         """
-        The first member has failed: release the children for which that is enough. Beyond the budget they wait for the
-        end of the group.
+        Release the children for which the first failed member of the group is enough. Children beyond the
+        budget wait for the end of the group.
         """
-        failing = EndedJob(no, group_id, JobState.FAILED)
+        failing = StateMove(no, group_id, JobState.FAILED)
         for row in self._children_of([failing]).values():
             if row.condition == ParentCondition.FAILED and row.if_unmet == IfUnmet.ANY:
                 self._budget -= 1
@@ -278,6 +306,10 @@ class _Resolution:
     # children
 
     def _judge(self, row: OpenDependency, parent: JobState) -> None:
+        """
+        Decide what the parent's state means for one child: it has a parent less to wait for, is ready, or
+        ends.
+        """
         if row.child_no >= FIRST_GROUP:
             self._members.setdefault(row.child_no, {})[row.parent_no] = parent
             return
@@ -305,11 +337,12 @@ class _Resolution:
                 ),
             )
             state = JobState.FAILED if child_fate is Fate.FAIL else JobState.CANCELED
-            self._next.append(EndedJob(row.child_no, row.child_id, state))
+            self._next.append(StateMove(row.child_no, row.child_id, state))
             if state is JobState.CANCELED:
                 self._void.append(row.child_no)
 
     def write(self) -> None:
+        """Write the collected statuses, groups, counts and releases, each kind by one call of the store."""
         waiting = [child for _, child in sorted(self._children.items()) if not child.ended]
         rows = self._rows
         if self._retried_members:
@@ -326,7 +359,7 @@ class _Resolution:
             rows.void(sorted(set(self._void)))
         if unmet := [(c.row.child_no, c.unmet) for c in waiting if c.unmet and c.unmet != c.row.unmet]:
             rows.wait(unmet)
-        # A child that never waited is in its ready queue already.
+        # A new child all of whose parents had ended before is in its ready queue already.
         if ready := [child for child in waiting if not child.unmet and child.row.unmet]:
             rows.release([(child.row, _ready(child)) for child in ready])
         if self._postponed:

@@ -1,9 +1,10 @@
 """
-The reads that both SQL stores share: jobs, dispatches, events, the questions of maintenance, and the audit, which
-recomputes every total and checks every invariant (`db check` runs it, and the simulation after each commit).
+The reads that both SQL stores share: jobs, dispatches, events, due work for maintenance, and the audit. The
+audit recomputes every total and checks every invariant (`db check` runs it, and the simulation after each
+commit).
 
-A statement that both dialects have gives the same columns in both. So these reads know names and columns only; a store
-adds how it opens a snapshot, and what its dialect needs (`SqlReads` names it).
+A statement returns the same columns in both dialects, so these reads use names of statements and columns
+only. A store adds how it opens a snapshot, and the abstract methods of `SqlReads`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from penstock.stores.common.rows import (
 )
 
 T = TypeVar("T")
-#: Columns of a row of `job_columns` and of `dispatch_columns`; what a dialect adds comes behind them.
+#: The number of columns of `job_columns` and of `dispatch_columns`; a dialect may add columns after them.
 JOB_WIDTH: Final = 38
 DISPATCH_WIDTH: Final = 22
 #: An addon without a row: weight, paused, average, units, moment.
@@ -56,22 +57,22 @@ class SqlSession(Protocol):
     def execute_many(self, *calls: tuple[str, Any]) -> list[list[Any]]: ...
 
     def array(self, values: Sequence[Any]) -> Any:
-        """Many values as one value of a statement."""
+        """A list as one bound value of a statement."""
         ...
 
 
 S = TypeVar("S", bound=SqlSession)
 
 
-def like(text: str) -> str:
-    """A pattern of LIKE for values that contain the text; its wildcards stand for themselves."""
+def like_pattern(text: str) -> str:
+    """A pattern of LIKE for values that contain the text, in which % and _ have no special meaning."""
     for wildcard in ("\\", "%", "_"):
         text = text.replace(wildcard, f"\\{wildcard}")
     return f"%{text}%"
 
 
 class AdmissionClasses:
-    """The admission classes by number. They are few and never change, so a process reads each once."""
+    """A cache of admission classes by number. They are few and never change, so a process reads each once."""
 
     def __init__(self) -> None:
         self._numbers: dict[AdmissionClass, int] = {}
@@ -98,14 +99,14 @@ class AdmissionClasses:
         return [dispatch_from(row[:DISPATCH_WIDTH], classes[row[DISPATCH_WIDTH - 1]]) for row in rows]
 
 
-def unpack(before: int, text: str, after: int = 0) -> Iterator[Event]:
-    """The events behind `after`. `before`: the number of the event before the first of the batch."""
+def unpack_events(before: int, text: str, after: int = 0) -> Iterator[Event]:
+    """The events of a batch that come after `after`. `before`: the number of the event before the batch."""
     for seq, row in enumerate(event_rows(text), before + 1):
         if row is not None and seq > after:
             yield _event(seq, row)
 
 
-#: By their words: Python 3.11 takes longer to call the enumeration than for the rest of an event.
+#: By their text: in Python 3.11 a call of the enumeration takes longer than the rest of an event.
 _KINDS: Final = {str(kind): kind for kind in EventKind}
 _STATES: Final = {str(state): state for state in JobState} | {None: None}
 
@@ -117,7 +118,9 @@ def _event(seq: int, row: Sequence[Any]) -> Event:
 
 
 class SqlReads(ABC, Generic[S]):
-    """`given_now`: the moment that statements judge by; None if that is the server's own."""
+    """
+    The reads of a SQL store. `given_now`: the present moment for statements; None: the server uses its own.
+    """
 
     def __init__(self, classes: AdmissionClasses, given_now: Callable[[], Moment | None]) -> None:
         self.classes, self._given_now = classes, given_now
@@ -126,22 +129,22 @@ class SqlReads(ABC, Generic[S]):
 
     @abstractmethod
     def _snapshot(self, work: Callable[[S], T]) -> T:
-        """Call `work`, perhaps again: everything that it reads is as of one moment."""
+        """Call `work` with a session in which all reads are as of one moment. It may be called twice."""
 
     @abstractmethod
     def _query(self, name: str, values: Any = None) -> list[Any]:
-        """One statement."""
+        """Run one statement by its name."""
 
     @abstractmethod
     def _batches(self, name: str, values: dict[str, Any]) -> Generator[tuple[int, str], None, None]:
-        """The batches of the trail behind the event `after`, one by one, as `unpack` takes them."""
+        """The batches of the trail after the event `after`, one by one, as `unpack_events` takes them."""
 
     @abstractmethod
     def _dispatch_rows(self, session: S, dispatch_ids: Sequence[DispatchId]) -> Sequence[Any]:
         """Rows of `dispatch_columns`."""
 
     def _number(self) -> None:
-        """Number the events that were committed before: here a commit does that."""
+        """Number the events that were committed. A store whose commits do that need not override this."""
 
     # jobs and dispatches
 
@@ -189,8 +192,8 @@ class SqlReads(ABC, Generic[S]):
         self, *, addon_id: AddonId | None = None, phases: Collection[DispatchPhase] = (), limit: int = 1_000
     ) -> list[Dispatch]:
         def read(session: S) -> list[Dispatch]:
-            wanted = session.array([str(phase) for phase in phases or DispatchPhase])
-            rows = session.execute("live", {"addon_id": addon_id, "phases": wanted, "most": limit})
+            phase_names = session.array([str(phase) for phase in phases or DispatchPhase])
+            rows = session.execute("live", {"addon_id": addon_id, "phases": phase_names, "most": limit})
             return self.classes.dispatches(session, rows)
 
         return self._snapshot(read)
@@ -285,7 +288,7 @@ class SqlReads(ABC, Generic[S]):
             return self._events("events", values, limit)
         self._number()
         rows = self._query("events_of_job", {"job_id": job_id})
-        events = [e for row in rows for e in unpack(*row) if e.job_id == job_id and e.n > after]
+        events = [e for row in rows for e in unpack_events(*row) if e.job_id == job_id and e.n > after]
         return sorted(events, key=lambda event: event.n)[:limit]
 
     def events_of(self, kinds: Collection[EventKind], after: int, limit: int) -> list[Event]:
@@ -299,10 +302,10 @@ class SqlReads(ABC, Generic[S]):
         limit: int,
         wanted: Callable[[Event], bool] | None = None,
     ) -> list[Event]:
-        """Reads batch by batch, until there are enough: pruned events leave gaps in the batches."""
+        """Read batch by batch until there are `limit` events: pruned events leave gaps in the batches."""
         with closing(self._batches(name, values)) as batches:
             after = values["after"]
-            events = chain.from_iterable(unpack(before, text, after) for before, text in batches)
+            events = chain.from_iterable(unpack_events(before, text, after) for before, text in batches)
             return list(islice(events if wanted is None else filter(wanted, events), limit))
 
     def newest(self) -> int:
@@ -312,18 +315,18 @@ class SqlReads(ABC, Generic[S]):
     # for maintenance
 
     def overdue(self, limit: int) -> list[Overdue]:
-        when = {"now": self._given_now(), "most": limit}
-        return self._snapshot(lambda session: list(self._overdue(session, when)))[:limit]
+        values = {"now": self._given_now(), "most": limit}
+        return self._snapshot(lambda session: list(self._overdue(session, values)))[:limit]
 
-    def _overdue(self, session: S, when: dict[str, Any]) -> Iterator[Overdue]:
+    def _overdue(self, session: S, values: dict[str, Any]) -> Iterator[Overdue]:
         expired, to_stop, late = session.execute_many(
-            ("expired", when), ("to_stop", when), ("past_deadline", when)
+            ("expired", values), ("to_stop", values), ("past_deadline", values)
         )
-        named = [dispatch_id for (dispatch_id,) in (*expired, *to_stop)]
-        dispatches = self._dispatches(session, named) if named else {}
-        jobs_named = [d.job_id for d in dispatches.values() if d.job_id is not None]
-        jobs_named += [job_id for (job_id,) in late]
-        jobs = self._jobs(session, jobs_named) if jobs_named else {}
+        dispatch_ids = [dispatch_id for (dispatch_id,) in (*expired, *to_stop)]
+        dispatches = self._dispatches(session, dispatch_ids) if dispatch_ids else {}
+        job_ids = [d.job_id for d in dispatches.values() if d.job_id is not None]
+        job_ids += [job_id for (job_id,) in late]
+        jobs = self._jobs(session, job_ids) if job_ids else {}
         for due, rows in ((Due.EXPIRED, expired), (Due.STOP, to_stop)):
             for (dispatch_id,) in rows:
                 dispatch = dispatches[dispatch_id]
@@ -345,7 +348,7 @@ class SqlReads(ABC, Generic[S]):
 
 
 def _total_problems(session: SqlSession, classes: AdmissionClasses) -> Iterator[str]:
-    """Recompute every total from the rows of dispatches."""
+    """Compare the ledger and the accounts with the sums over the live dispatches."""
     units: Counter[tuple[str, str]] = Counter()
     running: Counter[tuple[str, str]] = Counter()
     held: Counter[str] = Counter()

@@ -1,12 +1,11 @@
 """
-What the SQL stores share: their statements by name, and rows to values and back.
+Statements by name, and the conversion of rows to values and back, for both SQL stores.
 
-Only this module and the SQL files know the order of columns. SQL lives in files: one per dialect with the statements by
-name, and one folder per dialect with the steps of its schema.
+Only this module and the SQL files know the order of columns. Each dialect has one file with named statements,
+and a folder with the steps of its schema.
 
-The events of one transaction are one JSON text: an array for each event, in order, and null for a pruned one.
-A dispatch begins as the same value in every store that has rows. New ids are UUIDv7: they sort by time, so an
-index of a million ids grows at its end.
+The events of one transaction are one JSON text: an array with an array for each event, in order, and null for
+a pruned one. New ids are UUIDv7: they sort by time, so an index of a million ids grows at its end.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _json: Final = msgspec.json.Encoder().encode
 
 @cache
 def statements(dialect: str) -> dict[str, str]:
-    """By name. `@name` in a statement stands for the text of another one."""
+    """The statements of a dialect by name. `@name` in a statement stands for the text of another one."""
     text = (files("penstock.stores") / "sql" / f"{dialect}.sql").read_text("utf-8")
     parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
     named = {name: sql.strip().removesuffix(";") for name, sql in zip(parts[::2], parts[1::2], strict=True)}
@@ -65,7 +64,9 @@ def statements(dialect: str) -> dict[str, str]:
 
 @cache
 def migrations(dialect: str) -> tuple[str, ...]:
-    """The first leads from nothing to schema 1, and so on."""
+    """
+    The steps of a dialect's schema: the first makes schema 1, the second turns it into schema 2, and so on.
+    """
     folder = files("penstock.stores") / "sql" / dialect
     return tuple(step.read_text("utf-8") for step in sorted(folder.iterdir(), key=lambda f: f.name))
 
@@ -74,9 +75,9 @@ def encode(data: Mapping[str, Any]) -> str | None:
     return _json(data).decode() if data else None
 
 
-#: Fields that were added to the intent, with their defaults. A default does not count in the hash: idempotency
-#: keys from before there was the field are in use.
-_ADDED_SINCE: Final[dict[str, object]] = {
+#: Fields that the intent got after hashes had been stored, with their defaults. The hash leaves out a
+#: default, so that a submit with an older idempotency key still has the same hash.
+_LATER_FIELDS: Final[dict[str, object]] = {
     "labels": (),
     "preemptible": True,
     "after": (),
@@ -85,12 +86,13 @@ _ADDED_SINCE: Final[dict[str, object]] = {
 
 
 def body_hash(intent: Intent) -> bytes:
-    # A parent of the same submit by its position: a repeated submit does not know its id.
+    """The hash by which a repeated submit with the same idempotency key is recognized as the same request."""
+    # A parent in the same submit counts by its position: the repeated submit cannot know its id.
     parents = tuple((d.named or d.job_id, str(d.condition)) for d in intent.after)
     values = tuple(
         parents if name == "after" else value
         for name in Intent.__struct_fields__
-        if (value := getattr(intent, name)) != _ADDED_SINCE.get(name, ...)
+        if (value := getattr(intent, name)) != _LATER_FIELDS.get(name, ...)
     )
     return blake2b(repr(values).encode(), digest_size=16).digest()
 
@@ -164,18 +166,21 @@ def intent_row(no: int, intent: Intent) -> tuple[Any, ...]:
 
 
 def dependencies_text(intent: Intent) -> str | None:
-    """What becomes of the job if they are not met, and the parents with their conditions. None: it has none."""
+    """The job's dependencies as JSON: `if_unmet`, then each parent with its condition. None: it has none."""
     if not intent.after:
         return None
     return _json([intent.if_unmet, *((d.job_id, d.condition) for d in intent.after)]).decode()
 
 
-#: The position of the class number in a row of `job_columns`.
+#: The position of the number of the admission class in a row of `job_columns`.
 ADMISSION_CLASS: Final = 27
 
 
 def job_from(row: Sequence[Any], fixed: Sequence[Any], admission_class: AdmissionClass) -> Job:
-    """`fixed`: as `intent_from` takes it, the pid of the process that runs the job, and its unmet parents."""
+    """
+    A job from a row of `job_columns`. `fixed`: the fields that `intent_from` takes, then the pid of the
+    process that runs the job and the number of its unmet parents.
+    """
     (no, job_id, state, created_at, ready_at, not_before, fence, crash, unavailable, error, start) = row[:11]
     (active, spent, spent_before, progress, denied, denied_data, denied_at, passed_at, ended_at) = row[11:20]
     return Job(
@@ -202,9 +207,9 @@ def job_from(row: Sequence[Any], fixed: Sequence[Any], admission_class: Admissio
     )
 
 
-def intent_from(admission_class: AdmissionClass, edited: Sequence[Any], fixed: Sequence[Any]) -> Intent:
-    """`edited`: the fields that an edit may change, as the job's own row has them. `fixed`: the others."""
-    (priority, earliest, deadline, expected, max_runtime, max_active, key) = edited
+def intent_from(admission_class: AdmissionClass, editable: Sequence[Any], fixed: Sequence[Any]) -> Intent:
+    """`editable`: the fields that an edit may change; they are in the job's own row. `fixed`: the others."""
+    (priority, earliest, deadline, expected, max_runtime, max_active, key) = editable
     (payload, tags, unit, cost_limit, time_sensitive, retry_delays, preemptible, dependencies) = fixed
     after, if_unmet = _dependencies_from(dependencies) if dependencies else _NO_DEPENDENCIES
     return Intent(
@@ -299,7 +304,7 @@ _workers: Final = msgspec.json.Decoder(tuple[WorkerKinds, ...]).decode
 
 
 def host_values(host: Host) -> dict[str, Any]:
-    """What a host says of itself: not whether it drains, nor its units."""
+    """The columns that a host writes about itself: all but `draining` and `units`."""
     values = msgspec.structs.asdict(host)
     del values["draining"], values["units"]
     workers = msgspec.json.encode(host.workers).decode()
@@ -349,7 +354,7 @@ def array_values(record: ArrayRecord) -> dict[str, Any]:
 
 
 def array_progress(record: ArrayRecord) -> dict[str, Any]:
-    """The values that change."""
+    """The columns of an array that change."""
     progress = record.progress
     state = _json(progress).decode()
     return {"array_id": record.array.array_id, "ended_at": progress.ended_at, "state": state}
@@ -382,13 +387,13 @@ def group_values(group: JobGroup) -> dict[str, Any]:
 
 
 def changed_group_values(group: JobGroup) -> dict[str, Any]:
-    """What a change of a group may write."""
+    """The columns that a change of a group may write."""
     fixed = ("addon_id", "created_at", "digest")
     return {name: value for name, value in group_values(group).items() if name not in fixed}
 
 
 def group_from(row: Sequence[Any]) -> JobGroup:
-    """A row of `group_columns` without its number."""
+    """A group from a row of `group_columns` without its number."""
     group_id, addon_id, created_at, is_open, total, done, failed, canceled, state, ended_at, digest = row
     return JobGroup(
         group_id,
@@ -402,37 +407,40 @@ def group_from(row: Sequence[Any]) -> JobGroup:
     )
 
 
-#: The events of a batch from their text, as `pack` makes it.
+#: The inverse of `pack_events`: the rows of events from the text of a batch.
 event_rows: Final = msgspec.json.Decoder(list[Any]).decode
 _KIND, _JOB_ID, _DATA = 1, 2, 7
 _FIRED: Final = str(EventKind.SCHEDULE_FIRED)
-#: The character NUL as JSON writes it. The same letters behind an escaped backslash are no NUL.
+#: The character NUL as JSON writes it. After an escaped backslash the same letters are plain text.
 _NUL: Final = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 
 
-def pack(events: Sequence[Sequence[Any] | None]) -> bytes:
-    """Each is at, kind, job_id, n, state, reason, attempt, data."""
+def pack_events(events: Sequence[Sequence[Any] | None]) -> bytes:
+    """
+    The text of a batch of the trail. Each event is at, kind, job_id, n, state, reason, attempt, data
+    (`writes.EventRow`).
+    """
     text = _json(events)
-    # PostgreSQL cannot store NUL in a text, and a trail is the same text in every store.
+    # PostgreSQL cannot store NUL in a text, and the trail has the same text in every store.
     if b"\\u0000" in text:
         text = _NUL.sub("\\1\N{SYMBOL FOR NULL}".encode(), text)
     return text
 
 
-def forget(text: str, gone: Collection[str]) -> str | None:
-    """The text without the events of these jobs; None when no event remains."""
+def without_jobs(text: str, gone: Collection[str]) -> str | None:
+    """The text of a batch with null in place of the events of these jobs; None when no event remains."""
     kept = [None if row is None or _job_of(row) in gone else row for row in event_rows(text)]
-    return pack(kept).decode() if any(kept) else None
+    return pack_events(kept).decode() if any(kept) else None
 
 
 def _job_of(row: Sequence[Any]) -> str | None:
-    """The job that an event is forgotten with. That of a fired schedule goes with the job which it was fired as."""
+    """The job with which an event is pruned: its own, or the job that a fired schedule became."""
     job_id: str | None = row[_DATA]["job_id"] if row[_KIND] == _FIRED else row[_JOB_ID]
     return job_id
 
 
 class Queued(QueuedJob, frozen=True, gc=False):
-    """A queued job with what a store must know of a job that starts."""
+    """A queued job with the columns that a store needs to start it."""
 
     events: int = 0
     max_runtime_sec: int | None = None
@@ -441,7 +449,10 @@ class Queued(QueuedJob, frozen=True, gc=False):
 
 
 def spent_from(rows: Iterable[Any], day: str) -> dict[AddonId, dict[str, int]]:
-    """`day`: the name of the period that is today; the others are this month."""
+    """
+    The amounts spent per addon today and this month. `day`: the period that is today; any other one is this
+    month.
+    """
     spent: dict[AddonId, dict[str, int]] = {}
     for addon_id, period, amount in rows:
         spent.setdefault(addon_id, {})["day" if period == day else "month"] = amount
@@ -460,7 +471,7 @@ def new_dispatch(
     ends_at: Moment | None = None,
     limits: tuple[Moment | None, EndReason | None] = (None, None),
 ) -> Dispatch:
-    """`waiting`: None for a lease without a job."""
+    """The dispatch of a job that starts, the same in every store. `waiting` None: a standalone lease."""
     leased = offer is Placement.LEASE
     stop_at, stop_for = limits if leased else (None, None)
     return Dispatch(

@@ -1,6 +1,7 @@
 """
-The decisions that stores share when they write: which jobs a submit makes, the values of what a round starts and denies,
-what heartbeats change, and how an event is put down. A store reads the rows for them, and writes what they decide.
+The decisions that stores share when they write: which jobs a submit adds, the rows of dispatches that a round
+starts and of jobs that it denies, what heartbeats change, and the row of an event. A store reads the rows for
+them and writes the results.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ from penstock.stores.common.rows import Queued, body_hash, encode, host_values, 
 
 
 class EventJob(NamedTuple):
-    """The job of an event: its number and id, the event's number within the job, and the job's state after it."""
+    """
+    The job of an event: its number and id, the event's number within the job, and the job's state after it.
+    """
 
     no: int | None
     job_id: JobId | None
@@ -62,7 +65,7 @@ class EventJob(NamedTuple):
 
 
 NO_JOB: Final = EventJob(None, None, 0, None)
-#: In the order that `pack` expects.
+#: An event in the order that `pack_events` expects: at, kind, job_id, n, state, reason, attempt, data.
 EventRow: TypeAlias = tuple[
     Moment, str, str | None, int, str | None, str, str | None, Mapping[str, Any] | None
 ]
@@ -77,23 +80,23 @@ def event_row(at: Moment, note: Note, job: EventJob, dispatch_id: DispatchId | N
 
 # rounds
 
-#: As they are written: a word costs the encoder half of what the enumeration's member does.
+#: As text: the encoder needs half as long for a str as for a member of an enumeration.
 _DISPATCHING, _RUNNING = str(EventKind.DISPATCHING), str(EventKind.RUNNING)
 _IS_DISPATCHING, _IS_RUNNING = str(JobState.DISPATCHING), str(JobState.RUNNING)
-#: When a leased job must be stopped, and for what.
-Limit: TypeAlias = tuple[Moment | None, EndReason | None]
+#: When a leased job must be stopped, and the reason.
+StopLimit: TypeAlias = tuple[Moment | None, EndReason | None]
 
 
-def limit_of(pick: Pick, now: Moment) -> Limit:
+def stop_limit(pick: Pick, now: Moment) -> StopLimit:
     queued = pick.waiting
     assert isinstance(queued, Queued)
     return stop_moment(queued.max_runtime_sec, queued.max_active_sec, queued.active, now)
 
 
-def start(
-    pick: Pick, limit: Limit, admit: Admit, now: Moment, aging: Aging
+def start_dispatch(
+    pick: Pick, limit: StopLimit, admit: Admit, now: Moment, aging: Aging
 ) -> tuple[Dispatch, Sequence[EventRow]]:
-    """The dispatch of a job that a round has picked, and its events. A leased job runs from now on."""
+    """The dispatch of a job that a round has picked, and its events. With a lease the job runs at once."""
     queued = pick.waiting
     assert isinstance(queued, Queued)
     job_id, n, attempt = queued.job_id, queued.events + 1, str(queued.fence + 1)
@@ -115,8 +118,8 @@ def start(
     return dispatch, (admitted, (now, _RUNNING, job_id, n + 1, _IS_RUNNING, "", attempt, data))
 
 
-def deny(result: RoundResult, now: Moment, add_note: Callable[..., None]) -> list[tuple[Any, ...]]:
-    """The rows of `deny_jobs`; their events are added."""
+def denial_rows(result: RoundResult, now: Moment, add_note: Callable[..., None]) -> list[tuple[Any, ...]]:
+    """The rows for the statement `deny_jobs`; `add_note` gets the event of each denial."""
     rows: list[tuple[Any, ...]] = []
     for denial in result.denials:
         queued, code, data = cast("Queued", denial.waiting), denial.reason.code, denial.as_json()
@@ -129,7 +132,8 @@ def deny(result: RoundResult, now: Moment, add_note: Callable[..., None]) -> lis
 
 # submits
 
-#: The job that an idempotency key means, by addon and key, and the hash of what was submitted with it.
+#: For each addon and idempotency key: the receipt of its job (None: not submitted yet) and the hash of the
+#: submitted intent.
 UsedKeys: TypeAlias = dict[tuple[AddonId, str], tuple[Receipt | None, bytes]]
 
 
@@ -137,7 +141,7 @@ def key_of(intent: Intent) -> tuple[AddonId, str] | None:
     return None if intent.idempotency_key is None else (intent.addon_id, intent.idempotency_key)
 
 
-def take(
+def submit_intents(
     intents: Sequence[Intent],
     depth: Depth,
     used: UsedKeys,
@@ -149,17 +153,20 @@ def take(
     written: Mapping[int, Receipt] = MappingProxyType({}),
 ) -> list[Receipt]:
     """
-    The receipts of one submit; `insert` makes a job, and gets the position of its intent, and the intent with the ids of its
-    parents. `used`: the keys of these intents that have a job, to which those of new jobs are added. `existing`: which of these
-    jobs and groups exist. `batches`: these batches, locked. `written`: the jobs that exist already, by their position. A bulk that conflicts is refused for that before it is
-    refused for its size, and before a job is made.
+    Submit intents and return their receipts. `insert` adds a job; it gets the position of the intent, and the
+    intent with the ids of its parents. `used`: the keys of these intents that have a job already; keys of new
+    jobs are added to it. `existing` tells which of these jobs and groups exist. `batches` locks these batches
+    and returns them. `written`: receipts of jobs that exist already, by position.
+
+    A submit that conflicts with a key is refused for that before it is refused for its size, and before any
+    job is added.
     """
     new: list[Intent] = []
     for at, intent in enumerate(intents):
         key = key_of(intent)
         if key is not None:
-            receipt, body = used.setdefault(key, (None, body_hash(intent)))
-            if body != body_hash(intent):
+            receipt, used_hash = used.setdefault(key, (None, body_hash(intent)))
+            if used_hash != body_hash(intent):
                 raise key_conflict(intent, None if receipt is None else receipt.job_id)
         if at not in written and (key is None or used[key][0] is None):
             new.append(intent)
@@ -185,32 +192,36 @@ def take(
 
 
 def added_members(intents: Iterable[Intent]) -> Counter[JobId]:
-    """How many members these jobs give to each batch."""
+    """How many of these new jobs are members of each batch."""
     return Counter(batch for intent in intents if intent.tags and (batch := batch_of(intent)) is not None)
 
 
-#: The condition of a batch on its members, and what if it is not met: every end counts.
+#: `condition` and `if_unmet` of a batch's dependency on a member. They are not read: a batch counts every
+#: end.
 MEMBERSHIP: Final = (str(ParentCondition.DONE), str(IfUnmet.CANCEL))
 
 
 def new_dependencies(job_id: JobId, intent: Intent) -> list[tuple[JobId, JobId, str, str]]:
-    """The rows of a new job: parent, child, condition, what if it is not met. A batch is a child of its members."""
+    """
+    The rows of a new job in `dependency`: parent, child, condition, if_unmet. A batch is a child of its
+    members.
+    """
     rows = [(d.job_id, job_id, str(d.condition), str(intent.if_unmet)) for d in intent.after]
     batch = batch_of(intent) if intent.tags else None
     return rows if batch is None else [*rows, (job_id, batch, *MEMBERSHIP)]
 
 
 def _with_ids(intent: Intent, receipts: Mapping[int, Receipt]) -> Intent:
-    """With the ids of parents that come with the same submit."""
-    places = [(dependency, position(dependency.job_id)) for dependency in intent.after]
+    """The intent with the ids of those parents that it names by their position in the same submit."""
+    positions = [(dependency, position(dependency.job_id)) for dependency in intent.after]
     after = tuple(
-        d if at is None else replace(d, job_id=receipts[at].job_id, named=d.job_id) for d, at in places
+        d if at is None else replace(d, job_id=receipts[at].job_id, named=d.job_id) for d, at in positions
     )
     return replace(intent, after=after)
 
 
 def new_job_id(receipt: Receipt | None) -> JobId | None:
-    """The id of a job that the submit made; a job that its key found again is not new."""
+    """The id of the job that the submit added. None: it added none, because the key had a job already."""
     return receipt.job_id if receipt is not None and receipt.created else None
 
 
@@ -219,7 +230,9 @@ def new_job_id(receipt: Receipt | None) -> JobId | None:
 
 @dataclass(slots=True)
 class Renewed:
-    """A row of `dispatches_for_beats`: a dispatch, and what a heartbeat may change of its job."""
+    """
+    A dispatch, and those fields of its job that a heartbeat may change: a row of `dispatches_for_beats`.
+    """
 
     dispatch_id: DispatchId
     phase: str
@@ -234,7 +247,7 @@ class Renewed:
     job_spent: int
     spent_before: int
     events: int
-    #: The flight of the dispatch on PostgreSQL, its number on SQLite.
+    #: Where the dispatch is stored: the number of its flight on PostgreSQL, its own number on SQLite.
     place: int
     job_progress: float | None
     cost_limit: int | None
@@ -246,8 +259,9 @@ class Renewed:
 
 class Heartbeats:
     """
-    The heartbeats of one transaction, judged one after the other. A dispatch or job is written only if its heartbeat changes
-    it. `add_note` adds an event to the transaction.
+    Applies the heartbeats of one transaction to rows, one after the other. A store then writes only the
+    dispatches and jobs that changed. `rows`: of `dispatches_for_beats`. `add_note` adds an event to the
+    transaction.
     """
 
     def __init__(self, now: Moment, rows: Sequence[Any], add_note: Callable[..., None]) -> None:
@@ -263,10 +277,13 @@ class Heartbeats:
         operations: Sequence[Renew],
         spend: Callable[[list[tuple[str, str, Money]]], Sequence[tuple[str, str, Money]]],
     ) -> list[list[RenewedDispatch | None]]:
-        """`spend` adds to the budgets of addons, by period, and returns what each has by then."""
+        """
+        Apply all heartbeats. `spend` adds amounts to addons by period, and returns what each has spent by
+        then.
+        """
         renewed = [[self._renew(renewal) for renewal in operation.renewals] for operation in operations]
-        if self._spent:  # in one order for all transactions, so that none waits in a circle
-            for addon_id, period, spent in spend([(*key, more) for key, more in sorted(self._spent.items())]):
+        if self._spent:  # sorted: every transaction locks them in this order, so none deadlocks
+            for addon_id, period, spent in spend([(*key, paid) for key, paid in sorted(self._spent.items())]):
                 self._addon_spent[addon_id, period] = spent - self._spent[addon_id, period]
         return [
             [None if renewed is None else self._write_notes(renewed, operation) for renewed in row]
@@ -289,19 +306,19 @@ class Heartbeats:
         if dispatch.phase == DispatchPhase.LEASED:
             dispatch.hastened |= renewal.expires_at < dispatch.expires_at
             dispatch.expires_at = renewal.expires_at
-        more = max(0, (renewal.spent or 0) - dispatch.spent)
-        dispatch.spent += more
+        paid = max(0, (renewal.spent or 0) - dispatch.spent)
+        dispatch.spent += paid
         if renewal.progress is not None:
             dispatch.progress = renewal.progress
         if renewal.pid is not None:
             dispatch.pid = renewal.pid
         before = 0 if dispatch.no is None else dispatch.job_spent - dispatch.spent_before
         if dispatch.no is not None and (
-            more or renewal.progress is not None or renewal.checkpoint is not None
+            paid or renewal.progress is not None or renewal.checkpoint is not None
         ):
-            self._report(dispatch, dispatch.no, renewal, more)
-        for window in windows(self._now) if more else ():
-            self._spent[dispatch.addon_id, window.name] += more
+            self._change_job(dispatch, dispatch.no, renewal, paid)
+        for window in windows(self._now) if paid else ():
+            self._spent[dispatch.addon_id, window.name] += paid
         return RenewedDispatch(
             renewal.dispatch_id,
             dispatch.job_id,
@@ -310,13 +327,13 @@ class Heartbeats:
             None if dispatch.reason is None else EndReason(dispatch.reason),
             dispatch.expires_at,
             before,
-            before + more,
+            before + paid,
             dispatch.cost_limit,
         )
 
-    def _report(self, dispatch: Renewed, no: int, renewal: Renewal, more: Money) -> None:
+    def _change_job(self, dispatch: Renewed, no: int, renewal: Renewal, paid: Money) -> None:
         dispatch.job_changes = True
-        dispatch.job_spent += more
+        dispatch.job_spent += paid
         if renewal.progress is not None:
             dispatch.job_progress = renewal.progress
         if renewal.checkpoint is not None:
@@ -332,13 +349,13 @@ class Heartbeats:
 
     def _write_notes(self, renewed: RenewedDispatch, operation: Renew) -> RenewedDispatch:
         """
-        Write the notes that the operation makes of the dispatch, with what its addon has spent by then: the amounts of one
-        transaction count one after the other.
+        Add the notes that the operation makes of the dispatch, with what its addon has spent by then: the
+        amounts of one transaction count one after the other.
         """
-        if more := renewed.spent - renewed.spent_before:
+        if paid := renewed.spent - renewed.spent_before:
             spent: dict[str, Money] = {}
             for window in windows(self._now):
-                self._addon_spent[renewed.addon_id, window.name] += more
+                self._addon_spent[renewed.addon_id, window.name] += paid
                 spent[window.kind] = self._addon_spent[renewed.addon_id, window.name]
             renewed = replace(renewed, addon_spent=spent)
         for note in operation.notes_for(renewed):

@@ -1,4 +1,4 @@
-"""Arrays in dictionaries: see `common/array_changes.py`, which decides."""
+"""Arrays in dictionaries. `common/array_changes.py` decides how they change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MemoryIndices:
-    """Which indices of an array failed, and which of them wait for another run."""
+    """The failed indices of an array, and those that wait for another attempt."""
 
     def __init__(self) -> None:
         self._failed, self._again = set[int](), set[int]()
@@ -37,7 +37,7 @@ class MemoryIndices:
 
 
 class MemoryArrayRows:
-    """A part of the store, which has the lock."""
+    """The `ArrayRows` of the memory store, which holds its lock meanwhile."""
 
     # ruff: noqa: SLF001 - these rows are a part of the store
     def __init__(self, store: MemoryStore) -> None:
@@ -63,7 +63,7 @@ class MemoryArrayRows:
     def first_again(self, array_id: JobId, chunk: int, size: int) -> list[int]:
         return self._store._indices[array_id].first_again(chunk, size)
 
-    def write(self, change: ArrayChange, *, is_new: bool) -> None:  # noqa: ARG002 - a dictionary takes both alike
+    def write(self, change: ArrayChange, *, is_new: bool) -> None:  # noqa: ARG002 - new or not, it is one assignment
         store = self._store
         for job_id, intent in zip(change.jobs, change.intents, strict=True):
             store._insert(0, intent, job_id)

@@ -1,4 +1,4 @@
-"""The rows of dependencies in dictionaries: `common/dependencies.py` decides what they mean."""
+"""Dependencies in dictionaries. `common/dependencies.py` decides what they mean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.core.jobs.job import Job
 from penstock.core.jobs.ordering import Place, released_place
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
-from penstock.stores.common.dependencies import EndedJob, OpenDependency
+from penstock.stores.common.dependencies import OpenDependency, StateMove
 from penstock.stores.memory.tables import DependencyRow
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MemoryDependencyRows:
-    """A part of the store, which has the lock."""
+    """The `DependencyRows` of the memory store, which holds its lock meanwhile."""
 
     # ruff: noqa: SLF001 - these rows are a part of the store
     def __init__(self, store: MemoryStore) -> None:
@@ -32,7 +32,7 @@ class MemoryDependencyRows:
     def now(self) -> Moment:
         return self._store._clock()
 
-    def children(self, ends: Sequence[EndedJob], limit: int) -> list[OpenDependency]:
+    def children(self, ends: Sequence[StateMove], limit: int) -> list[OpenDependency]:
         rows: list[OpenDependency] = []
         for end in ends:
             dependencies = self._store._children.get(end.job_id, {}).values()
@@ -55,13 +55,13 @@ class MemoryDependencyRows:
             if dependency.status is not DependencyStatus.OPEN:
                 continue
             child = self._store._jobs.get(dependency.child)
-            if child is None:
-                yield self._of(dependency)
+            if child is None:  # it is a batch
+                yield self._row(dependency)
             elif child.state is JobState.QUEUED:
                 events = len(self._store._trails[child.job_id])
-                yield self._of(dependency)._replace(unmet=child.unmet, events=events)
+                yield self._row(dependency)._replace(unmet=child.unmet, events=events)
 
-    def _of(self, dependency: DependencyRow) -> OpenDependency:
+    def _row(self, dependency: DependencyRow) -> OpenDependency:
         number = self._store._number_of
         parent, child = dependency.parent, dependency.child
         return OpenDependency(
@@ -72,7 +72,7 @@ class MemoryDependencyRows:
     def memberships(self, members: Sequence[int]) -> list[OpenDependency]:
         rows = (row for no in members for row in self._store._children.get(self._ids[no], {}).values())
         return [
-            self._of(row)
+            self._row(row)
             for row in rows
             if row.child in self._store._groups and row.status is DependencyStatus.MET
         ]
@@ -116,6 +116,6 @@ class MemoryDependencyRows:
         job = store._jobs[job_id] = replace(store._jobs[job_id], **fields)
         store._lines.put(job, place, self.now)
 
-    def postpone(self, ends: Sequence[EndedJob]) -> None:
+    def postpone(self, ends: Sequence[StateMove]) -> None:
         for end in ends:
             self._store._pending[end.no] = end

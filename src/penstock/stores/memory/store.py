@@ -1,9 +1,11 @@
 """
-Jobs in memory: for tests and simulation, and as the shortest statement of what a store does.
+The store that keeps jobs in memory: for tests and simulation, and the shortest text that shows what a store
+does.
 
-One lock and plain dictionaries. `tables.py` has them with all reads; here is what each operation writes. The SQL stores
-keep totals, this store computes them from the live dispatches, so the two can be compared. It forgets everything with its
-process, and keeps every other promise: the same contract suite runs against it.
+It has one lock and plain dictionaries. `tables.py` has them with all reads; this module has what each
+operation writes. The SQL stores keep totals; this store computes them from the live dispatches, so tests can
+compare the two. Its jobs end with its process. It keeps every other promise of a store: the same contract
+suite runs against it.
 """
 
 from __future__ import annotations
@@ -68,26 +70,28 @@ from penstock.stores.api import (
     name_taken,
 )
 from penstock.stores.common.array_changes import advance_arrays, change_array
-from penstock.stores.common.dependencies import EndedJob, group_move, moved, resolve
-from penstock.stores.common.group_commit import outcome_of, watched
+from penstock.stores.common.dependencies import StateMove, group_move, move_of, resolve
+from penstock.stores.common.group_commit import with_callback, written_now
 from penstock.stores.common.rows import body_hash, new_dispatch
-from penstock.stores.common.writes import UsedKeys, key_of, new_dependencies, new_job_id, take
+from penstock.stores.common.writes import UsedKeys, key_of, new_dependencies, new_job_id, submit_intents
 from penstock.stores.memory.arrays import MemoryArrayRows
 from penstock.stores.memory.dependencies import MemoryDependencyRows
 from penstock.stores.memory.tables import DependencyRow, MemoryTables
 
 
 class MemoryStore(MemoryTables):
+    """A `Store` in this process. An operation that is refused changes nothing, so it needs no rollback."""
+
     shared = False
 
     def commit(self, *operations: Operation[Any], wait: bool = False) -> list[Future[Any]]:  # noqa: ARG002 - it never takes long
         with self._lock:
             before = self._seq
-            answers = [outcome_of(partial(self._write, operation)) for operation in operations]
-            has_news = self._seq != before
+            answers = [written_now(partial(self._write, operation)) for operation in operations]
+            has_events = self._seq != before
         for operation, answer in zip(operations, answers, strict=True):
-            watched(operation, answer)
-        if has_news:
+            with_callback(operation, answer)
+        if has_events:
             self._notify_listeners()
         return answers
 
@@ -101,7 +105,7 @@ class MemoryStore(MemoryTables):
                 return self._apply_all(changes)
             case Complete(done):
                 now = self._clock()
-                return self._apply_all([completed(each.dispatch_id, now, each.result) for each in done])
+                return self._apply_all([completed(report.dispatch_id, now, report.result) for report in done])
             case Renew(renewals, notes_for):
                 return [self._renew(renewal, notes_for) for renewal in renewals]
         return self._maintain(operation)
@@ -133,12 +137,12 @@ class MemoryStore(MemoryTables):
         for key in {key for intent in intents if (key := key_of(intent)) in self._keys and key is not None}:
             job_id, body = self._keys[key]
             used[key] = (Receipt(job_id, self._jobs[job_id].state, created=False), body)
-        receipts = take(
+        receipts = submit_intents(
             *(intents, depth, used),
             queued=self._queued,
             insert=self._insert,
-            existing=lambda ids: {one for one in ids if one in self._jobs or one in self._groups},
-            batches=lambda ids: {one: self._groups[one] for one in ids if one in self._groups},
+            existing=lambda ids: {parent for parent in ids if parent in self._jobs or parent in self._groups},
+            batches=lambda ids: {batch: self._groups[batch] for batch in ids if batch in self._groups},
         )
         created = [self._jobs[receipt.job_id] for receipt in receipts if receipt.created]
         if children := [job.no for job in created if job.intent.after]:
@@ -146,20 +150,20 @@ class MemoryStore(MemoryTables):
         return [replace(r, state=self._jobs[r.job_id].state) for r in receipts]
 
     def _queued(self, addon_id: AddonId | None) -> int:
-        counted = self._tally.items()
-        return sum(n for (a, state), n in counted if state is JobState.QUEUED and addon_id in (None, a))
+        tally = self._tally.items()
+        return sum(n for (a, state), n in tally if state is JobState.QUEUED and addon_id in (None, a))
 
     def _insert(self, _: int, intent: Intent, job_id: JobId | None = None) -> Receipt:
         now = self._clock()
         self._last_no += 1
-        its_place = place(intent, now, None, self._ordering)
+        queue_place = place(intent, now, None, self._ordering)
         job = Job(
             no=self._last_no,
             job_id=job_id or JobId(self._new_id()),
             intent=replace(intent, after=tuple(replace(d, named="") for d in intent.after)),
             state=JobState.QUEUED,
             created_at=now,
-            ready_at=its_place.ready_at,
+            ready_at=queue_place.ready_at,
         )
         self._jobs[job.job_id], self._by_no[job.no] = job, job.job_id
         for parent, child, condition, if_unmet in new_dependencies(job.job_id, job.intent):
@@ -170,7 +174,7 @@ class MemoryStore(MemoryTables):
             self._groups[batch] = add_members(self._groups[batch], 1)
         self._trails[job.job_id] = []
         self._tally[intent.addon_id, JobState.QUEUED] += 1
-        self._lines.put(job, its_place, now)
+        self._lines.put(job, queue_place, now)
         if (key := key_of(intent)) is not None:
             self._keys[key] = (job.job_id, body_hash(intent))
         self._note(now, Note(EventKind.SUBMITTED), job)
@@ -183,7 +187,7 @@ class MemoryStore(MemoryTables):
         self._lines.advance(now)
         round_result = admit.run_round(self._admission_view(host, now))
         self._deny(round_result, now)
-        grants = [self._pick(pick, host, now, terms) for pick in round_result.picks]
+        grants = [self._start(pick, host, now, terms) for pick in round_result.picks]
         if round_result.standalone_lease is not None:
             grants.append(
                 Grant(self._start_standalone_lease(round_result.standalone_lease, host, now, terms))
@@ -204,7 +208,7 @@ class MemoryStore(MemoryTables):
             self._jobs[job_id] = job
             self._note(now, Note(EventKind.DENIED, denial.reason.code, data), job)
 
-    def _pick(self, pick: Pick, host: HostId, now: Moment, terms: Terms) -> Grant:
+    def _start(self, pick: Pick, host: HostId, now: Moment, terms: Terms) -> Grant:
         job = self._jobs[pick.waiting.job_id]
         leased = pick.offer is Placement.LEASE
         dispatch_id = dispatch_id_of(job.job_id, job.fence + 1)
@@ -225,7 +229,7 @@ class MemoryStore(MemoryTables):
             job = replace(job, state=JobState.RUNNING, counters=replace(job.counters, start=0))
             data = running_data(terms.worker, now - job.ready_at)
             self._note(now, Note(EventKind.RUNNING, data=data), job, dispatch_id)
-        self._moved(job, JobState.QUEUED)
+        self._set_state(job, JobState.QUEUED)
         dispatch = new_dispatch(
             dispatch_id,
             pick.waiting,
@@ -265,10 +269,10 @@ class MemoryStore(MemoryTables):
         self._resolve(self._moves)
         return applied
 
-    def _resolve(self, moves: Sequence[EndedJob], new: Sequence[int] = ()) -> None:
+    def _resolve(self, moves: Sequence[StateMove], new: Sequence[int] = ()) -> None:
         if moves or new:
             resolve(MemoryDependencyRows(self), moves, new)
-            advance_arrays(MemoryArrayRows(self), self._moves)  # of children too
+            advance_arrays(MemoryArrayRows(self), self._moves)  # children that ended have joined `_moves`
         self._moves = []
 
     def _resolve_pending(self) -> int:
@@ -304,12 +308,12 @@ class MemoryStore(MemoryTables):
             self._lines.put(job, step.place, now)
         elif step.target is not JobState.QUEUED:
             self._lines.drop(job.job_id)
-        self._moved(job, step.source)
-        if (move := moved(job.no, job.job_id, step.source, step.target)) is not None:
+        self._set_state(job, step.source)
+        if (move := move_of(job.no, job.job_id, step.source, step.target)) is not None:
             self._moves.append(move)
         return job
 
-    def _moved(self, job: Job, source: JobState) -> None:
+    def _set_state(self, job: Job, source: JobState) -> None:
         self._jobs[job.job_id] = job
         self._tally[job.intent.addon_id, source] -= 1
         self._tally[job.intent.addon_id, job.state] += 1
@@ -321,22 +325,22 @@ class MemoryStore(MemoryTables):
         dispatch = self._live.get(renewal.dispatch_id)
         if dispatch is None or dispatch.phase is DispatchPhase.RESERVED or dispatch.expires_at <= now:
             return None
-        more = max(0, (renewal.spent or 0) - dispatch.spent)
+        paid = max(0, (renewal.spent or 0) - dispatch.spent)
         dispatch = replace(
             dispatch,
             expires_at=renewal.expires_at if dispatch.phase is DispatchPhase.LEASED else dispatch.expires_at,
             progress=dispatch.progress if renewal.progress is None else renewal.progress,
-            spent=dispatch.spent + more,
+            spent=dispatch.spent + paid,
             pid=dispatch.pid if renewal.pid is None else renewal.pid,
         )
         self._keep(dispatch)
-        for window in windows(now) if more else ():
-            self._spent[dispatch.addon_id, window.name] += more
+        for window in windows(now) if paid else ():
+            self._spent[dispatch.addon_id, window.name] += paid
         job = None if dispatch.job_id is None else self._jobs[dispatch.job_id]
         before = 0 if job is None else job.spent - job.spent_before
         if job is not None:
             progress = job.progress if renewal.progress is None else renewal.progress
-            self._jobs[job.job_id] = replace(job, progress=progress, spent=job.spent + more, pid=dispatch.pid)
+            self._jobs[job.job_id] = replace(job, progress=progress, spent=job.spent + paid, pid=dispatch.pid)
             if renewal.checkpoint is not None:
                 self._checkpoints[job.job_id] = renewal.checkpoint
                 self._note(now, Note(EventKind.CHECKPOINT), job, renewal.dispatch_id)
@@ -348,9 +352,9 @@ class MemoryStore(MemoryTables):
             dispatch.reason,
             dispatch.expires_at,
             before,
-            before + more,
+            before + paid,
             None if job is None else job.intent.cost_limit,
-            {w.kind: self._spent[dispatch.addon_id, w.name] for w in windows(now)} if more else NOTHING_SPENT,
+            {w.kind: self._spent[dispatch.addon_id, w.name] for w in windows(now)} if paid else NOTHING_SPENT,
         )
         for note in notes_for(renewed):
             self._note(now, note, job if note.of_job else None, renewal.dispatch_id)
@@ -377,18 +381,18 @@ class MemoryStore(MemoryTables):
             answer = self.change_group(operation.group_id, operation.decide)
         else:
             return self._write_schedule(operation)
-        self._moves = []  # of children, which are resolved already
+        self._moves = []  # they are of children, which `resolve` has resolved already
         return answer
 
     def _write_schedule(self, operation: ChangeSchedule | RecordLoad) -> ScheduleWritten | None:
-        """A decision about a schedule, or the load of an hour by which one may choose its hour."""
+        """Change a schedule, or record the load of an hour by which a schedule may choose its hour."""
         if isinstance(operation, RecordLoad):
             key = (operation.host, operation.hour)
             self._load_hours[key] = blended(self._load_hours.get(key), operation.busy)
             return None
         change, depth = operation.change, operation.depth
-        known = self._schedules.get(change.name)
-        if change.version != (0 if known is None else known.version):
+        stored = self._schedules.get(change.name)
+        if change.version != (0 if stored is None else stored.version):
             return None
         receipt = None if change.job is None else self._submit([change.job.intent], depth)[0]
         job_id = new_job_id(receipt)
@@ -423,7 +427,7 @@ class MemoryStore(MemoryTables):
             raise
         for note in submit_batch(group, operation.by).notes:
             self._note(group.created_at, note, None)
-        self.change_group(group.group_id, settle)  # it has ended if it is closed and has no members
+        self.change_group(group.group_id, settle)  # a closed batch without members has ended
         return [replace(r, state=self._jobs[r.job_id].state) for r in receipts]
 
     def change_group(
@@ -456,17 +460,19 @@ class MemoryStore(MemoryTables):
         for job in old:
             self._forget(job)
         if old:
-            gone = {job.job_id for job in old}
-            # The event of a fired schedule goes with the job which it was fired as.
+            pruned_ids = {job.job_id for job in old}
+            # The event of a fired schedule is pruned with the job that the schedule became.
             fired = EventKind.SCHEDULE_FIRED
-            of = ((e.data["job_id"] if e.kind is fired else e.job_id, e) for e in self._events)
-            self._events = [event for job_id, event in of if job_id not in gone]
+            by_job = ((e.data["job_id"] if e.kind is fired else e.job_id, e) for e in self._events)
+            self._events = [event for job_id, event in by_job if job_id not in pruned_ids]
             pruned = Note(EventKind.PRUNED, data={"jobs": len(old), "before": before})
             self._note(self._clock(), pruned, None)
         return len(old)
 
     def _awaited(self, job_id: JobId) -> bool:
-        """A child waits for this job or group, or may do so again, or a batch that has not ended has it."""
+        """
+        Whether a child waits for this job or group, or a batch that has not ended counts it as a member.
+        """
         dependencies = self._children.get(job_id, {}).values()
         return any(
             dependency.status is DependencyStatus.OPEN
@@ -492,38 +498,38 @@ class MemoryStore(MemoryTables):
 
     def _shift(self, by: Span) -> int:
         for dispatch in list(self._live.values()):
-            moved = replace(
+            shifted = replace(
                 dispatch,
                 admitted_at=dispatch.admitted_at + by,
-                started_at=_moved(dispatch.started_at, by),
+                started_at=_shifted(dispatch.started_at, by),
                 expires_at=dispatch.expires_at + by,
-                stop_at=_moved(dispatch.stop_at, by),
-                ends_at=_moved(dispatch.ends_at, by),
+                stop_at=_shifted(dispatch.stop_at, by),
+                ends_at=_shifted(dispatch.ends_at, by),
             )
-            self._keep(moved)
+            self._keep(shifted)
             if dispatch.job_id is not None:
                 job = self._jobs[dispatch.job_id]
                 self._jobs[job.job_id] = replace(
-                    job, ready_at=job.ready_at + by, not_before=_moved(job.not_before, by)
+                    job, ready_at=job.ready_at + by, not_before=_shifted(job.not_before, by)
                 )
-        for job_id, its_place in self._lines.shift(by, self._clock()):
+        for job_id, queue_place in self._lines.shift(by, self._clock()):
             job = self._jobs[job_id]
             self._jobs[job_id] = replace(
                 job,
-                ready_at=its_place.ready_at,
-                not_before=its_place.not_before,
-                denied_at=_moved(job.denied_at, by),
-                passed_at=_moved(job.passed_at, by),
+                ready_at=queue_place.ready_at,
+                not_before=queue_place.not_before,
+                denied_at=_shifted(job.denied_at, by),
+                passed_at=_shifted(job.passed_at, by),
             )
         self._note(self._clock(), Note(EventKind.CLOCK_SHIFTED, data={"by": by}), None)
         return len(self._live)
 
     def _reorder(self, aging: Aging, after: int, limit: int) -> int:
         queued = sorted((self._jobs[job_id] for job_id in self._lines.queued()), key=lambda job: job.no)
-        looked_at = [job for job in queued if job.no > after][:limit]
-        for job in looked_at:
+        jobs = [job for job in queued if job.no > after][:limit]
+        for job in jobs:
             self._lines.set_turn(job.job_id, order_key(job.intent.priority, job.ready_at, aging))
-        return looked_at[-1].no if looked_at else 0
+        return jobs[-1].no if jobs else 0
 
     def _change_host(self, operation: RegisterHost | RemoveHost | DrainHost) -> Any:
         match operation:
@@ -535,28 +541,28 @@ class MemoryStore(MemoryTables):
                 return self._drain_host(host_id, draining, by)
 
     def _register_host(self, host: Host) -> Host:
-        known = self._hosts.get(host.host)
-        if known is not None and known.instance != host.instance and known.alive(host.seen_at):
+        stored = self._hosts.get(host.host)
+        if stored is not None and stored.instance != host.instance and stored.alive(host.seen_at):
             raise name_taken(host)
         self._hosts = {
             name: h for name, h in self._hosts.items() if h.draining or h.until >= host.seen_at - LOST_FOR
         }
-        registered = replace(host, draining=known is not None and known.draining)
+        registered = replace(host, draining=stored is not None and stored.draining)
         self._hosts[host.host] = registered
         return registered
 
     def _remove_host(self, host: HostId, instance: str) -> None:
-        known = self._hosts.get(host)
-        if known is not None and known.instance == instance:
+        stored = self._hosts.get(host)
+        if stored is not None and stored.instance == instance:
             del self._hosts[host]
-            if known.draining:
-                self._hosts[host] = replace(known, until=known.seen_at)
+            if stored.draining:
+                self._hosts[host] = replace(stored, until=stored.seen_at)
 
     def _drain_host(self, host: HostId, draining: bool, by: str) -> bool:
-        known = self._hosts.get(host)
-        if known is None:
+        stored = self._hosts.get(host)
+        if stored is None:
             return False
-        self._hosts[host] = replace(known, draining=draining)
+        self._hosts[host] = replace(stored, draining=draining)
         self._note(self._clock(), drain_note(host, draining, by), None)
         return True
 
@@ -570,5 +576,5 @@ class MemoryStore(MemoryTables):
         return True
 
 
-def _moved(moment: Moment | None, by: Span) -> Moment | None:
+def _shifted(moment: Moment | None, by: Span) -> Moment | None:
     return None if moment is None else moment + by

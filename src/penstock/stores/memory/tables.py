@@ -1,5 +1,5 @@
 """
-The dictionaries of the memory store with all that reads them, and its ready queues: which jobs are queued, where, in which order.
+The dictionaries of the memory store, its reads and its audit, and its ready queues (`MemoryQueues`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from penstock.stores.api import (
     WaitingWork,
     among_newest,
 )
-from penstock.stores.common.dependencies import EndedJob
+from penstock.stores.common.dependencies import StateMove
 from penstock.stores.common.rows import uuid7
 from penstock.stores.memory.arrays import MemoryIndices
 
@@ -63,6 +63,8 @@ T = TypeVar("T")
 
 
 class MemoryTables:
+    """The dictionaries of the memory store, and everything that only reads them."""
+
     def __init__(
         self, clock: Clock, *, ordering: Ordering | None = None, new_id: Callable[[], str] = uuid7
     ) -> None:
@@ -91,12 +93,13 @@ class MemoryTables:
         self._learned: dict[str, str] = {}
         self._learned_upto = 0
         self._schedules_due: dict[str, Moment] = {}
-        #: By child, then by parent, in the order of their numbers.
+        #: By child, then by parent; `_children` has the same rows by parent, then by child.
         self._dependencies: dict[JobId, dict[JobId, DependencyRow]] = {}
         self._children: dict[JobId, dict[JobId, DependencyRow]] = {}
-        self._pending: dict[int, EndedJob] = {}
-        #: Ends and retries of the operation, for what follows from them.
-        self._moves: list[EndedJob] = []
+        self._pending: dict[int, StateMove] = {}
+        #: The jobs that the present operation ended or retried: `_resolve` then resolves dependencies and
+        #: advances arrays.
+        self._moves: list[StateMove] = []
         self._load_hours: dict[tuple[HostId, int], float] = {}
         self._holder: str | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -104,7 +107,7 @@ class MemoryTables:
     def now(self) -> Moment:
         return self._clock()
 
-    def look(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
+    def read_view(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
         with self._lock:
             return view(self._admission_view(host, self._clock()))
 
@@ -113,13 +116,17 @@ class MemoryTables:
             return self._ledger(host, self._clock())
 
     def _admission_view(self, host: HostId, now: Moment) -> MemoryAdmissionView:
-        """On copies: a verdict that is never written must leave no trace in the accounts."""
+        """
+        A view with copies of the accounts: a round may change them, and its result may never be written.
+        """
         return MemoryAdmissionView(
             self._lines, self._jobs, self._ledger(host, now), self._live, host=host, now=now
         )
 
     def _ledger(self, host: HostId, now: Moment) -> Ledger:
-        """Computed from the live dispatches, where the SQL stores keep totals: so the two can be compared."""
+        """
+        Compute the ledger from the live dispatches. The SQL stores keep totals, so tests can compare the two.
+        """
         accounts = {addon_id: replace(account) for addon_id, account in self._accounts.items()}
         spent: dict[AddonId, dict[str, Money]] = {}
         for window in windows(now):
@@ -144,13 +151,13 @@ class MemoryTables:
             return [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
 
     def jobs_before(self, nos: Sequence[int], most: int) -> dict[int, int]:
-        wanted = set(nos)
+        numbers = set(nos)
         with self._lock:
             return {
-                no: min(place, most)
+                no: min(before, most)
                 for _, _, jobs in self._lines.lines()
-                for place, (_, no, _) in enumerate(jobs)
-                if no in wanted
+                for before, (_, no, _) in enumerate(jobs)
+                if no in numbers
             }
 
     def count(self, query: Query) -> dict[JobState, int]:
@@ -158,12 +165,12 @@ class MemoryTables:
 
     def find(self, query: Query) -> list[Job]:
         with self._lock:
-            found = sorted(self._jobs.values(), key=lambda job: -job.no if query.newest_first else job.no)
+            jobs = sorted(self._jobs.values(), key=lambda job: -job.no if query.newest_first else job.no)
             errors = self._errors() if query.text is not None else {}
-        newest = max((job.no for job in found), default=0)
-        wanted = (
+        newest = max((job.no for job in jobs), default=0)
+        matches = (
             job
-            for job in found
+            for job in jobs
             if (not query.states or job.state in query.states)
             and (query.addon_id is None or job.intent.addon_id == query.addon_id)
             and (query.job_type is None or job.intent.job_type == query.job_type)
@@ -179,7 +186,7 @@ class MemoryTables:
             )
             and (not query.after or (job.no < query.after if query.newest_first else job.no > query.after))
         )
-        return list(islice(wanted, query.limit))
+        return list(islice(matches, query.limit))
 
     def _errors(self) -> dict[JobId | None, list[str]]:
         errors: dict[JobId | None, list[str]] = defaultdict(list)
@@ -198,27 +205,27 @@ class MemoryTables:
 
     def attempts(self, job_id: JobId) -> list[Dispatch]:
         with self._lock:
-            found = [d for d in self._dispatches.values() if d.job_id == job_id]
-        return sorted(found, key=lambda dispatch: dispatch.fence)
+            attempts = [d for d in self._dispatches.values() if d.job_id == job_id]
+        return sorted(attempts, key=lambda dispatch: dispatch.fence)
 
     def live(
         self, *, addon_id: AddonId | None = None, phases: Collection[DispatchPhase] = (), limit: int = 1_000
     ) -> list[Dispatch]:
         with self._lock:
-            found = [
+            dispatches = [
                 d
                 for d in self._live.values()
                 if (addon_id is None or d.addon_id == addon_id) and (not phases or d.phase in phases)
             ]
-        return sorted(found, key=lambda d: (d.admitted_at, d.dispatch_id))[:limit]
+        return sorted(dispatches, key=lambda d: (d.admitted_at, d.dispatch_id))[:limit]
 
     def observed_jobs(self, job_ids: Sequence[JobId]) -> list[ObservedJob]:
         with self._lock:
-            return [self._facts(job) for job_id in job_ids if (job := self._jobs.get(job_id)) is not None]
+            return [self._observed(job) for job_id in job_ids if (job := self._jobs.get(job_id)) is not None]
 
-    def _facts(self, job: Job) -> ObservedJob:
+    def _observed(self, job: Job) -> ObservedJob:
         intent, last = job.intent, self._dispatches.get(dispatch_id_of(job.job_id, job.fence))
-        facts = ObservedJob(
+        observed = ObservedJob(
             job.job_id,
             admission_class_of(intent),
             intent.priority,
@@ -229,9 +236,11 @@ class MemoryTables:
             settled=job.ended_at is not None,
         )
         if last is None:
-            return facts
+            return observed
         end = None if last.end is None else str(last.end)
-        return replace(facts, started_at=last.started_at, ended_at=last.ended_at, end=end, spent=last.spent)
+        return replace(
+            observed, started_at=last.started_at, ended_at=last.ended_at, end=end, spent=last.spent
+        )
 
     def learned(self) -> Learned:
         with self._lock:
@@ -269,13 +278,13 @@ class MemoryTables:
 
     def batches(self, limit: int, addon_id: AddonId | None = None) -> list[JobGroup]:
         with self._lock:
-            found = [
+            batches = [
                 group
                 for group in self._groups.values()
                 if group.is_batch and addon_id in (None, group.addon_id)
             ]
-            found.sort(key=lambda group: (group.created_at, self._group_nos[group.group_id]), reverse=True)
-            return found[:limit]
+            batches.sort(key=lambda group: (group.created_at, self._group_nos[group.group_id]), reverse=True)
+            return batches[:limit]
 
     def events(self, after: int, limit: int, job_id: JobId | None = None) -> list[Event]:
         with self._lock:
@@ -285,8 +294,8 @@ class MemoryTables:
 
     def events_of(self, kinds: Collection[EventKind], after: int, limit: int) -> list[Event]:
         with self._lock:
-            wanted = (event for event in self._events if event.seq > after and event.kind in kinds)
-            return list(islice(wanted, limit))
+            events = (event for event in self._events if event.seq > after and event.kind in kinds)
+            return list(islice(events, limit))
 
     def newest(self) -> int:
         with self._lock:
@@ -348,8 +357,8 @@ class MemoryTables:
     def overdue(self, limit: int) -> list[Overdue]:
         now = self._clock()
         with self._lock:
-            found = [*self._overdue_dispatches(now), *self._past_deadline(now)]
-        return found[:limit]
+            overdue = [*self._overdue_dispatches(now), *self._past_deadline(now)]
+        return overdue[:limit]
 
     def _overdue_dispatches(self, now: Moment) -> Iterator[Overdue]:
         live = self._live.values()
@@ -380,7 +389,7 @@ class MemoryTables:
             deadlines = (self._jobs[job_id].intent.deadline_at for job_id in self._lines.queued())
             return min([*moments, *(d for d in deadlines if d is not None)], default=None)
 
-    # the processes that share the store: there is one
+    # the processes that share the store: only this one
 
     def hosts(self) -> list[Host]:
         with self._lock:
@@ -455,7 +464,7 @@ class MemoryTables:
         for job_id in queued:
             dependencies = self._dependencies.get(job_id, {}).values()
             unmet = sum(dependency.status is DependencyStatus.OPEN for dependency in dependencies)
-            if self._jobs[job_id].unmet != unmet or self._lines.waits(job_id) != (unmet > 0):
+            if self._jobs[job_id].unmet != unmet or self._lines.waits_for_parents(job_id) != (unmet > 0):
                 yield f"job {job_id} waits for other parents than its dependencies say"
             for dependency in dependencies:
                 state = self._parent_state(dependency)
@@ -464,7 +473,7 @@ class MemoryTables:
                     and fate(dependency.condition, state, dependency.if_unmet) is not Fate.WAIT
                     and self._number_of(dependency.parent) not in self._pending
                 ):
-                    yield f"job {job_id} was not told that {dependency.parent} is {state}"
+                    yield f"job {job_id} still waits for {dependency.parent}, which is {state}"
         for group in self._groups.values():
             members = self._dependencies.get(group.group_id, {}).values()
             live = sum(member.status is DependencyStatus.OPEN for member in members)
@@ -494,6 +503,8 @@ class MemoryTables:
 
 @dataclass(slots=True)
 class DependencyRow:
+    """A dependency of a child on a parent, each a job or a group."""
+
     parent: JobId
     child: JobId
     condition: ParentCondition
@@ -502,6 +513,11 @@ class DependencyRow:
 
 
 class MemoryQueues:
+    """
+    The queued jobs by admission class and line, each in order. Line 0: may not start yet; 1: ready; 2: ready
+    and urgent; WAITS_FOR_PARENTS: has unmet dependencies. Only the lines 1 and 2 are ready queues.
+    """
+
     def __init__(self) -> None:
         self._places: dict[JobId, tuple[int, Place, int]] = {}  # line, place, number
         self._sorted: dict[tuple[AdmissionClass, int], list[tuple[Moment, int, JobId]]] = {}
@@ -515,8 +531,7 @@ class MemoryQueues:
     def place(self, job_id: JobId) -> Place:
         return self._places[job_id][1]
 
-    def waits(self, job_id: JobId) -> bool:
-        """For its parents."""
+    def waits_for_parents(self, job_id: JobId) -> bool:
         return self._places[job_id][0] == WAITS_FOR_PARENTS
 
     def _enter(self, job_id: JobId, place: Place, no: int, line: int) -> None:
@@ -547,7 +562,10 @@ class MemoryQueues:
             del self._sorted[place.admission_class, line]
 
     def advance(self, now: Moment) -> None:
-        """Those whose moment has come step into line, or from there into the urgent one."""
+        """
+        Move jobs whose earliest start has come into their ready queue, and those that are urgent now into the
+        urgent one.
+        """
         for moments in (self._not_yet, self._not_urgent):
             while moments and moments[0][0] <= now:
                 job_id = moments[0][1]
@@ -561,18 +579,22 @@ class MemoryQueues:
         self._enter(job_id, replace(place, turn=turn), no, line)
 
     def shift(self, by: Span, now: Moment) -> Iterator[tuple[JobId, Place]]:
-        """The wall clock was set by `by`. Yields each queued job with its place from now on."""
+        """
+        Shift the moments of queued jobs, because the wall clock was set by `by`. Yield each job with its new
+        place.
+        """
         for job_id, (line, place, no) in list(self._places.items()):
-            moved = shift_place(place, by, in_line=line > 0)
+            shifted = shift_place(place, by, in_line=line > 0)
             self.drop(job_id)
-            self._enter(job_id, moved, no, line if line == WAITS_FOR_PARENTS else moved.line(now))
-            yield job_id, moved
+            self._enter(job_id, shifted, no, line if line == WAITS_FOR_PARENTS else shifted.line(now))
+            yield job_id, shifted
 
     def lines(self) -> list[tuple[AdmissionClass, int, list[tuple[Moment, int, JobId]]]]:
-        """Each with its admission class and number, and the jobs in order: order key, number and id."""
+        """Each ready queue: its admission class, its line, and its jobs in order (order key, number, id)."""
         return [(admission_class, line, jobs) for (admission_class, line), jobs in self._sorted.items()]
 
     def moments(self) -> Iterator[Moment]:
+        """When the next job becomes ready, and when the next one becomes urgent."""
         for moments in (self._not_yet, self._not_urgent):
             if moments:
                 yield moments[0][0]
@@ -588,6 +610,8 @@ def _remove(
 
 
 class MemoryAdmissionView:
+    """The `AdmissionView` of a round on the memory store."""
+
     def __init__(
         self,
         lines: MemoryQueues,
@@ -606,13 +630,13 @@ class MemoryAdmissionView:
             yield ReadyQueue(admission_class, line == 2, self._pull(jobs))
 
     def _pull(self, jobs: Sequence[tuple[Moment, int, JobId]]) -> Iterator[QueuedJob]:
-        for its_turn, no, job_id in jobs:
+        for turn, no, job_id in jobs:
             job = self._jobs[job_id]
             yield QueuedJob(
                 no,
                 job_id,
                 job.intent.priority,
-                its_turn,
+                turn,
                 job.fence,
                 job.intent.expected_duration_sec,
                 job.passed_at,

@@ -36,10 +36,10 @@ from penstock.core.jobs.types import (
 )
 from penstock.stores.api import Complete, CompletedDispatch, Renew
 from penstock.stores.common.array_changes import array_of_member
-from penstock.stores.common.dependencies import EndedJob, moved
+from penstock.stores.common.dependencies import StateMove, move_of
 from penstock.stores.common.group_commit import GroupCommit
 from penstock.stores.common.reads import DISPATCH_WIDTH, JOB_WIDTH
-from penstock.stores.common.rows import pack
+from penstock.stores.common.rows import pack_events
 from penstock.stores.common.writes import NO_JOB, EventJob, EventRow, Heartbeats, event_row
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
 from penstock.stores.postgres.database import Database, DatabaseSession
@@ -85,7 +85,7 @@ class PostgresWriteBatch:
         """
         self._events.append(make_events)
 
-    def moved(self, addon_id: AddonId, source: JobState, target: JobState, n: int = 1) -> None:
+    def count_move(self, addon_id: AddonId, source: JobState, target: JobState, n: int = 1) -> None:
         if source is not target:
             self.tally[addon_id, source] -= n
             self.tally[addon_id, target] += n
@@ -135,7 +135,7 @@ class PostgresWriteBatch:
         events: list[EventRow] = []
         for part in parts:
             events += part() if callable(part) else (part,)
-        return len(events), pack(events)
+        return len(events), pack_events(events)
 
     def _ledger(self) -> list[tuple[str, str, int, int]]:
         """
@@ -179,7 +179,7 @@ class Effects:
     #: One list for each operation.
     answers: list[list[bool]] = field(default_factory=list)
     #: Ends and retries of jobs; and the numbers of those from which something follows.
-    moves: list[EndedJob] = field(default_factory=list)
+    moves: list[StateMove] = field(default_factory=list)
     with_dependencies: set[int] = field(default_factory=set)
 
     @property
@@ -233,10 +233,10 @@ class Effects:
             self.places[job.job_id] = step.place
         elif job.state is not JobState.QUEUED:
             self.places.pop(job.job_id, None)
-        self.writes.moved(job.intent.addon_id, step.source, step.target)
+        self.writes.count_move(job.intent.addon_id, step.source, step.target)
         if step.target is not step.source and step.target in SETTLED - {JobState.BLOCKED}:
             self.writes.settled([job.no], self.now)
-        if (move := moved(job.no, job.job_id, step.source, step.target)) is not None:
+        if (move := move_of(job.no, job.job_id, step.source, step.target)) is not None:
             self.moves.append(move)
         return job
 
@@ -385,14 +385,14 @@ class Completions:
         completed = list(map(_completed, rows[0])) if rows else []
         effects.with_dependencies = {no for (no,) in self._parents(session, rows)}
         effects.moves = [
-            EndedJob(one.no, JobId(dispatch_parts(one.dispatch_id)[0]), JobState.DONE)
+            StateMove(one.no, JobId(dispatch_parts(one.dispatch_id)[0]), JobState.DONE)
             for one in completed
             if one.no in effects.with_dependencies or SEPARATOR in one.dispatch_id
         ]
         classes = self._classes.read(session, {one.class_no for one in completed})
         for (host, class_no, flight), n in Counter(map(_KIND, completed)).items():
             admission_class = classes[class_no]
-            effects.writes.moved(admission_class.addon_id, JobState.RUNNING, JobState.DONE, n)
+            effects.writes.count_move(admission_class.addon_id, JobState.RUNNING, JobState.DONE, n)
             effects.end(host, admission_class, flight, n)
         if completed:
             effects.writes.settled([one.no for one in completed], completed[0].at)

@@ -12,7 +12,7 @@ from penstock.core.jobs.job import Job
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
-from penstock.stores.common.dependencies import MOST_RESOLVED, EndedJob, OpenDependency, resolve
+from penstock.stores.common.dependencies import MOST_RESOLVED, OpenDependency, StateMove, resolve
 from penstock.stores.common.reads import JOB_WIDTH
 from penstock.stores.common.rows import changed_group_values, group_from
 from penstock.stores.common.writes import EventJob
@@ -47,7 +47,7 @@ class PostgresDependencyRows:
     def now(self) -> Moment:
         return self._effects.now
 
-    def children(self, ends: Sequence[EndedJob], limit: int) -> list[OpenDependency]:
+    def children(self, ends: Sequence[StateMove], limit: int) -> list[OpenDependency]:
         values = [array([end.no for end in ends]), array([end.after for end in ends]), limit]
         rows = self._session.execute("children", values)
         ids = sorted({row[4] for row in rows if row[3] < FIRST_GROUP} - self._locked)
@@ -121,7 +121,7 @@ class PostgresDependencyRows:
         for note in notes:
             self._effects.writes.note(self.now, note)
 
-    def postpone(self, ends: Sequence[EndedJob]) -> None:
+    def postpone(self, ends: Sequence[StateMove]) -> None:
         rows = [(end.no, str(end.state), end.after) for end in ends]
         self._deferred.append(("postpone_ends", columns(rows)))
 
@@ -186,7 +186,7 @@ def resolve_pending(
     """Go on where a transaction had to stop. Returns how many ends are left."""
     rows = PostgresDependencyRows(session, effects, classes, aging)
     taken = session.execute("take_pending_ends", {"most": MOST_RESOLVED})
-    if ends := [EndedJob(no, job_id, JobState(state), after) for no, job_id, state, after in taken]:
+    if ends := [StateMove(no, job_id, JobState(state), after) for no, job_id, state, after in taken]:
         resolve(rows, ends)
         effects.defer(session, classes)
         rows.defer()

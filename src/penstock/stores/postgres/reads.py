@@ -12,7 +12,7 @@ from penstock.core.jobs.states import IN_FLIGHT, SETTLED, JobState
 from penstock.core.jobs.types import DispatchId, HostId, Moment
 from penstock.core.text import ascii_lower
 from penstock.stores.api import MOST_SEARCHED, Query, among_newest
-from penstock.stores.common.reads import SqlReads, like
+from penstock.stores.common.reads import SqlReads, like_pattern
 from penstock.stores.common.rows import spent_from, statements
 from penstock.stores.postgres.admission_view import (
     Heads,
@@ -25,7 +25,7 @@ from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import array
 
 T = TypeVar("T")
-#: How many rows of each ready queue `look` reads at first.
+#: How many rows of each ready queue `read_view` reads at first.
 LOOK: Final = 16
 #: How many batches are searched at a time for certain kinds of events.
 PIECE: Final = 100
@@ -59,7 +59,7 @@ class PostgresReads(SqlReads[DatabaseSession]):
         while self.database.query("unnumbered")[0][0]:
             self.database.transact(_number)
 
-    def look(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
+    def read_view(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
         now = self.database.now()
 
         def read(session: DatabaseSession) -> T:
@@ -125,7 +125,7 @@ def _where(query: Query) -> tuple[str, dict[str, Any]]:
             where.append(condition)
             values[name] = value
     if query.text is not None:
-        values |= {"text": like(ascii_lower(query.text)), "most": MOST_SEARCHED}
+        values |= {"text": like_pattern(ascii_lower(query.text)), "most": MOST_SEARCHED}
     if query.after:
         where.append("j.no < %(after)s" if query.newest_first else "j.no > %(after)s")
         values["after"] = query.after

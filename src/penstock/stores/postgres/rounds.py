@@ -48,7 +48,7 @@ from penstock.stores.api import Admit, Apply, Complete, Grant, Operation
 from penstock.stores.common.array_changes import advance_arrays
 from penstock.stores.common.group_commit import GroupCommit, answered
 from penstock.stores.common.rows import new_dispatch, spent_from
-from penstock.stores.common.writes import EventRow, Limit, deny, limit_of, start
+from penstock.stores.common.writes import EventRow, StopLimit, denial_rows, start_dispatch, stop_limit
 from penstock.stores.postgres.admission_view import (
     Heads,
     PostgresAdmissionClasses,
@@ -372,7 +372,7 @@ def _periods(now: Moment) -> dict[str, str]:
     return {window.kind: window.name for window in windows(now)}
 
 
-_UNLIMITED: Final[Limit] = (None, None)
+_UNLIMITED: Final[StopLimit] = (None, None)
 _KIND: Final = attrgetter("admission_class", "offer")
 
 
@@ -392,7 +392,7 @@ class _Start:
         self._started = StartedRound([], {})
 
     def write(self, result: RoundResult) -> StartedRound:
-        denied = deny(result, self._now, self._writes.note)
+        denied = denial_rows(result, self._now, self._writes.note)
         if result.picks or result.standalone_lease is not None:
             self._start(result)
         # Behind the start, which checks that the heads are as they were read.
@@ -404,7 +404,7 @@ class _Start:
 
     def _start(self, result: RoundResult) -> None:
         now, terms, picks = self._now, self._terms, result.picks
-        limits = [limit_of(p, now) if p.offer is Placement.LEASE else _UNLIMITED for p in picks]
+        limits = [stop_limit(p, now) if p.offer is Placement.LEASE else _UNLIMITED for p in picks]
         common = {
             "batch": self._session.batch,
             "host": self._host,
@@ -432,7 +432,7 @@ class _Start:
             n = sum(1 for _ in alike)
             self._writes.use_units(self._host, admission_class, n)
             state = JobState.RUNNING if offer is Placement.LEASE else JobState.DISPATCHING
-            self._writes.moved(admission_class.addon_id, JobState.QUEUED, state, n)
+            self._writes.count_move(admission_class.addon_id, JobState.QUEUED, state, n)
         if picks:
             self._writes.note_many(lambda: self._start_events(picks, limits))
 
@@ -454,17 +454,17 @@ class _Start:
         self._writes.note(self._now, Note(EventKind.ADMITTED), dispatch_id=dispatch_id)
         return dispatch_id
 
-    def _start_events(self, picks: list[Pick], limits: list[Limit]) -> Iterator[EventRow]:
+    def _start_events(self, picks: list[Pick], limits: list[StopLimit]) -> Iterator[EventRow]:
         """The events of the picks. Makes their dispatches too, which come before a lease without a job."""
         dispatches: list[Dispatch] = []
         for pick, limit in zip(picks, limits, strict=True):
-            made, events = start(pick, limit, self._admit, self._now, self._batcher.ordering.aging)
+            made, events = start_dispatch(pick, limit, self._admit, self._now, self._batcher.ordering.aging)
             dispatches.append(made)
             yield from events
         self._started.dispatches[:0] = dispatches
 
 
-def _heads(result: RoundResult, limits: list[Limit]) -> dict[str, bytes]:
+def _heads(result: RoundResult, limits: list[StopLimit]) -> dict[str, bytes]:
     """The values of `start_jobs`: the picks first; of the other heads only how they were read."""
     heads, picks = changed_heads(result), result.picks
     return {

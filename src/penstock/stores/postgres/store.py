@@ -62,8 +62,8 @@ from penstock.stores.api import (
     SubmitBatch,
 )
 from penstock.stores.common.array_changes import change_array
-from penstock.stores.common.group_commit import failed, outcome_of
-from penstock.stores.common.rows import forget, schedule_values, uuid7
+from penstock.stores.common.group_commit import failed, written_now
+from penstock.stores.common.rows import schedule_values, uuid7, without_jobs
 from penstock.stores.common.writes import (
     NO_JOB,
     EventRow,
@@ -193,7 +193,7 @@ class PostgresStore(PostgresReads):
         *,
         wait: bool = False,  # noqa: ARG002 - the calling thread always writes
     ) -> list[Future[Any]]:
-        return [outcome_of(partial(self._write_upkeep, operation)) for operation in operations]
+        return [written_now(partial(self._write_upkeep, operation)) for operation in operations]
 
     def _write_upkeep(self, operation: Operation[Any]) -> Any:
         if isinstance(operation, SetAddon):  # a ledger row that does not exist cannot be locked
@@ -338,7 +338,7 @@ class PostgresStore(PostgresReads):
             return 0
         nos, ids = array([no for no, *_ in old]), {job_id for _, job_id, *_ in old}
         batches = [
-            (batch, numbered, forget(text, ids))
+            (batch, numbered, without_jobs(text, ids))
             for batch, numbered, text in session.execute("batches_of", {"nos": nos})
         ]
         empty = {batch for batch, numbered, text in batches if numbered and text is None}

@@ -36,8 +36,15 @@ from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId, Moment
 from penstock.stores.api import NO_LIMIT, Depth, Operation, Receipt, Submit
 from penstock.stores.common.group_commit import BatchUnknown, GroupCommit
-from penstock.stores.common.rows import changed_group_values, group_from, intent_row, job_row, pack
-from penstock.stores.common.writes import EventRow, UsedKeys, added_members, key_of, new_dependencies, take
+from penstock.stores.common.rows import changed_group_values, group_from, intent_row, job_row, pack_events
+from penstock.stores.common.writes import (
+    EventRow,
+    UsedKeys,
+    added_members,
+    key_of,
+    new_dependencies,
+    submit_intents,
+)
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
 from penstock.stores.postgres.changes import Effects, PostgresWriteBatch
 from penstock.stores.postgres.database import Database, DatabaseSession
@@ -274,7 +281,7 @@ class _Batch:
 
     def take(self, submit: Submit) -> list[Receipt]:
         depth = NO_LIMIT if self._queued is None else submit.depth
-        return take(
+        return submit_intents(
             submit.intents,
             depth,
             self._used,
@@ -326,7 +333,7 @@ class _Batch:
 
     def _events(self) -> dict[str, Any]:
         events = _submitted(self.jobs, self._now) + self.more_events
-        return {"size": len(events), "events": pack(events)}
+        return {"size": len(events), "events": pack_events(events)}
 
 
 _NO_EVENTS: Final = {"size": 0, "events": None}

@@ -35,7 +35,7 @@ from penstock.stores.common.rows import (
     new_dispatch,
     spent_from,
 )
-from penstock.stores.common.writes import NO_JOB, EventRow, deny, limit_of, start
+from penstock.stores.common.writes import NO_JOB, EventRow, denial_rows, start_dispatch, stop_limit
 from penstock.stores.sqlite.connection import SQL
 from penstock.stores.sqlite.transaction import (
     GrantedLease,
@@ -131,7 +131,7 @@ def admit(tx: Transaction, admit: Admit) -> list[Grant]:
     if new_jobs:
         tx.flush_jobs({pick.waiting.no for pick in result.picks})
     if result.denials:
-        tx.con.executemany(SQL["deny_jobs"], deny(result, tx.now, tx.add_note))
+        tx.con.executemany(SQL["deny_jobs"], denial_rows(result, tx.now, tx.add_note))
     if result.passed:
         tx.con.executemany(SQL["pass_jobs"], [(tx.now, queued.no) for queued in result.passed])
     grants: list[Grant] = []
@@ -161,7 +161,9 @@ def _start_alike(
     plain: list[int] = []
     events: list[EventRow] = []
     for pick in picks:
-        dispatch, its_events = start(pick, limit_of(pick, tx.now), admit, tx.now, tx.ordering.aging)
+        dispatch, its_events = start_dispatch(
+            pick, stop_limit(pick, tx.now), admit, tx.now, tx.ordering.aging
+        )
         events += its_events
         no, n = pick.waiting.no, events[-1][3]
         if leased:

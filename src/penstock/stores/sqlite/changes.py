@@ -23,7 +23,7 @@ from penstock.core.jobs.spending import RenewedDispatch
 from penstock.core.jobs.states import IN_FLIGHT, SETTLED, DispatchPhase, JobState
 from penstock.core.jobs.types import SEPARATOR, EndReason, HostId, JobId, Span
 from penstock.stores.api import CompletedDispatch, Depth, Receipt, Renew
-from penstock.stores.common.dependencies import EndedJob, moved
+from penstock.stores.common.dependencies import StateMove, move_of
 from penstock.stores.common.reads import JOB_WIDTH
 from penstock.stores.common.rows import changed_group_values, group_from, intent_row, job_row
 from penstock.stores.common.writes import (
@@ -33,7 +33,7 @@ from penstock.stores.common.writes import (
     UsedKeys,
     key_of,
     new_dependencies,
-    take,
+    submit_intents,
 )
 from penstock.stores.sqlite.dependencies import depend
 from penstock.stores.sqlite.transaction import Transaction, by_name, dispatch_key, listed
@@ -81,7 +81,7 @@ def submit(
         return {group.group_id: group for group in groups}
 
     written = {} if sure else _written(tx, job_ids)
-    receipts = take(
+    receipts = submit_intents(
         *(intents, depth, used),
         queued=tx.totals.queued,
         insert=insert,
@@ -164,7 +164,7 @@ def apply(tx: Transaction, change: Change) -> bool:
     if step is not None and job is not None:
         _move_job(tx, job, step, active, events)
         tx.totals.move(job.intent.addon_id, step.source, step.target)
-        if (move := moved(job.no, job.job_id, step.source, step.target)) is not None:
+        if (move := move_of(job.no, job.job_id, step.source, step.target)) is not None:
             tx.moves.append(move)
     for n_after, note in enumerate(change.notes, n + 1):
         event_job = (
@@ -242,7 +242,7 @@ def complete(tx: Transaction, reports: Sequence[CompletedDispatch]) -> list[bool
         tx.events.append((now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))
         # What follows from an end concerns the job's children and its array, and nearly no job has either.
         if with_children or SEPARATOR in job_id:
-            tx.moves.append(EndedJob(no, JobId(job_id), JobState.DONE))
+            tx.moves.append(StateMove(no, JobId(job_id), JobState.DONE))
     nos = [no for no, _ in results]
     tx.write("complete", (tx.batch, now, listed(results)), len(results))
     tx.write("delete_dispatch", (DispatchPhase.LEASED, listed(nos)), len(nos))

@@ -10,7 +10,7 @@ from penstock.core.jobs.groups import JobGroup
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
-from penstock.stores.common.dependencies import MOST_RESOLVED, EndedJob, OpenDependency, resolve
+from penstock.stores.common.dependencies import MOST_RESOLVED, OpenDependency, StateMove, resolve
 from penstock.stores.common.rows import changed_group_values, group_from
 from penstock.stores.common.writes import NO_JOB, EventJob
 from penstock.stores.sqlite.transaction import Transaction, listed
@@ -26,7 +26,7 @@ class SqliteDependencyRows:
     def now(self) -> Moment:
         return self._tx.now
 
-    def children(self, ends: Sequence[EndedJob], limit: int) -> list[OpenDependency]:
+    def children(self, ends: Sequence[StateMove], limit: int) -> list[OpenDependency]:
         rows: list[OpenDependency] = []
         for end in ends:
             values = {"parent": end.no, "after": end.after, "most": limit - len(rows)}
@@ -77,11 +77,11 @@ class SqliteDependencyRows:
         for note in notes:
             self._tx.add_note(self._tx.now, note, NO_JOB)
 
-    def postpone(self, ends: Sequence[EndedJob]) -> None:
+    def postpone(self, ends: Sequence[StateMove]) -> None:
         self._tx.execute("postpone_ends", (listed([(end.no, end.state, end.after) for end in ends]),))
 
 
-def resolve_moves(tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> list[EndedJob]:
+def resolve_moves(tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> list[StateMove]:
     """
     After an operation: resolve the dependencies on jobs that it ended. Returns its moves, with those of children,
     which are resolved already.
@@ -112,7 +112,7 @@ def resolve_pending(tx: Transaction, apply: Callable[[Transaction, Change], bool
     """Go on where a transaction had to stop. Returns how many ends are left."""
     tx.flush_jobs()
     rows = tx.execute("take_pending_ends", {"most": MOST_RESOLVED})
-    ends = [EndedJob(no, job_id, JobState(state), after) for no, job_id, state, after in rows]
+    ends = [StateMove(no, job_id, JobState(state), after) for no, job_id, state, after in rows]
     if ends:
         tx.has_dependencies = True
         resolve(SqliteDependencyRows(tx, apply), ends)

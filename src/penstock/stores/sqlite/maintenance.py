@@ -35,7 +35,7 @@ from penstock.stores.api import (
     SubmitBatch,
 )
 from penstock.stores.common.array_changes import change_array
-from penstock.stores.common.rows import forget, schedule_values
+from penstock.stores.common.rows import schedule_values, without_jobs
 from penstock.stores.common.writes import NO_JOB, learn, new_job_id, record_load, register_host, remove_host
 from penstock.stores.sqlite.arrays import SqliteArrayRows
 from penstock.stores.sqlite.changes import submit
@@ -179,7 +179,7 @@ def _shorten_done(tx: Transaction, batches: dict[int, list[int]], gone: set[int]
 def _forget_events(tx: Transaction, gone: dict[int, str]) -> None:
     jobs = set(gone.values())
     for batch, text in tx.execute("batches_of", {"nos": listed([*gone])}):
-        rewritten = forget(text, jobs)
+        rewritten = without_jobs(text, jobs)
         if rewritten is None:
             tx.execute("forget_batches", (batch,))
         else:

@@ -20,7 +20,7 @@ from penstock.core.jobs.round import AdmissionView
 from penstock.core.jobs.states import IN_FLIGHT, JobState
 from penstock.core.jobs.types import DispatchId, HostId
 from penstock.stores.api import MOST_SEARCHED, Clock, Query, among_newest
-from penstock.stores.common.reads import SqlReads, like
+from penstock.stores.common.reads import SqlReads, like_pattern
 from penstock.stores.sqlite.admission import SqliteAdmissionView, ledger_from
 from penstock.stores.sqlite.connection import SQL, connect, failures
 from penstock.stores.sqlite.guard import FileGuard, FileLost
@@ -98,7 +98,7 @@ def _filters(query: Query, of: str, number: str) -> tuple[str, list[Any]]:
         values.append(query.before)
     if query.text is not None:
         where += _SEARCH.replace("?job", of)
-        values += [MOST_SEARCHED, *[like(query.text)] * 4]
+        values += [MOST_SEARCHED, *[like_pattern(query.text)] * 4]
     # One bound each way: of two the index would use the first. Below zero are leases without a job.
     where += f" AND {number} > ?"
     values.append(0 if query.newest_first else query.after)
@@ -178,7 +178,7 @@ class SqliteReads(SqlReads[SqliteSession]):
             row for each in dispatch_ids for row in session.execute("dispatches_by_id", dispatch_key(each))
         ]
 
-    def look(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
+    def read_view(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
         with self._reading() as session:
             now = self.now()
             ledger = ledger_from(session, SqliteTotals(session).read(), host, now)

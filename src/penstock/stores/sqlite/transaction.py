@@ -39,9 +39,9 @@ from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, DispatchId, HostId, JobId, Moment, dispatch_parts
 from penstock.stores.api import Clock
-from penstock.stores.common.dependencies import EndedJob
+from penstock.stores.common.dependencies import StateMove
 from penstock.stores.common.reads import AdmissionClasses
-from penstock.stores.common.rows import Queued, class_row, pack
+from penstock.stores.common.rows import Queued, class_row, pack_events
 from penstock.stores.common.writes import EventJob, EventRow, event_row
 from penstock.stores.sqlite.connection import SQL, failures
 from penstock.stores.sqlite.guard import FileGuard, FileLost
@@ -149,7 +149,7 @@ class Transaction(SqliteSession):
         #: What jobs of this transaction have in common that differ by their payload alone: see `changes.submit`.
         self.templates: dict[Any, Any] = {}
         #: Ends and retries of jobs, for what follows from them.
-        self.moves: list[EndedJob] = []
+        self.moves: list[StateMove] = []
         self._has_dependencies: bool | None = None
         self._last_job = self.totals.last_job
         self._jobs: list[tuple[Any, ...]] = []
@@ -304,7 +304,7 @@ class Transaction(SqliteSession):
 
     def add_events(self, *events: EventRow) -> None:
         """
-        As `rows.pack` says. Their numbers are taken under the write lock, so they follow commits and a reader's cursor skips
+        As `rows.pack_events` says. Their numbers are taken under the write lock, so they follow commits and a reader's cursor skips
         nothing. A job knows in which batch it was submitted, and an attempt in which it began and was completed; every
         other event must be mentioned (`add_note`).
         """
@@ -319,7 +319,9 @@ class Transaction(SqliteSession):
         self.flush_jobs()
         if self.events:  # no job is submitted or moved without one
             size = len(self.events)
-            self.execute("insert_events", (self.batch, size, self._last_job, pack(self.events).decode()))
+            self.execute(
+                "insert_events", (self.batch, size, self._last_job, pack_events(self.events).decode())
+            )
             if self._mentioned:
                 self.execute("insert_mentions", (self.batch, listed(sorted(self._mentioned))))
             self.totals.last_job, self.totals.last_event = self._last_job, self.batch + size - 1
