@@ -16,8 +16,8 @@ from tests.contract.test_dependencies import cancel, child_of, complete, retry, 
 from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound
 from penstock.core.jobs import arrays, groups
 from penstock.core.jobs.arrays import JobArray
-from penstock.core.jobs.dependencies import Dependency, ParentCondition
-from penstock.core.jobs.groups import JobGroup, batch_id, batch_of
+from penstock.core.jobs.dependencies import Dependency, ParentCondition, batch_of
+from penstock.core.jobs.groups import JobGroup, batch_id
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason
@@ -78,6 +78,66 @@ def progress(kit, group_id=NIGHTLY):
 
 def batch_events(kit):
     return [e.kind.removeprefix("BATCH_") for e in kit.store.events(0, 1_000) if e.kind.startswith("BATCH_")]
+
+
+def test_jobs_cannot_wait_for_their_own_batch(kit):
+    """A ring through a batch would wait for ever, however many jobs and batches it goes through."""
+    for name in ("nightly", "weekly"):
+        submit_batch(kit, 1, name=name, is_open=True)
+    [waits] = after_batch(kit, "nightly")
+    child = child_of(kit, waits)
+    [weekly] = add_after(kit, "weekly", child)
+    before = kit.everything()
+    own = Dependency(NIGHTLY, ParentCondition.DONE)
+    local = [replace(WORK, after=(own,)), groups.member(replace(WORK, after=(Dependency("#0"),)), "nightly")]
+    through_both = [
+        groups.member(replace(WORK, after=(Dependency("#1"),)), "nightly"),
+        replace(WORK, after=(Dependency(batch_id("weekly"), ParentCondition.DONE),)),
+    ]
+
+    for intents, words in (
+        ([groups.member(replace(WORK, after=(own,)), "nightly")], "#0 -> batch:nightly -> #0"),
+        ([groups.member(replace(WORK, after=(Dependency(waits),)), "nightly")], f"{waits} -> batch:nightly"),
+        ([groups.member(replace(WORK, after=(Dependency(child),)), "nightly")], f"{child} -> batch:nightly"),
+        (
+            [groups.member(replace(WORK, after=(Dependency(weekly),)), "nightly")],
+            f"{weekly} -> batch:nightly",
+        ),
+        (local, "batch:nightly"),
+        (through_both, "batch:weekly -> batch:nightly"),
+    ):
+        with pytest.raises(BadIntent, match="wait for each other: .*") as error:
+            committed(kit.store, Submit(intents))
+        ring = str(error.value).partition("each other: ")[2].split(" -> ")
+        assert words in " -> ".join([*ring, *ring[1:]])
+        assert kit.everything() == before
+    group = JobGroup(batch_id("new"), "a", 0)
+    member = groups.member(replace(WORK, after=(Dependency("#1"),)), "new")
+    with pytest.raises(BadIntent, match="wait for each other"):
+        committed(kit.store, SubmitBatch(group, [member, groups.on_end(WORK, "new")], NO_LIMIT, "local"))
+    assert kit.everything() == before
+
+
+def test_jobs_of_a_batch_can_wait_for_each_other_and_for_what_waits_for_no_batch(kit):
+    [first], *_ = submit_batch(kit, 1, is_open=True)
+    submit_batch(kit, 1, name="weekly", is_open=True)
+    [after_weekly] = after_batch(kit, "weekly")
+
+    [second] = add_after(kit, "nightly", first)
+    [third] = add_after(kit, "nightly", after_weekly)
+
+    assert ready(kit).isdisjoint({second, third})
+    assert progress(kit) == ((3, 0, 0, 0), None)
+
+
+def after_batch(kit, name):
+    dependency = Dependency(batch_id(name), ParentCondition.DONE)
+    return [r.job_id for r in committed(kit.store, Submit([replace(WORK, after=(dependency,))]))]
+
+
+def add_after(kit, name, parent):
+    intent = groups.member(replace(WORK, after=(Dependency(parent),)), name)
+    return [r.job_id for r in committed(kit.store, Submit([intent]))]
 
 
 def test_the_callback_becomes_ready_in_the_transaction_that_ends_the_last_member(kit):

@@ -86,6 +86,36 @@ def test_a_wrong_field_is_refused_by_name_and_nothing_changes(client, fields, st
     assert client.get("/queue/jobs?limit=50").json == before
 
 
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ((["#1"], ["#0"]), "wait for each other: #"),
+        ((["#0"], []), "wait for each other: #0 -> #0"),
+        ((["#2"], []), "names #2, but the submit has 2 jobs"),
+        ((["#1", "#01"], []), "names job #1 twice"),
+    ],
+)
+def test_jobs_of_one_submit_that_wait_for_each_other_are_refused_by_name(client, after, words):
+    before = client.get("/queue/jobs?limit=50").json
+
+    answer = client.post("/queue/jobs/submit/bulk", {"jobs": [JOB | {"after": names} for names in after]})
+
+    assert (answer.status, answer.json["problems"][0]["field"].rpartition(".")[2]) == (422, "after")
+    assert words in str(answer.json)
+    assert client.get("/queue/jobs?limit=50").json == before
+
+
+def test_a_job_of_a_batch_that_waits_for_the_batch_is_refused_by_name(client):
+    client.post("/batches/submit", {"name": "nightly", "addon_id": "visuals", "open": True})
+    waits = client.post("/queue/jobs/submit", JOB | {"after": ["batch:nightly"]}).json["job_id"]
+
+    for parent in ("batch:nightly:done", waits):
+        answer = client.post("/queue/jobs/submit", JOB | {"batch": "nightly", "after": [parent]})
+        assert answer.status == 422
+        assert "wait for each other" in answer.json["detail"]
+    assert client.get("/batches/nightly").json["total"] == 0
+
+
 def test_a_bound_token_can_only_depend_on_its_own_jobs(client):
     theirs = client.submit(addon_id="others")
     bound = client.mint(addon_id="visuals")

@@ -30,7 +30,7 @@ from penstock.core.jobs.arrays import (
     ranges_in,
 )
 from penstock.core.jobs.changes import Change
-from penstock.core.jobs.groups import batch_of
+from penstock.core.jobs.dependencies import batch_of
 from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.states import ENDED, JobState, Move

@@ -14,6 +14,7 @@ import msgspec
 from penstock.core.errors import BadIntent, KeyConflict, NotFound
 from penstock.core.jobs import groups
 from penstock.core.jobs.changes import Change, Note, principal_data
+from penstock.core.jobs.dependencies import batch_of
 from penstock.core.jobs.groups import MOST_MEMBERS, GroupChange, JobGroup, batch_id
 from penstock.core.jobs.intent import Intent, check
 from penstock.core.jobs.job import EventKind, Job
@@ -168,7 +169,7 @@ class BatchService:
                     problems.append((f"{field}.after", "cannot be given: a callback waits for its batch"))
         now, most = self._store.now(), self._rules.capacity.most
         for at, intent in named:
-            if groups.batch_of(intent) is not None:
+            if batch_of(intent) is not None:
                 problems.append((f"{at}tags", f"cannot name a batch: its jobs are in {request.name}"))
                 continue
             try:

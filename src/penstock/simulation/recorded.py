@@ -19,8 +19,7 @@ from functools import partial
 from statistics import median
 from typing import Final, NamedTuple
 
-from penstock.core.jobs.dependencies import ParentCondition
-from penstock.core.jobs.groups import batch_of
+from penstock.core.jobs.dependencies import ParentCondition, batch_of
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import DEPENDENCY_UNMET, ENDS, Event, EventKind, Job
 from penstock.core.jobs.load_hours import hour_of_week

@@ -20,7 +20,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from msgspec.structs import replace
 
 from penstock.core.jobs.arrays import MOST_RANGES, ArrayRecord, ArraySpec, live_index, ranges_of
-from penstock.core.jobs.groups import batch_id, batch_of
+from penstock.core.jobs.dependencies import batch_of
+from penstock.core.jobs.groups import batch_id
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Event, EventKind, Job
 from penstock.core.jobs.schedules import Missed, Overlap, ScheduleRecord, ScheduleState, check

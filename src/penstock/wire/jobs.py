@@ -51,7 +51,7 @@ JobEnd: TypeAlias = Annotated[
 ParentName: TypeAlias = Annotated[
     str,
     matching(
-        r"^([0-9a-zA-Z#][0-9a-zA-Z-]{0,63}|batch:[A-Za-z0-9][A-Za-z0-9_.-]{0,48})(:(ok|done|failed))?$",
+        r"^([0-9a-zA-Z#][0-9a-zA-Z-]{0,63}|batch:[A-Za-z0-9][A-Za-z0-9_.-]{0,48})(:(ok|done|failed))?$(?!\n)",
         "must be the id of a job or an array, #n, or batch:NAME, then :ok, :done or :failed if needed",
         max_length=71,
         description="The id of a job or an array, or batch:NAME; then :ok, :done or :failed if needed.",

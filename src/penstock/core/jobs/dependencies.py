@@ -12,6 +12,7 @@ is judged again, as if it were submitted at that moment.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
@@ -144,30 +145,54 @@ def position(job_id: str) -> int | None:
     return int(digits) if digits != job_id and digits.isdecimal() and len(digits) < 10 else None
 
 
-def submit_order(intents: Sequence[Intent]) -> Sequence[int]:
+def _one_spelling(job_id: JobId) -> str:
+    """`#01` is `#1`."""
+    at = position(job_id)
+    return job_id if at is None else f"{LOCAL}{at}"
+
+
+def submit_order(intents: Sequence[Intent], waiting: Iterable[tuple[JobId, JobId]] = ()) -> Sequence[int]:
     """
     The positions in an order in which parents come before their children. BadIntent: a position that is not
-    in this submit, or jobs that wait for each other. Only within one submit can they: a job that exists was
-    submitted without knowing of this one.
+    in this submit, or jobs that wait for each other. A job that exists was submitted without knowing of this submit,
+    but a batch that exists begins to wait for its new members. So `waiting` has pairs of a batch that gets members
+    and a stored parent of this submit that waits for the batch, directly or through others.
     """
-    graph: TopologicalSorter[int] = TopologicalSorter()
-    local = False
+    graph: TopologicalSorter[int | JobId] = TopologicalSorter()
+    ordered, named = False, set[JobId]()
     for at, intent in enumerate(intents):
         parents = list(_local_parents(at, intent, len(intents)))
-        local = local or bool(parents)
-        graph.add(at, *parents)
-    if not local:
+        stored = stored_parents([intent])
+        graph.add(at, *parents, *stored)
+        named |= stored
+        batch = batch_of(intent)
+        if batch is not None:
+            graph.add(batch, at)
+            named.add(batch)
+        ordered = ordered or bool(parents) or batch is not None
+    if not ordered:
         return range(len(intents))
+    for parent, child in waiting:
+        graph.add(child, parent)
     try:
         graph.prepare()
     except CycleError as error:
-        names = " -> ".join(f"{LOCAL}{at}" for at in reversed(error.args[1]))
+        ring = [at for at in reversed(error.args[1]) if isinstance(at, int) or at in named]
+        names = " -> ".join(f"{LOCAL}{at}" if isinstance(at, int) else at for at in ring)
         raise BadIntent.of(("after", f"makes jobs of this submit wait for each other: {names}")) from None
     order: list[int] = []
     while ready := graph.get_ready():
-        order += sorted(ready)
+        order += sorted(at for at in ready if isinstance(at, int))
         graph.done(*ready)
     return order
+
+
+def batch_of(intent: Intent) -> JobId | None:
+    """The batch that the job is a member of."""
+    for tag in intent.tags:
+        if tag.startswith(BATCH_TAG):
+            return JobId(tag)
+    return None
 
 
 def _local_parents(at: int, intent: Intent, size: int) -> Iterator[int]:
@@ -199,10 +224,9 @@ def unknown_parent(job_id: str) -> NotFound:
 def problems(after: Sequence[Dependency], if_unmet: IfUnmet) -> Iterator[tuple[str, str]]:
     if len(after) > MOST_PARENTS:
         yield "after", f"must name at most {MOST_PARENTS} jobs"
-    names = [dependency.job_id for dependency in after]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        yield "after", f"names job {twice} twice"
+    names = Counter(_one_spelling(dependency.job_id) for dependency in after)
+    if len(names) < len(after):
+        yield "after", f"names job {names.most_common(1)[0][0]} twice"
     for dependency in after:
         if not 0 < len(dependency.job_id) <= 64 or not dependency.job_id.isascii():
             yield (

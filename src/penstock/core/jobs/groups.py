@@ -121,14 +121,6 @@ def is_batch_id(word: str) -> bool:
     return word.startswith(BATCH_TAG)
 
 
-def batch_of(intent: Intent) -> JobId | None:
-    """The batch that the job is a member of."""
-    for tag in intent.tags:
-        if tag.startswith(BATCH_TAG):
-            return JobId(tag)
-    return None
-
-
 def unknown_batch(group_id: str) -> NotFound:
     name = group_id.removeprefix(BATCH_TAG)
     return NotFound(

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from penstock import wire
 from penstock.core.errors import BadIntent
-from penstock.core.jobs.dependencies import StoredDependency, parse, stored_parents, unknown_parent
-from penstock.core.jobs.groups import batch_of, group_of_array, unknown_batch
+from penstock.core.jobs.dependencies import StoredDependency, batch_of, parse, stored_parents, unknown_parent
+from penstock.core.jobs.groups import group_of_array, unknown_batch
 from penstock.core.jobs.intent import Intent, check, title_of
 from penstock.core.jobs.job import Dispatch, Job, outcome_of
 from penstock.core.jobs.standing import MOST_BEFORE, recorded_standing, waits_for_turn
@@ -65,13 +65,13 @@ async def submit_bulk(request: Request[None, wire.SubmitMany]) -> wire.BulkSubmi
     wait_sec = max(request.body.wait_sec, *(job.wait_sec for job in request.body.jobs), 0)
     try:
         receipts = await _submit(request, intents, wait_sec)
-    except BadIntent:
-        raise _every_problem(request, intents) from None
+    except BadIntent as bad:
+        raise _every_problem(request, intents) or bad from None
     return wire.BulkSubmitted([as_answer(wire.Submitted, receipt) for receipt in receipts])
 
 
-def _every_problem(request: Request[Any, Any], intents: list[Intent]) -> BadIntent:
-    """One error with the problems of all jobs, each with its place in the list."""
+def _every_problem(request: Request[Any, Any], intents: list[Intent]) -> BadIntent | None:
+    """One error with the problems of all jobs, each with its place in the list; None: each of them alone is right."""
     now, most = request.store.now(), request.app_state.service.rules.capacity.most
     problems: list[tuple[str, str]] = []
     for i, intent in enumerate(intents):
@@ -79,7 +79,7 @@ def _every_problem(request: Request[Any, Any], intents: list[Intent]) -> BadInte
             check(intent, now, most_units=most)
         except BadIntent as bad:
             problems += [(f"jobs[{i}].{problem['field']}", problem["message"]) for problem in bad.problems]
-    return naming_fields(BadIntent, *problems[:100])
+    return naming_fields(BadIntent, *problems[:100]) if problems else None
 
 
 def check_submit(request: Request[Any, Any], intent: Intent, at: str = "") -> None:

@@ -20,12 +20,13 @@ from penstock.core.jobs.changes import Note, Renewal
 from penstock.core.jobs.dependencies import (
     IfUnmet,
     ParentCondition,
+    batch_of,
     position,
     stored_parents,
     submit_order,
     unknown_parent,
 )
-from penstock.core.jobs.groups import JobGroup, batch_of, check_members
+from penstock.core.jobs.groups import JobGroup, check_members
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, EventKind
 from penstock.core.jobs.load import Host
@@ -150,13 +151,15 @@ def submit_intents(
     insert: Callable[[int, Intent], Receipt],
     existing: Callable[[Collection[JobId]], Collection[JobId]],
     batches: Callable[[Collection[JobId]], Mapping[JobId, JobGroup]],
+    waiting: Callable[[Collection[JobId], Collection[JobId]], Iterable[tuple[JobId, JobId]]],
     written: Mapping[int, Receipt] = MappingProxyType({}),
 ) -> list[Receipt]:
     """
     Submit intents and return their receipts. `insert` adds a job; it gets the position of the intent, and the
     intent with the ids of its parents. `used`: the keys of these intents that have a job already; keys of new
     jobs are added to it. `existing` tells which of these jobs and groups exist. `batches` locks these batches
-    and returns them. `written`: receipts of jobs that exist already, by position.
+    and returns them. `waiting` gives pairs of one of these batches and one of these parents that waits for it,
+    directly or through others. `written`: receipts of jobs that exist already, by position.
 
     A submit that conflicts with a key is refused for that before it is refused for its size, and before any
     job is added.
@@ -170,16 +173,18 @@ def submit_intents(
                 raise key_conflict(intent, None if receipt is None else receipt.job_id)
         if at not in written and (key is None or used[key][0] is None):
             new.append(intent)
+    parents = stored_parents(new)
     if dependent := any(intent.after for intent in new):
-        parents = stored_parents(new)
         for unknown in sorted(parents - set(existing(parents))):
             raise unknown_parent(unknown)
-    tagged = [intent for intent in new if intent.tags]
-    if tagged and (added := added_members(tagged)):
+    added = added_members(new)
+    if added:
         check_members(batches(added), added)
+    pairs = waiting(added, parents) if added and parents else ()
+    order = submit_order(intents, pairs) if dependent else range(len(intents))
     depth.check(new, queued)
     receipts: dict[int, Receipt] = {}
-    for at in submit_order(intents) if dependent else range(len(intents)):
+    for at in order:
         intent = intents[at]
         key = key_of(intent)
         receipt = written.get(at) or (None if key is None else used[key][0])

@@ -11,7 +11,7 @@ suite runs against it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -20,12 +20,11 @@ from msgspec.structs import replace
 
 from penstock.core.jobs.admission import Account, AdmissionClass, windows
 from penstock.core.jobs.changes import Change, Note, Renewal, addon_note, completed, drain_note
-from penstock.core.jobs.dependencies import DependencyStatus, IfUnmet, ParentCondition
+from penstock.core.jobs.dependencies import DependencyStatus, IfUnmet, ParentCondition, batch_of
 from penstock.core.jobs.groups import (
     GroupChange,
     JobGroup,
     add_members,
-    batch_of,
     name_used,
     settle,
     submit_batch,
@@ -143,11 +142,25 @@ class MemoryStore(MemoryTables):
             insert=self._insert,
             existing=lambda ids: {parent for parent in ids if parent in self._jobs or parent in self._groups},
             batches=lambda ids: {batch: self._groups[batch] for batch in ids if batch in self._groups},
+            waiting=self._waiting,
         )
         created = [self._jobs[receipt.job_id] for receipt in receipts if receipt.created]
         if children := [job.no for job in created if job.intent.after]:
             self._resolve([], children)
         return [replace(r, state=self._jobs[r.job_id].state) for r in receipts]
+
+    def _waiting(self, batches: Collection[JobId], parents: Collection[JobId]) -> list[tuple[JobId, JobId]]:
+        """As `submit_intents` asks for it."""
+        pairs: list[tuple[JobId, JobId]] = []
+        for batch in batches:
+            reached, rest = {batch}, [batch]
+            while rest:
+                rows = self._children.get(rest.pop(), {}).values()
+                new = {row.child for row in rows if row.status is DependencyStatus.OPEN} - reached
+                reached |= new
+                rest += new
+            pairs += [(batch, job_id) for job_id in sorted(reached.intersection(parents) - {batch})]
+        return pairs
 
     def _queued(self, addon_id: AddonId | None) -> int:
         tally = self._tally.items()

@@ -27,8 +27,8 @@ from psycopg.rows import tuple_row
 
 from penstock.core.errors import OutcomeUnknown
 from penstock.core.jobs.admission import AdmissionClass, admission_class_of
-from penstock.core.jobs.dependencies import stored_parents
-from penstock.core.jobs.groups import JobGroup, add_members, batch_of
+from penstock.core.jobs.dependencies import batch_of, stored_parents
+from penstock.core.jobs.groups import JobGroup, add_members
 from penstock.core.jobs.intent import Intent, all_but_payload
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering, Place, place
@@ -182,15 +182,18 @@ class SubmitBatcher(GroupCommit):
         if limits:
             calls.append(("queued", None))
         intents = [intent for s in submits for intent in s.intents]
-        parents = stored_parents(intents) | added_members(intents).keys()
-        locks = lock_parents(parents) if parents else []
-        now, answers = self._database.lock(session, *locks, *calls)
+        parents, added = stored_parents(intents), added_members(intents).keys()
+        locks = lock_parents(parents | added) if parents or added else []
+        names = {"batches": array(sorted(added)), "parents": array(sorted(parents))}
+        rings = [("waiting_for_groups", names)] if parents and added else []
+        now, answers = self._database.lock(session, *locks, *rings, *calls)
         existing, groups = set[JobId](), dict[JobId, JobGroup]()
         if locks:
             *_, group_rows, job_rows = answers[: len(locks)]
             groups = {row[1]: group_from(row[1:]) for row in group_rows}
             existing = groups.keys() | {job_id for _, job_id in job_rows}
-        answers = answers[len(locks) :]
+        waiting = answers[len(locks)] if rings else []
+        answers = answers[len(locks) + len(rings) :]
         queued = None
         if limits:
             queued = Counter(dict(answers[-1]))
@@ -204,6 +207,7 @@ class SubmitBatcher(GroupCommit):
             *(self.rows, now, self._new_id, answers[0] if keys else (), queued),
             existing=existing,
             groups=groups,
+            waiting=waiting,
         )
         receipts = [batch.take(submit) for submit in submits]
         if events_for is not None:
@@ -267,9 +271,10 @@ class _Batch:
         *,
         existing: Collection[JobId] = (),
         groups: Mapping[JobId, JobGroup] = MappingProxyType({}),
+        waiting: Sequence[tuple[JobId, JobId]] = (),
     ) -> None:
         self._rows, self._now, self._new_id, self._queued = rows, now, new_id, queued
-        self._existing, self._groups = existing, groups
+        self._existing, self._groups, self._waiting = existing, groups, waiting
         #: Parent, child, condition, what if it is not met.
         self.dependencies: list[tuple[JobId, JobId, str, str]] = []
         self._used: UsedKeys = {
@@ -289,6 +294,8 @@ class _Batch:
             insert=self._make,
             existing=lambda _: self._existing,
             batches=lambda _: self._groups,
+            # with those that the submits before this one add in the same transaction
+            waiting=lambda *_: [*self._waiting, *((parent, job) for parent, job, *_ in self.dependencies)],
         )
 
     def _count(self, addon_id: AddonId | None) -> int:

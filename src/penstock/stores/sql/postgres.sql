@@ -641,6 +641,18 @@ FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[]) AS asked (parent, ch
 -- name: known_jobs
 SELECT no, job_id FROM penstock.job WHERE job_id = ANY(%(ids)s::text[]);
 
+-- name: waiting_for_groups
+-- Which of these parents wait for which of these batches, directly or through others.
+WITH RECURSIVE waiting (group_id, no) AS (
+    SELECT g.group_id, g.no FROM penstock.job_group g WHERE g.group_id = ANY(%(batches)s::text[])
+    UNION
+    SELECT w.group_id, d.child FROM waiting w JOIN penstock.dependency d ON d.parent = w.no AND d.status = 'open'),
+parent (job_id, no) AS (
+    SELECT job_id, no FROM penstock.job WHERE job_id = ANY(%(parents)s::text[])
+    UNION ALL
+    SELECT group_id, no FROM penstock.job_group WHERE group_id = ANY(%(parents)s::text[]))
+SELECT w.group_id, p.job_id FROM waiting w JOIN parent p ON p.no = w.no WHERE p.job_id <> w.group_id;
+
 -- name: children
 -- Those that are queued: one that failed is judged again when it is retried. The parent is as its end says. And batches, of their members.
 SELECT d.parent, '', '', d.child, d.job_id, d.condition, d.if_unmet, d.unmet, d.events

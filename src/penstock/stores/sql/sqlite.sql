@@ -464,6 +464,15 @@ SELECT no, job_id FROM json_each(:ids) AS asked CROSS JOIN job ON job.job_id = a
 -- name: known_groups
 SELECT g.group_id FROM json_each(:ids) AS asked CROSS JOIN job_group g ON g.group_id = asked.value;
 
+-- name: waiting_for_groups
+-- Which of these parents wait for which of these batches, directly or through others.
+WITH RECURSIVE waiting (group_id, no) AS (
+    SELECT g.group_id, g.no FROM json_each(:batches) AS asked CROSS JOIN job_group g ON g.group_id = asked.value
+    UNION
+    SELECT w.group_id, d.child FROM waiting w CROSS JOIN dependency d ON d.parent = w.no AND d.status = 'open')
+SELECT w.group_id, coalesce(j.job_id, g.group_id) AS parent FROM waiting w LEFT JOIN job j ON j.no = w.no LEFT JOIN job_group g ON g.no = w.no
+WHERE parent <> w.group_id AND parent IN (SELECT value FROM json_each(:parents));
+
 -- name: children
 -- Those that are queued: one that failed is judged again when it is retried. The parent is as its end says. And batches, of their members.
 SELECT d.parent, '', '', d.child, coalesce(q.job_id, g.group_id), d.condition, d.if_unmet, coalesce(q.unmet, 0), coalesce(q.events, 0)

@@ -80,6 +80,10 @@ def submit(
         groups = [group_from(row) for _, *row in tx.execute("lock_groups", {"ids": listed(list(ids))})]
         return {group.group_id: group for group in groups}
 
+    def waiting(ids: Collection[JobId], parents: Collection[JobId]) -> list[tuple[JobId, JobId]]:
+        values = {"batches": listed(list(ids)), "parents": listed(list(parents))}
+        return list(tx.execute("waiting_for_groups", values))
+
     written = {} if sure else _written(tx, job_ids)
     receipts = submit_intents(
         *(intents, depth, used),
@@ -87,6 +91,7 @@ def submit(
         insert=insert,
         existing=existing,
         batches=batches,
+        waiting=waiting,
         written=written,
     )
     if dependencies:
