@@ -223,6 +223,18 @@ def test_a_run_by_hand_ignores_overlap_and_pause_and_counts_as_running():
     ]
 
 
+def test_long_keys_of_two_runs_by_hand_stay_two():
+    keys = ["k" * 199 + end for end in "abc"]
+    record = Played(name="n" * 55).record
+
+    used = [schedules.run_now(record, T0, "me", (), key).job.intent.idempotency_key for key in keys]
+
+    assert len(set(used)) == 3
+    assert max(map(len, used)) <= 200
+    again = schedules.run_now(record, T0 + 5, "me", (), keys[0]).job.intent.idempotency_key
+    assert again == used[0]
+
+
 def test_every_version_is_above_all_that_came_before():
     record = Played().record
     again = schedules.add(HOURLY, T0 + 1, "me").target

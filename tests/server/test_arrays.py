@@ -121,3 +121,16 @@ def test_a_list_of_one_addon_is_not_cut_by_the_arrays_of_others(client):
     listed = client.mint(addon_id="ours").get("/arrays?limit=2").json["arrays"]
 
     assert [one["array_id"] for one in listed] == [own]
+
+
+def test_a_job_of_an_array_is_not_run_again_as_a_job_without_an_index(client):
+    array_id = client.post("/arrays/submit", BODY).json["array_id"]
+    member = f"{array_id}_3"
+    client.post(f"/arrays/{array_id}/cancel")
+    before = client.get("/queue/count").json
+
+    refused = client.post(f"/queue/jobs/{member}/rerun")
+
+    assert (refused.status, refused.json["code"]) == (409, "illegal_move")
+    assert f"retry the failed indices of array {array_id}" in refused.json["detail"]
+    assert client.get("/queue/count").json == before

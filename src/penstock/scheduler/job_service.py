@@ -296,6 +296,12 @@ class JobService:
         The request of a job, for a new job: with the changed `fields`, without the idempotency key, which means the old job,
         without its parents, which may be gone, outside the batch of the old job, and without times that have passed.
         """
+        if (member := member_of(job_id)) is not None:
+            raise IllegalMove(
+                f"{job_id} belongs to an array: a new job would have no index; submit an array of this index, or "
+                f"retry the failed indices of array {member[0]}",
+                job_id=job_id,
+            )
         now = self._store.now()
         intent = replace(self._job(job_id).intent, idempotency_key=None, after=(), **fields)
         intent = replace(intent, tags=tuple(tag for tag in intent.tags if not is_batch_id(tag)))

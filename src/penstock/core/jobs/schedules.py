@@ -21,6 +21,7 @@ import re
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
@@ -46,6 +47,8 @@ HISTORY: Final = 10
 _COUNTED: Final = 10_000
 #: A schedule's jobs have two tags more than its template.
 _MOST_TAGS: Final = 30
+#: The key of a job by hand has this many characters of the request's key, beside the name and the time of the schedule.
+_SHORT_KEY: Final = 100
 TAG: Final = "schedule:"
 
 
@@ -317,7 +320,7 @@ def run_now(
     running = tuple(job_id for job_id in record.state.active if job_id not in ended)
     state = replace(record.state, active=running)
     target = replace(record, state=state, version=_next_version(record.version, now))
-    intent = _intent(record.schedule, now, f"run:{key or now}")
+    intent = _intent(record.schedule, now, f"run:{_short(key) or now}")
     if key:  # a repeated request has another moment and must have the same body
         intent = replace(intent, tags=(*record.schedule.intent.tags, record.schedule.tag))
     return ScheduleChange(
@@ -473,7 +476,16 @@ def _intent(schedule: Schedule, moment: Moment, key: str) -> Intent:
     tags = (*intent.tags, schedule.tag, f"moment:{_moment_text(moment)}")
     # A schedule of the same name that was removed may have had the moment too, before the clock was set back.
     key = f"schedule:{schedule.name}@{key}/{schedule.created_at}"
-    return replace(intent, tags=tags, idempotency_key=key[:200])
+    return replace(intent, tags=tags, idempotency_key=key)
+
+
+def _short(key: str) -> str:
+    """A key that fits into another one; two that are not equal stay so."""
+    return (
+        key
+        if len(key) <= _SHORT_KEY
+        else blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    )
 
 
 def _moment_text(moment: Moment) -> str:
