@@ -85,6 +85,9 @@ def _command(command: click.Command, context: click.Context, heading: str) -> It
         yield "".join(
             f"| <code>{_cell(option)}</code> | {_cell(about)} |\n" for option, about in rows if about
         )
+    if command.epilog:
+        examples = inspect.cleandoc(command.epilog.replace("\b\nExamples:\n", "\n"))
+        yield f"```text\n{examples}\n```\n"
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             inner = command.get_command(context, name)

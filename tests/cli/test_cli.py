@@ -7,17 +7,21 @@ import json
 import os
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
 from datetime import datetime
 
+import click
 import pytest
 from tests import ROOT
 from tests.waiting import until
 
 from penstock.cli import main as cli_main
-from penstock.cli.main import VERBS
+from penstock.cli.examples import EXAMPLES
+from penstock.cli.main import VERBS, cli
+from penstock.cli.session import CliSession
 from penstock.client.client import Client
 
 PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
@@ -576,6 +580,33 @@ def test_every_verb_explains_itself(alone, verb):
 
     assert done.returncode == 0, done.stderr
     assert f"Usage: penstock {verb}" in done.stdout
+
+
+def test_help_is_a_word_as_well_as_an_option(alone):
+    assert alone("help").stdout == alone("--help").stdout
+    assert alone("help", "batch", "submit").stdout == alone("batch", "submit", "--help").stdout
+
+
+@pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
+def test_the_examples_of_help_are_command_lines_that_their_verbs_accept(line, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("lines.txt", "jobs-backup.db"):
+        (tmp_path / name).write_text("")
+    program, *words = shlex.split(line)
+    command, context = cli, click.Context(cli, info_name=program, obj=CliSession())
+    while isinstance(command, click.Group):
+        command = command.get_command(context, words.pop(0))
+        context = click.Context(command, context, info_name=command.name)
+
+    with command.make_context(command.name, words, parent=context.parent) as accepted:
+        assert accepted.command is command
+
+
+def test_every_example_is_on_the_help_page_of_its_verb(alone):
+    for path, lines in EXAMPLES.items():
+        page = alone(*path.split(), "--help").stdout
+
+        assert [line for line in lines if f"\n    {line}\n" not in page] == [], path
 
 
 def test_output_that_nobody_reads_to_its_end_is_no_error(shell):

@@ -15,6 +15,10 @@ FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, IN_THE_WAY = 1, 2, 3, 4, 5, 75
     ("words", "says"),
     [
         (("lss",), "Did you mean ls?"),
+        (("start",), "Did you mean up?"),
+        (("status",), "Did you mean ls?"),
+        (("frobnicate",), "`penstock --help` lists them"),
+        (("help", "frobnicate"), "There is no verb 'frobnicate'"),
         (("submit",), "give a command, or --type"),
         (
             ("submit", "--cost", "200", "--", "true"),
@@ -149,7 +153,23 @@ def test_a_port_that_another_has_is_found_by_doctor_and_by_up(alone):
     assert (report.returncode, started.returncode) == (FAILED, IN_THE_WAY)
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in report.stdout
     assert "penstock up --port 0" in report.stdout
+    assert "penstock up --port 0" in started.stderr
     assert f"127.0.0.1:{port} is free" in free.stdout
+
+
+def test_a_data_directory_that_is_a_file_is_named_with_the_option_that_names_another(alone, tmp_path):
+    place = tmp_path / "data"
+    place.write_text("")
+    done = alone("up", "--port", "0", "--data-dir", str(place))
+
+    assert done.returncode == IN_THE_WAY
+    assert f"{place}: File exists; --data-dir names another directory" in done.stderr
+
+
+def test_settings_that_are_all_at_their_defaults_are_said_to_be(alone):
+    alone.env = {name: value for name, value in alone.env.items() if not name.startswith("PENSTOCK_")}
+
+    assert alone("settings", "--changed").stdout == "Every setting has its default.\n"
 
 
 def test_a_file_that_cannot_be_used_is_named_without_a_traceback(shell, tmp_path):

@@ -153,5 +153,8 @@ def settings(session: CliSession, config: str | None, flags: dict[str, str], cha
     shown = [one for one in listed if not changed or one.source != "default"]
     if session.print_json([one._asdict() for one in shown]):
         return
+    if not shown:
+        echo("Every setting has its default.")
+        return
     columns = [Column("setting"), Column("value"), Column("from", keep=80), Column("", keep=130)]
     table(session.console, columns, [(one.key, one.value, one.source, one.doc) for one in shown])

@@ -152,7 +152,7 @@ def show(session: CliSession, job: str) -> None:
         "after": ", ".join(info.after) + (f" (waits for {info.unmet})" if info.unmet else ""),
         "if unmet": info.if_unmet if info.after else "",
         "run when": info.run_when + (f", quiet for {span(info.quiet_for_sec)}" if info.quiet_for_sec else ""),
-        "created": f"{info.created_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(info.created_at)} ago)",
+        "created": f"{_moment(info.created_at)} ({age(info.created_at)} ago)",
         "not before": _moment(info.next_earliest_start_at) if info.ended_at is None else "",
         "deadline": _moment(info.deadline_at),
         "ended": _moment(info.ended_at),
@@ -175,7 +175,7 @@ def show(session: CliSession, job: str) -> None:
 
 
 def _moment(moment: object) -> str:
-    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}" if isinstance(moment, datetime) else ""
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %z}" if isinstance(moment, datetime) else ""
 
 
 def _json(raw: Raw | None) -> str:

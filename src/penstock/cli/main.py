@@ -20,50 +20,77 @@ from typing import Any, Final
 
 import click
 
+from penstock.cli.examples import add_examples
 from penstock.cli.session import INTERRUPTED, CliSession, failure_of, show_failure
 
-#: By verb: its module, and its line in `--help`.
-VERBS: Final = {
-    "up": ("daemon", "start the scheduler: daemon, HTTP API and page"),
-    "stop": ("daemon", "stop the scheduler; running jobs are asked to yield, then killed"),
-    "login": ("daemon", "print a link that opens the page"),
-    "doctor": ("doctor", "find what is wrong on this machine, and say how to fix it"),
-    "service": ("service", "run the scheduler as a service of systemd: install, status, remove"),
-    "settings": ("daemon", "list every setting, its value and its source"),
-    "run": ("follow", "submit a command, follow its output, and exit with its code"),
-    "submit": ("submit", "submit a command or a job, and return at once"),
-    "ls": ("job_commands", "list jobs"),
-    "show": ("job_commands", "show everything about a job"),
-    "explain": ("job_commands", "say why a job is in its state, and when it will start"),
-    "logs": ("follow", "print the output of a job; -f follows it"),
-    "wait": ("follow", "wait until jobs have ended; the exit code says how"),
-    "cancel": ("job_commands", "cancel jobs"),
-    "retry": ("job_commands", "queue FAILED or BLOCKED jobs again"),
-    "rerun": ("job_commands", "submit a new job with the request of an old one"),
-    "edit": ("job_commands", "change the priority and the times of a queued job"),
-    "job": ("job_commands", "report from inside a command: checkpoint, progress, spend, log, should-yield"),
-    "array": ("arrays", "look at arrays of jobs: ls, show, wait, cancel, retry; `submit --array` makes one"),
-    "schedule": (
-        "schedules",
-        "submit jobs by the clock: add, ls, show, edit, pause, resume, run, rm, import",
-    ),
-    "batch": ("batches", "a named set of jobs with callbacks: submit, open, show, wait, cancel, retry"),
-    "events": ("follow", "print the audit trail; -f follows it"),
-    "top": ("top", "watch everything live, full screen"),
-    "stats": ("admin", "show what was learned about job types, and how good predictions were"),
-    "capacity": ("admin", "show how much may run now, and what limits it"),
-    "addons": ("admin", "list the addons: weights, shares, budgets"),
-    "pause": ("admin", "start no more jobs, of one addon or of all"),
-    "resume": ("admin", "start jobs again after a pause"),
-    "hosts": ("admin", "list the machines that share the jobs: alive, lost, drained"),
-    "drain": ("admin", "start no more jobs on a host; running jobs continue"),
-    "undrain": ("admin", "start jobs on a drained host again"),
-    "token": ("admin", "make, list and revoke tokens"),
-    "db": ("db", "check, back up, restore, migrate and copy the database"),
-    "simulate": ("simulate", "replay the jobs with other settings and compare, or try a made-up load"),
-    "chaos": ("trials", "kill a scheduler of its own and prove that nothing is lost"),
-    "bench": ("trials", "measure this machine and this disk, on a temporary database"),
+#: By section of `--help` and by verb: the module of the verb, and its line.
+_SECTIONS: Final = {
+    "Scheduler": {
+        "up": ("daemon", "start the scheduler: daemon, HTTP API and page"),
+        "stop": ("daemon", "stop the scheduler; running jobs are asked to yield, then killed"),
+        "login": ("daemon", "print a link that opens the page"),
+        "doctor": ("doctor", "find what is wrong on this machine, and say how to fix it"),
+        "service": ("service", "run the scheduler as a service of systemd: install, status, remove"),
+        "settings": ("daemon", "list every setting, its value and its source"),
+    },
+    "Jobs": {
+        "run": ("follow", "submit a command, follow its output, and exit with its code"),
+        "submit": ("submit", "submit a command or a job, and return at once"),
+        "ls": ("job_commands", "list jobs"),
+        "show": ("job_commands", "show everything about a job"),
+        "explain": ("job_commands", "say why a job is in its state, and when it will start"),
+        "logs": ("follow", "print the output of a job; -f follows it"),
+        "wait": ("follow", "wait until jobs have ended; the exit code says how"),
+        "cancel": ("job_commands", "cancel jobs"),
+        "retry": ("job_commands", "queue FAILED or BLOCKED jobs again"),
+        "rerun": ("job_commands", "submit a new job with the request of an old one"),
+        "edit": ("job_commands", "change the priority and the times of a queued job"),
+        "job": (
+            "job_commands",
+            "report from inside a command: checkpoint, progress, spend, log, should-yield",
+        ),
+    },
+    "Many jobs": {
+        "array": (
+            "arrays",
+            "look at arrays of jobs: ls, show, wait, cancel, retry; `submit --array` makes one",
+        ),
+        "batch": ("batches", "a named set of jobs with callbacks: submit, open, show, wait, cancel, retry"),
+        "schedule": (
+            "schedules",
+            "submit jobs by the clock: add, ls, show, edit, pause, resume, run, rm, import",
+        ),
+    },
+    "Watch": {
+        "top": ("top", "watch everything live, full screen"),
+        "events": ("follow", "print the audit trail; -f follows it"),
+        "stats": ("admin", "show what was learned about job types, and how good predictions were"),
+        "capacity": ("admin", "show how much may run now, and what limits it"),
+    },
+    "Addons, hosts and rights": {
+        "addons": ("admin", "list the addons: weights, shares, budgets"),
+        "pause": ("admin", "start no more jobs, of one addon or of all"),
+        "resume": ("admin", "start jobs again after a pause"),
+        "hosts": ("admin", "list the machines that share the jobs: alive, lost, drained"),
+        "drain": ("admin", "start no more jobs on a host; running jobs continue"),
+        "undrain": ("admin", "start jobs on a drained host again"),
+        "token": ("admin", "make, list and revoke tokens"),
+    },
+    "Data and trials": {
+        "db": ("db", "check, back up, restore, migrate and copy the database"),
+        "simulate": ("simulate", "replay the jobs with other settings and compare, or try a made-up load"),
+        "chaos": ("trials", "kill a scheduler of its own and prove that nothing is lost"),
+        "bench": ("trials", "measure this machine and this disk, on a temporary database"),
+    },
 }
+VERBS: Final = {verb: entry for section in _SECTIONS.values() for verb, entry in section.items()}
+
+#: Verbs of other programs, which no spelling leads to ours.
+_OTHER_NAMES: Final = {
+    "start": "up", "serve": "up", "status": "ls", "jobs": "ls", "ps": "ls", "info": "show", "tail": "logs",
+    "enqueue": "submit", "add": "submit", "kill": "cancel", "rm": "cancel", "cron": "schedule", "backup": "db",
+    "workers": "hosts",
+}  # fmt: skip
 
 
 class Verbs(click.Group):
@@ -77,6 +104,7 @@ class Verbs(click.Group):
             return None
         command = getattr(importlib.import_module(f"penstock.cli.{VERBS[name][0]}"), name)
         assert isinstance(command, click.Command)
+        add_examples(command, name)
         return command
 
     def resolve_command(self, context: click.Context, args: list[str]) -> Any:
@@ -85,14 +113,16 @@ class Verbs(click.Group):
         except click.UsageError:
             import difflib
 
-            near = difflib.get_close_matches(args[0], VERBS, 1)
-            hint = f" Did you mean {near[0]}?" if near else " `penstock --help` lists them."
+            near = _OTHER_NAMES.get(args[0]) or next(iter(difflib.get_close_matches(args[0], VERBS, 1)), "")
+            hint = f" Did you mean {near}?" if near else " `penstock --help` lists them."
             raise click.UsageError(f"There is no verb {args[0]!r}.{hint}", context) from None
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs from the table, so that help imports none."""
-        with formatter.section("Verbs"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in VERBS.items()])
+        width = max(map(len, VERBS))
+        for title, verbs in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in verbs.items()])
 
 
 _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
@@ -104,7 +134,12 @@ _HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100,
 @click.version_option(package_name="penstock", prog_name="penstock")
 @click.pass_context
 def cli(context: click.Context, url: str | None, as_json: bool) -> None:
-    """Penstock admits, queues and dispatches work."""
+    """
+    Penstock admits, queues and dispatches work.
+
+    Begin with `penstock up` in one terminal and `penstock run -- echo hello` in another. `penstock VERB --help`
+    explains a verb and has examples.
+    """
     session = context.ensure_object(CliSession)
     session.url, session.as_json = url, as_json
     context.call_on_close(session.close)
@@ -113,9 +148,8 @@ def cli(context: click.Context, url: str | None, as_json: bool) -> None:
 def main() -> None:
     session = CliSession()
     try:
-        code = cli.main(
-            _json_anywhere(sys.argv[1:]), prog_name="penstock", standalone_mode=False, obj=session
-        )
+        words = _json_anywhere(_help_as_option(sys.argv[1:]))
+        code = cli.main(words, prog_name="penstock", standalone_mode=False, obj=session)
     except click.exceptions.Exit as done:
         code = done.exit_code
     except click.exceptions.Abort:
@@ -132,6 +166,11 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - explained in a line, or raised again
         code = show_failure(failure_of(error), as_json=session.as_json)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _help_as_option(words: list[str]) -> list[str]:
+    """Accept `penstock help submit` as well as `penstock submit --help`."""
+    return [*words[1:], "--help"] if words[:1] == ["help"] else words
 
 
 def _json_anywhere(words: list[str]) -> list[str]:

@@ -77,11 +77,7 @@ def add(
     command: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """
-    Add a schedule and print its next five moments.
-
-    penstock schedule add report --cron "0 6 * * mon-fri" --zone Europe/Berlin -- ./report.sh
-    """
+    """Add a schedule and print its next five moments."""
     times = _times(options, local_zone())
     if not times.keys() & {"cron", "every_sec", "at", "quietest_hour_before"}:
         raise click.UsageError("say when: --cron, --every, --at or --in-quietest-hour-before")

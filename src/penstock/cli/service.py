@@ -79,7 +79,9 @@ def service() -> None:
 
 
 _SYSTEM = click.option(
-    "--system", is_flag=True, help="Install for the machine, with a user of its own; needs root."
+    "--system",
+    is_flag=True,
+    help="The service of the whole machine, with a user of its own; install and remove need root.",
 )
 _DRY = click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
 _ROOT = click.option(

@@ -8,6 +8,7 @@ as after a crash.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -82,12 +83,12 @@ def run(
                 try:
                     server = _start_all(settings, down, accept_loss)
                 except OSError as error:  # a full disk, a missing right: the operator can fix it
-                    raise Unavailable(f"{error.filename or settings.data_dir}: {error.strerror}") from error
+                    raise Unavailable(_unusable(error, settings)) from error
                 if on_ready is not None:
                     on_ready(server)
                 stop.wait()
         except DispatcherHeld as error:
-            log.error("not started: %s%s", error, _where(settings))  # noqa: TRY400  # a line for a person
+            log.error("not started: a scheduler already uses this data: %s%s", error, _where(settings))  # noqa: TRY400  # a line for a person
             return EXIT_UNAVAILABLE
         except PenstockError as error:
             log.error("not started: %s", error)  # noqa: TRY400  # a line for a person
@@ -261,6 +262,16 @@ def _publish(settings: Settings, server: Server, down: ExitStack) -> None:
 
 def _info_file(settings: Settings) -> Path:
     return settings.data_dir / "daemon.json"
+
+
+def _unusable(error: OSError, settings: Settings) -> str:
+    """The file and what is wrong with it; if it is the data directory that cannot be used, what to do."""
+    file = Path(os.fsdecode(error.filename or settings.data_dir))
+    refused = error.errno in (errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EROFS)
+    hint = (
+        "; --data-dir names another directory" if refused and file.is_relative_to(settings.data_dir) else ""
+    )
+    return f"{file}: {error.strerror}{hint}"
 
 
 def _where(settings: Settings) -> str:

@@ -229,7 +229,9 @@ class Server:
             sock.bind((bind, self._config.port))
         except OSError as error:
             port = self._config.port
-            fix = "choose another port, with the setting server.listen"
+            fix = (
+                "choose another port: `penstock up --port 0` takes any free one, or the setting server.listen"
+            )
             raise Unavailable(
                 f"cannot listen on {bind}:{port} ({error.strerror}): {fix}", bind=bind, port=port
             ) from error
