@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
@@ -213,6 +214,20 @@ def test_a_relay_that_closes_answers_the_submits_it_has_taken(tmp_path, monkeypa
 
         assert (answer.result(), True) == sent.result()
     client.close()
+
+
+def test_a_relay_that_has_closed_leaves_no_thread(tmp_path):
+    database = tmp_path / "jobs.db"
+    database.touch()
+    names = SocketNames(database)
+    names.make()
+    before = set(threading.enumerate())
+    left = []
+    for _ in range(100):
+        SubmitRelayServer(names.relay, lambda submits, *, stays: None).close()
+        left += set(threading.enumerate()) - before
+
+    assert [] == left
 
 
 def test_a_dispatcher_may_commit_relayed_submits_itself_and_claim_with_them(make):

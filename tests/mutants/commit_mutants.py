@@ -219,8 +219,16 @@ MUTANTS = [
         "commit: all threads that take submits may run functions at once",
         "penstock/stores/sqlite/submit_relay.py",
         "SubmitRelayServer._commit",
-        "stays=not self._other_is_away",
+        "stays=not self._runs_job",
         "stays=True",
+        ("tests/contract/test_submit_relay.py",),
+    ),
+    Mutant(
+        "commit: a relay that has closed leaves a thread",
+        "penstock/stores/sqlite/submit_relay.py",
+        "SubmitRelayServer.close",
+        "thread.join()",
+        "pass",
         ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(

@@ -289,6 +289,7 @@ def test_where_looking_has_become_slow_a_round_begins_where_the_last_one_did_and
 def test_rounds_that_follow_upon_each_other_see_what_was_put_first_meanwhile_from_here(opened, monkeypatch):
     store = opened()
     monkeypatch.setattr(admission_view, "REST", 1e9)
+    monkeypatch.setattr(admission_view, "SLOW_SEC", 1e9)  # a busy server is no slow one here
     committed(store, Submit([JOB] * 9, Depth()))
     started = exchange(store, tick(store, capacity=20), capacity=20)
     [first] = committed(store, Submit([replace(JOB, priority=60)], Depth()))

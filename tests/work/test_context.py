@@ -22,6 +22,7 @@ from penstock import Client
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import Schedules
+from penstock.core.jobs.tracker import Graces
 from penstock.core.jobs.types import SECOND
 from penstock.runner.payload import Functions
 from penstock.scheduler.rules import SchedulerRules
@@ -96,7 +97,8 @@ class InRunner:
         (folder / "data").mkdir()
         here = str(Path(job_functions.__file__).parent)
         functions = Functions(paths=["job_functions:*"])
-        self.plant = Plant(folder / "data", functions=functions, path=(here,))
+        # The usual graces: a function that leaves by itself must have time for it on a busy machine.
+        self.plant = Plant(folder / "data", functions=functions, path=(here,), graces=Graces())
         self.store = self.plant.store
 
     def submit(self, name, argument):

@@ -111,19 +111,25 @@ class SubmitRelayServer:
         self._closed = False
         #: Held to answer and to close a socket: its number may belong to another file after that.
         self._lock = Lock()
-        #: Held by the thread that takes submits; which one that is; whether the other one is at something else.
-        self._turn, self._server, self._other_is_away = Lock(), 0, False
+        #: Held by the thread that takes submits; which thread that is; the thread that runs a job, if one does.
+        self._turn, self._server, self._runs_job = Lock(), 0, 0
         self._over = Event()
-        for _ in range(2):
-            Thread(target=self._run_thread, name="penstock-relay", daemon=True).start()
+        self._threads = [
+            Thread(target=self._run_thread, name="penstock-relay", daemon=True) for _ in range(2)
+        ]
+        for thread in self._threads:
+            thread.start()
         _open_servers.add(self)
 
     def close(self) -> None:
-        """Take no further submit; those taken before are still answered."""
+        """Take no further submit; those taken before are still answered. A function that runs goes on."""
         self._wake.send(b"0")
         # The thread that takes submits may find out that another process takes them now.
         if get_ident() != self._server:
             self._over.wait()
+            for thread in self._threads:
+                if thread.ident not in {get_ident(), self._runs_job}:
+                    thread.join()
         with self._lock:
             self._shut(self._senders - self._unanswered)
 
@@ -143,11 +149,12 @@ class SubmitRelayServer:
             with self._turn:
                 self._server = get_ident()
                 rest = self._serve()
-                self._server, self._other_is_away = 0, rest is not None
-            if rest is None:
-                return
+                self._server = 0
+                if rest is None:
+                    return
+                self._runs_job = get_ident()
             rest()
-            self._other_is_away = False
+            self._runs_job = 0
 
     def _serve(self) -> Callable[[], None] | None:
         """Until there is something else to do for this thread; None: no submit is taken any more."""
@@ -178,7 +185,7 @@ class SubmitRelayServer:
         with self._lock:
             self._unanswered.update(sender for sender, _ in submits)
         try:
-            return self._relay([submit for _, submit in submits], stays=not self._other_is_away)
+            return self._relay([submit for _, submit in submits], stays=not self._runs_job)
         except StoreFailed as closed:
             for sender, _ in submits:
                 self._answer(sender, failed(closed))
