@@ -1,21 +1,20 @@
 """
-Admission: may a job of this class start now? And the ledger on which that is decided. Lease requests, the
-dispatcher, explain and simulation all ask the same `Gates`.
+Admission: whether a job of an admission class may start now (`Gates`), and the ledger that decides it. Lease
+requests, the dispatcher, explain and simulation all use the same `Gates`.
 
-The gates have this order, and the first that refuses is the reason: labels, draining, paused, not yet ready,
-the quiet state, caps, budget, units. Units come last on purpose: "not enough units" then means that nothing else
-is in the way, and the round may keep units for the job.
+The first gate that refuses gives the reason, in this order: labels, draining, paused, not yet ready, the
+quiet state, caps, budget, units. Units come last, so "not enough units" means that nothing else is in the
+way, and the round may keep units for the job.
 
 The ledger holds units and counts in flight, and each addon's fair-share account. A round changes its own copy
 as it picks, so the second pick sees the first; the store writes the difference. Units and counts are sums
-over live dispatches, which is how `audit` proves them.
+over live dispatches, and `audit` compares them with these.
 
-Fair share compares how much each addon has used lately, for its weight. An account is the exponentially
-weighted average of the units that an addon holds, so cost-unit-seconds within a window that slides without
-edges. Two numbers and a moment carry it: it is exact at any moment without reading a single dispatch, a job
-of ten hours counts while it runs, and an addon that was idle comes back with the credit of one half-life and
-not of a week. Virtual start times (SFQ) were weighed against it, on paper: with bands, one addon's start in a
-high band would wipe out the differences below it.
+Fair share compares how much each addon has used lately, in relation to its weight. An account is the
+exponentially weighted average of the units that an addon holds. It consists of two numbers and a moment, so
+it is exact at any moment without reading a dispatch. A job of ten hours counts while it runs, and an addon
+that was idle for a week has about the credit of one half-life. Virtual start times (SFQ) were considered on
+paper and rejected: with bands, one addon's start in a high band would wipe out the differences below it.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ from penstock.core.jobs.types import (
 class AdmissionClass(Struct, frozen=True, gc=False):
     """
     The part of an intent that admission looks at. Two jobs of one class get the same decision at the same
-    moment. Therefore a round looks at the head of each ready queue and at nothing behind it, and whatever
-    admission comes to depend on must become a field here.
+    moment, so a round looks only at the head of each ready queue. Anything else that admission will depend on
+    must become a field here.
     """
 
     addon_id: AddonId
@@ -75,9 +74,8 @@ class AdmissionClass(Struct, frozen=True, gc=False):
     quiet_for_sec: int = 0
     #: HIGH and up may start on a BUSY machine.
     high: bool = False
-    #: Twice the expected duration is one class more. Only similar durations share a ready queue, so that a
-    #: long job at its head does not hide a short one that could have run in kept units. 0: the submitter gave
-    #: no duration.
+    #: Grows by one when the expected duration doubles. Only similar durations share a ready queue, so that a
+    #: long job at its head does not hide a short one that could run in kept units. 0: no duration is known.
     duration_class: int = 0
     #: In alphabetical order.
     labels: tuple[str, ...] = ()
@@ -108,7 +106,7 @@ UNMEASURED = Busy(0.0, "fixed capacity")
 
 
 class Conditions(Struct, frozen=True):
-    """The host at one moment."""
+    """The state of the host at one moment."""
 
     capacity: int
     quiet: QuietState = QuietState.QUIET
@@ -118,16 +116,16 @@ class Conditions(Struct, frozen=True):
     labels: frozenset[str] = frozenset()
 
     def missing(self, admission_class: AdmissionClass) -> tuple[str, ...]:
-        """The labels that such a job requires and this host does not have."""
-        if not admission_class.labels:  # nearly always, and every round checks every ready queue
+        """The labels that a job of the class requires and this host does not have."""
+        if not admission_class.labels:  # the usual case; every round checks every ready queue
             return ()
         return tuple(label for label in admission_class.labels if label not in self.labels)
 
 
 class Caps(Struct, frozen=True):
     """
-    How many dispatches may be in flight at once. A plain field holds for each name that its mapping does not
-    have.
+    How many dispatches may be in flight at once. `per_addon` and `per_type` hold for each name that `addons`
+    and `types` do not have.
     """
 
     concurrent: int | None = None
@@ -153,12 +151,12 @@ class Caps(Struct, frozen=True):
         return one_for_all or bool(self.addons or self.types or self.constraints)
 
     def limits_of(self, admission_class: AdmissionClass) -> list[tuple[tuple[str, str], int]]:
-        """The ledger rows of this class that have a cap."""
+        """The ledger rows of this class that have a cap, each with its cap."""
         return [(key, limit) for key in keys_of(admission_class) if (limit := self.limit(*key)) is not None]
 
 
 class Window(Struct, frozen=True):
-    """A day or a month (UTC) in which spending is summed up."""
+    """A day or a month (UTC) for which spending is summed up."""
 
     kind: str  # day or month
     name: str  # 2026-11-16, 2026-11
@@ -172,7 +170,7 @@ def windows(now: Moment) -> tuple[Window, Window]:
 
 @lru_cache(maxsize=8)
 def _windows_of_day(day: int) -> tuple[Window, Window]:
-    """Cached: every round asks, and the answer changes at midnight."""
+    """Cached: every round needs the windows, and they change only at midnight."""
     midnight = datetime.fromtimestamp(day * 86_400, UTC)
     next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
     return (
@@ -188,7 +186,7 @@ class Budget(Struct, frozen=True):
     month: Money | None = None
 
     def limits(self, now: Moment) -> Iterator[tuple[Window, Money]]:
-        """The windows that have a limit."""
+        """The windows that have a limit, each with its limit."""
         for window, limit in zip(windows(now), (self.day, self.month), strict=True):
             if limit is not None:
                 yield window, limit
@@ -216,8 +214,8 @@ class Kept(Struct):
 
 class Gates:
     """
-    The gates before one admission class. Gates that cannot change during a round are evaluated once, the
-    others for every job. `urgent`: the jobs are time-sensitive and near their deadlines.
+    The gates for one admission class. Gates that cannot change during a round are evaluated once, the others
+    for every job. `urgent`: the jobs are time-sensitive and near their deadlines.
     """
 
     __slots__ = (
@@ -248,13 +246,11 @@ class Gates:
         return keys_of(self._admission_class)
 
     def refusal(self, kept: Kept | None = None, ends_at: Moment | None = None) -> Reason | None:
-        """Why the next job may not start; None: it may. `ends_at`: when it is expected to end if it starts now."""
+        """Why the next job may not start; None: it may. `ends_at`: its expected end if it starts now."""
         return self._shut or self._cap() or self._budget or self._room(kept, ends_at)
 
     def room_for(self) -> int:
-        """
-        How many jobs may start one after the other while no units are kept; `refusal` says why not one more.
-        """
+        """How many jobs may start while no units are kept. `refusal` then says why no further job may."""
         if self._shut or self._budget:
             return 0
         ledger = self._ledger
@@ -291,7 +287,7 @@ def _shut(
     ready_at: Moment,
     urgent: bool,
 ) -> Reason | None:
-    """The first gate that stays shut for the whole round."""
+    """The reason of the first gate that refuses for the whole round."""
     if missing := conditions.missing(admission_class):
         return LabelMissing(missing)
     if conditions.draining:
@@ -301,7 +297,7 @@ def _shut(
         return Paused(scope)
     if ready_at > now:
         return NotReady(ready_at)
-    if conditions.quiet is not _QUIET:  # in which every job may start
+    if conditions.quiet is not _QUIET:  # on a QUIET host every job may start
         wants = _worst_allowed(admission_class, urgent)
         if _RANK[conditions.quiet] > _RANK[wants]:
             return NotQuiet(conditions.quiet, wants, conditions.busy.score, conditions.busy.by)
@@ -312,7 +308,7 @@ def _shut(
     return None
 
 
-#: Looked up once: Python 3.11 takes longer for it than for the checks before it.
+#: Looked up once: in Python 3.11 the lookup takes longer than the check.
 _QUIET: Final = QuietState.QUIET
 _RANK = {state: rank for rank, state in enumerate(QuietState)}
 
@@ -338,11 +334,13 @@ def _budget(
     return None
 
 
-#: The addon that stands for all of them: pausing it pauses everything.
+#: Stands for all addons: pausing it pauses everything.
 EVERYTHING = AddonId("*")
 
 
 class Ledger(Struct):
+    """What is in flight and what was spent, as admission counts it."""
+
     units: int = 0  # reserved, leased and ending, on this host
     running: int = 0
     counts: dict[tuple[str, str], int] = field(default_factory=dict)  # in flight, on all hosts
@@ -379,7 +377,7 @@ class Ledger(Struct):
             self.counts[name] = self.counts.get(name, 0) + n
 
     def without(self, ended: Iterable[AdmissionClass]) -> Ledger:
-        """A copy as if these had ended, to try out what would be admitted then. Shares stay."""
+        """A copy as if these dispatches had ended, to see what would be admitted then. Shares stay."""
         ledger = replace(self, counts=dict(self.counts))
         for admission_class in ended:
             ledger.units -= admission_class.cost_units
@@ -390,7 +388,7 @@ class Ledger(Struct):
 
 
 def keys_of(admission_class: AdmissionClass) -> list[tuple[str, str]]:
-    """The ledger rows that a dispatch counts in, besides its host's."""
+    """The ledger rows in which a dispatch counts, besides that of its host."""
     addon_id = admission_class.addon_id
     keys: list[tuple[str, str]] = [
         ("addon", addon_id),
@@ -403,12 +401,12 @@ def keys_of(admission_class: AdmissionClass) -> list[tuple[str, str]]:
 
 class FairShare(Struct, frozen=True):
     half_life: Span = 5 * MINUTE
-    #: Accounts compare as they will be this far ahead: two starts within one round must already count.
+    #: Accounts are compared as they will be this far ahead, so that starts of the same round already count.
     ahead: Span = 10 * SECOND
 
 
 class Account(Struct):
-    """An addon's fair-share account. `units` is the sum over live dispatches; only `average` has a past."""
+    """An addon's fair-share account. `units`: of its live dispatches now. `average`: its use until `at`."""
 
     weight: int = 100
     paused: bool = False
@@ -421,7 +419,7 @@ class Account(Struct):
         return self._then(now + sharing.ahead, sharing) / self.weight
 
     def hold(self, units: int, now: Moment, sharing: FairShare) -> None:
-        """Negative units give back."""
+        """Count units as held from now on. Negative units are given back."""
         self.average = self._then(now, sharing)
         self.at = max(self.at, now)
         self.units += units

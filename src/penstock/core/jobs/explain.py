@@ -1,11 +1,10 @@
 """
-Explain: why a job is where it is, what must happen next, and one command that would change it; in words and as
-JSON (SPEC EX-1 to EX-3).
+Explain: why a job is in its state, what must happen next, and one command that would change it; in words and
+as JSON (SPEC EX-1 to EX-3).
 
-For the head of a ready queue the reason is the one that the last round recorded; for a job behind it the same
-decision is made anew, and `recorded` says which. `gates` has every reason that holds, the main one first. The
-words are made last, from the same fields as the JSON, so both say the same. `core/jobs/viewer.py` takes out
-what a reader must not learn.
+`recorded` says whether the reason is the one that a round has recorded for the job; otherwise the same
+decision was made anew. `gates` has every reason that holds, the main one first. The words are made last, from
+the same fields as the JSON, so both say the same. `core/jobs/viewer.py` removes what a reader must not learn.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from penstock.core.jobs.waits import Waited, wait_words
 
 
 class GateInfo(Struct, frozen=True):
-    """One reason that holds. `way_out`: a command that would change it."""
+    """One reason that holds the job back. `way_out`: a command that would change it."""
 
     reason: str
     data: dict[str, Any]
@@ -38,7 +37,9 @@ class GateInfo(Struct, frozen=True):
 
 
 class PreemptionInfo(Struct, frozen=True):
-    """A run was asked to yield to a waiting job. `until`: when it is asked again, or stopped."""
+    """
+    A request to a run to yield to a waiting job. `until`: when the request is repeated, or the run stopped.
+    """
 
     victim: JobId | None  # None: a job that the reader may not know
     wanted_by: JobId | None
@@ -51,7 +52,7 @@ class PreemptionInfo(Struct, frozen=True):
 
 
 class HostStanding(Struct, frozen=True):
-    """Another host. `reason`: why it does not start the job; empty: it could."""
+    """How another host stands to the job. `reason`: why it does not start the job; empty: it could."""
 
     host: str
     reason: str
@@ -59,7 +60,7 @@ class HostStanding(Struct, frozen=True):
 
 
 class Findings(Struct, frozen=True):
-    """What explain goes by besides the job, its last attempts and its outlook."""
+    """What explain needs besides the job, its last attempt and its outlook."""
 
     #: Every reason that holds, the main one included.
     gates: tuple[Reason, ...] = ()
@@ -71,7 +72,7 @@ class Findings(Struct, frozen=True):
     deadline_reachable: bool | None = None
     #: Whether the job would start earlier with the highest priority.
     priority_helps: bool = True
-    #: Whether a job of `holders` would yield to this one, but must not be preempted.
+    #: A job of `holders` that would yield to this one, but is not preemptible.
     unyielding: JobId | None = None
     #: Why no worker takes up a reserved job.
     worker: Reason | None = None
@@ -113,7 +114,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     job_id: JobId
     state: JobState
     text: str
-    #: The same in one clause of at most 60 characters, as lists show it.
+    #: `text` as one clause of at most 60 characters, for lists.
     short: str = ""
     waiting_sec: float | None = None
     reason: str = ""
@@ -122,16 +123,16 @@ class Explanation(Struct, frozen=True, kw_only=True):
     retry_after_sec: float | None = None
     recorded: bool = True
     ahead: tuple[Ahead, ...] = ()
-    line_ahead: int = 0  # jobs before it in its own line
+    line_ahead: int = 0  # jobs before it in its own ready queue
     likely_start_at: Moment | None = None
-    #: In 8 cases of 10 the job starts between these two. None: not enough was learned to tell.
+    #: In 8 of 10 cases the job starts between these two. None: too little was learned.
     likely_start_low_at: Moment | None = None
     likely_start_high_at: Moment | None = None
-    next_when_ends: JobId | None = None  # the running job whose end is expected to make the room
+    next_when_ends: JobId | None = None  # the running job whose end is expected to free what this job needs
     #: What must happen next, and when that is expected.
     next_step: str = ""
     next_at: Moment | None = None
-    #: One command that would change it.
+    #: One command that would change the job's situation.
     way_out: str = ""
     held_by: tuple[JobId | None, ...] = ()
     last_failure: LastFailure | None = None
@@ -139,7 +140,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     deadline_at: Moment | None = None
     deadline_reachable: bool | None = None
     hosts: tuple[HostStanding, ...] = ()
-    #: How long it waited, by reason.
+    #: How long the job waited, by reason.
     waited: tuple[Waited, ...] = ()
     allowed: tuple[str, ...] = ()
 
@@ -166,8 +167,8 @@ def explain(
     findings: Findings = NOTHING_FOUND,
 ) -> Explanation:
     """
-    `last`: its last dispatch. `outlook`: how a queued job stands. `viewer`: an addon that must not learn the
-    names of other addons' jobs; they are removed before any words are made.
+    Explain the job. `last`: its last dispatch. `outlook`: how a queued job stands. `viewer`: an addon that
+    must not learn the names of other addons' jobs; they are removed before any words are made.
     """
     if viewer is not None:
         outlook, findings = viewer.outlook(outlook), findings.seen_by(viewer)
@@ -236,14 +237,14 @@ def _queued(
     )
 
 
-#: What workers and rounds do tells nothing where no program runs, or none has the function.
+#: Reasons that say nothing if no program runs the jobs, or none has the function.
 _OF_A_RUNNING_PROGRAM: Final = frozenset(
     {"awaits_worker", "worker_elsewhere", "workers_full", "no_worker", "worker_gone", "queued_ahead"}
 )
 
 
 def held_by_program(explanation: Explanation, reason: Reason, now: Moment) -> Explanation:
-    """The same with a main reason that only the program knows in which the scheduler is embedded."""
+    """The explanation with another main reason, which only a program with an embedded scheduler knows."""
     gate = GateInfo(reason.code, asdict(reason), reason.words(now), reason.way_out(explanation.job_id[-8:]))
     others = [one for one in explanation.gates if one.reason not in _OF_A_RUNNING_PROGRAM]
     return replace(
@@ -263,7 +264,7 @@ def held_by_program(explanation: Explanation, reason: Reason, now: Moment) -> Ex
 
 
 def _other_gates(reason: Reason, findings: Findings) -> list[Reason]:
-    """All but the main reason, which may have more details than the gate of the same kind."""
+    """The gates without the one of the main reason, which may have more details than that gate."""
     gates = list(findings.gates)
     main = next((place for place, gate in enumerate(gates) if gate.code == reason.code), None)
     if main is not None:
@@ -289,13 +290,13 @@ GOES_FIRST: Final = {
     "share": "its addon is further below its fair share",
     "turn": "queued before",
 }
-#: What jobs do that hold what this one waits for: one of them, several.
+#: What the jobs do that this one waits for: words for one job, and for several.
 _HOLD: Final = {
     "no_room": ("uses the rest", "use the rest"),
     "cap_reached": ("counts for it", "count for it"),
     "workers_full": ("runs there", "run there"),
 }
-#: Ends of a run that are no failure of the job, as clauses.
+#: Words for ends of an attempt that are no failure of the job.
 _INTERRUPTED: Final = {
     EndReason.COOPERATIVE_PREEMPTION: "yielded to another job",
     EndReason.PREEMPTION_TIMEOUT: "was stopped for another job",
@@ -355,7 +356,7 @@ def _moment_words(job: Job, outlook: Outlook, findings: Findings, now: Moment) -
 
 
 def due_between(start: StartRange, now: Moment) -> str:
-    """`in 3 to 7 min`: the unit is said once where both ends have the same."""
+    """Such as `in 3 to 7 min`; the unit stands once if both ends have it."""
     low, high = spelled(start.low_at - now), spelled(start.high_at - now)
     if low == high:
         return f"in about {low}" if start.high_at > now else "now"
@@ -365,7 +366,7 @@ def due_between(start: StartRange, now: Moment) -> str:
 
 
 def _listed(jobs: tuple[JobId | None, ...]) -> str:
-    """Two names at most; jobs that the reader may not know are counted."""
+    """The first two names, and how many more. Jobs that the reader may not know are only counted."""
     names = [f"job {job_id[-8:]}" for job_id in jobs if job_id is not None]
     shown = names[:2]
     if rest := len(jobs) - len(shown):
@@ -386,7 +387,7 @@ def _host_words(hosts: tuple[HostStanding, ...]) -> Iterator[str]:
 
 
 def _wanted_words(preemption: PreemptionInfo, now: Moment) -> str:
-    """For the job that waits."""
+    """The sentence for the waiting job."""
     cost = "goes on from its checkpoint" if preemption.checkpoint else "starts over: it has no checkpoint"
     return (
         f"{named(preemption.victim).capitalize()} was asked to yield ({_request(preemption)}), and is stopped "
@@ -395,7 +396,7 @@ def _wanted_words(preemption: PreemptionInfo, now: Moment) -> str:
 
 
 def _yield_words(preemption: PreemptionInfo, now: Moment) -> str:
-    """For the victim."""
+    """The sentences for the victim."""
     cost = (
         "It will go on from its last checkpoint."
         if preemption.checkpoint
@@ -485,7 +486,7 @@ def _running_words(dispatch: Dispatch, now: Moment) -> Iterator[str]:
 
 
 def _retry_command(job: Job) -> str:
-    """A failed job of an array is not retried alone: its array runs all failed indices again."""
+    """The command that retries a failed job. A job of an array is not retried alone, but with its array."""
     member = member_of(job.job_id)
     if member is None or job.state is not JobState.FAILED:
         return f"penstock retry {job.job_id[-8:]}"
@@ -493,9 +494,7 @@ def _retry_command(job: Job) -> str:
 
 
 def _settled(job: Job, last: Dispatch | None, findings: Findings, now: Moment) -> Explanation:
-    """
-    How the last run ended, or how the job was settled without one: by a deadline in the queue, or a cancel.
-    """
+    """How the last attempt ended, or how the job ended in the queue: by its deadline or a cancel."""
     ended = "" if job.ended_at is None else f" {spelled(now - job.ended_at)} ago"
     end, raised = outcome_of(job, last)
     code, error = end or "", ""

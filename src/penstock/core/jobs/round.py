@@ -2,12 +2,12 @@
 The round: which jobs start now on one host.
 
 A round looks at the head of each ready queue (one for each admission class), starts the head if the gates let
-it, and only then pulls the next job of that queue. It never learns how long the queues are. A head that
-another worker will claim takes its units out of the round: it starts first, although not in this round.
+it, and only then pulls the next job of that queue. It never learns how long the queues are. If another worker
+will claim the head, the round sets units aside for that claim.
 
-`decide_standalone_lease` answers a program that asks to run work of its own without a job (SPEC LS-1). The
+`decide_standalone_lease` decides whether a program may run work of its own without a job (SPEC LS-1). The
 program is not in a queue, so every queued job that could start now with at least its priority goes first.
-Asking often therefore wins nothing.
+A program that asks often therefore gains nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from penstock.core.jobs.worker_reasons import AwaitsWorker
 
 #: The most jobs that one transaction starts.
 MOST_PICKS: Final = 1_000
-#: After so many reservations that no worker took up, a job is reserved only if a worker for it is present.
+#: After this many reservations that no worker took up, a job is reserved only if a worker for it is present.
 MOST_START_TIMEOUTS: Final = 3
 
 
@@ -48,8 +48,8 @@ class ReadyQueue(Struct, frozen=True):
 
     admission_class: AdmissionClass
     urgent: bool
-    jobs: Iterator[QueuedJob]  # by turn, then number; pulled one by one
-    #: The gates before its jobs, if the view has them from an earlier round and nothing has changed for them.
+    jobs: Iterator[QueuedJob]  # by turn, then number; the round pulls them one by one
+    #: The gates for its jobs, if the view has them from an earlier round and they have not changed.
     gates: Gates | None = None
 
 
@@ -71,7 +71,7 @@ class AdmissionView(Protocol):
     def lines(self) -> Iterable[ReadyQueue]: ...
 
     def running(self) -> Sequence[RunningJob]:
-        """What is in flight on this host. A round reads it only when it must keep units free."""
+        """The dispatches in flight on this host. A round reads them only when it must keep units free."""
         ...
 
     def start_timeouts(self, waiting: QueuedJob) -> int:
@@ -89,10 +89,10 @@ class Placement(Enum):
     ELSEWHERE = "elsewhere"  # a worker of another host is present for such jobs, and none of this one
 
 
-#: A member of an enumeration takes longer to look up than the check it is needed for (Python 3.11), and a round
-#: checks every ready queue.
+#: Looked up once: in Python 3.11 the lookup takes longer than the check, and a round checks every ready
+#: queue.
 _LEASE, _SET_ASIDE = Placement.LEASE, Placement.SET_ASIDE
-#: Rounds of this host do nothing with such heads.
+#: Rounds of this host skip such heads.
 LEFT: Final = (Placement.LEAVE, Placement.ELSEWHERE)
 
 
@@ -110,12 +110,12 @@ class RoundInputs(NamedTuple):
     limits: AdmissionLimits
     ordering: Ordering
     offer: Callable[[AdmissionClass], Placement]
-    #: Takes one place of a free worker outside of the round that may run such a job. False: there is none.
+    #: Takes one free place of a worker outside of the round that can run such a job. False: there is none.
     take_place: Callable[[AdmissionClass], bool] = no_place
-    #: Whether a worker of another host is present for such a job, and none of this one. Asked before a
-    #: reservation and exact; `offer` may go by what was known one tick ago.
+    #: Whether a worker of another host is present for such a job, and none of this host. A round checks this
+    #: before a reservation: it is exact, while `offer` may be one tick old.
     elsewhere: Callable[[AdmissionClass], bool] = one_host
-    #: Whether every refusal is to be recorded. A play needs only those that change what starts.
+    #: Whether the round records every refusal. A simulated play needs only those that change what starts.
     records: bool = True
 
     def gates(
@@ -126,7 +126,7 @@ class RoundInputs(NamedTuple):
         ready_at: Moment = 0,
         ledger: Ledger | None = None,
     ) -> Gates:
-        """The gates before jobs of this class. `ledger`: another than that of the view."""
+        """The gates for jobs of this class. `ledger`: to use instead of the view's."""
         ledger = ledger or self.view.ledger
         now = self.view.now
         return Gates(
@@ -135,6 +135,8 @@ class RoundInputs(NamedTuple):
 
 
 class Pick(Struct, frozen=True):
+    """A job that the round starts or sets aside."""
+
     waiting: QueuedJob
     admission_class: AdmissionClass
     offer: Placement
@@ -144,9 +146,7 @@ class Pick(Struct, frozen=True):
 def stop_moment(
     max_runtime_sec: int | None, max_active_sec: int | None, active: Span, now: Moment
 ) -> tuple[Moment | None, EndReason | None]:
-    """
-    When and why an attempt that starts now must stop: the runtime limit or the hard cap, whichever is first.
-    """
+    """When and why an attempt that starts now must stop: by its runtime limit or its hard cap."""
     if max_runtime_sec is None and max_active_sec is None:
         return None, None
     limits: list[tuple[Moment, EndReason]] = []
@@ -159,14 +159,13 @@ def stop_moment(
 
 def running_data(worker: str, waited: Span) -> dict[str, Any]:
     """
-    The data of a RUNNING event. It says how long the job had been ready, so that a reader of the trail need
-    not look up the job.
+    The data of a RUNNING event. It says how long the job was ready, so that readers need not look up the job.
     """
     return {"waited": max(0, waited), "worker": worker} if worker else {"waited": max(0, waited)}
 
 
 class Denial(Struct, frozen=True):
-    """`after`: how often the round refused the job for the reason before this one."""
+    """A refusal to record. `after`: how often the job was refused for its previous reason."""
 
     waiting: QueuedJob
     reason: Reason
@@ -177,19 +176,21 @@ class Denial(Struct, frozen=True):
 
 
 class RoundResult(Struct):
+    """What a round decided, for the store to write."""
+
     picks: list[Pick] = field(default_factory=list)
     #: How many of the picks are leased; the others are reserved.
     leases: int = 0
     #: Jobs that free workers outside of the round will claim. Nothing is written for them.
     set_aside: list[Pick] = field(default_factory=list)
-    #: Only those whose reason is not the one already recorded.
+    #: The refusals whose reason differs from the recorded one.
     denials: list[Denial] = field(default_factory=list)
-    #: Every head that the round refused, with or without a new record.
+    #: Every head that the round refused, also for the recorded reason.
     refused: list[QueuedJob] = field(default_factory=list)
     #: Heads that were refused for units, for the first time, while a job behind them started.
     passed: list[QueuedJob] = field(default_factory=list)
     kept: Kept | None = None
-    #: How many of the picks the round had made when it kept units.
+    #: How many picks the round had made when it began to keep units.
     picks_before_kept: int = 0
     #: The class of a lease without a job, if the round granted one.
     standalone_lease: AdmissionClass | None = None
@@ -198,7 +199,10 @@ class RoundResult(Struct):
 def run_round(
     inputs: RoundInputs, *, most_leases: int | None = None, most_picks: int = MOST_PICKS
 ) -> RoundResult:
-    """`most_picks` bounds the transaction: the caller runs another round at once when this one reached it."""
+    """
+    Decide which jobs start now. `most_picks` bounds the transaction; a caller whose round reached it runs
+    another round at once.
+    """
     return _Round(inputs).run(most_leases, most_picks)
 
 
@@ -207,12 +211,12 @@ class _Lane(Struct, gc=False):
 
     line: ReadyQueue
     offer: Placement
-    #: Made when the first of its heads has its turn: many rounds end before that.
+    #: Made at the turn of its first head: many rounds end before that.
     gates: Gates | None = None
 
 
-#: The head of a ready queue: its `head_key`, which orders the heads, then its lane and the job. A plain tuple,
-#: because a round makes and compares one for each ready queue.
+#: The head of a ready queue: its `head_key`, which orders the heads, then its lane and the job. A plain
+#: tuple, because a round makes and compares one for each ready queue.
 _Head: TypeAlias = tuple[int, bool, float, Moment, int, _Lane, QueuedJob]
 
 
@@ -243,7 +247,7 @@ class _Round:
             most = 1
             if len(heads) == 1:
                 if offer is _SET_ASIDE:
-                    break  # no other job is left that the units could be kept from
+                    break  # no other job could take these units
                 most = most_picks - len(picks) if offer is _LEASE else 1
             if most_leases is not None and offer is _LEASE:
                 most = min(most, most_leases - result.leases)
@@ -292,8 +296,8 @@ class _Round:
 
     def _matters(self, lane: _Lane, waiting: QueuedJob) -> bool:
         """
-        Whether the head may start, or its refusal changes more than the records: a head that does not fit must
-        count as passed over once, and units may be kept for it.
+        Whether the head may start, or its refusal changes more than the records. A head that does not fit
+        counts as passed over once, and later the round may keep units for it.
         """
         cost, kept = lane.line.admission_class.cost_units, self.result.kept
         if cost <= self.capacity - self.ledger.units:
@@ -301,14 +305,14 @@ class _Round:
         return waiting.passed_at is None or (kept is None and self._waited(waiting))
 
     def _some_head_fits(self, heads: list[_Head]) -> bool:
-        """If not, nothing more starts in this round, and no head can be passed over."""
+        """Whether a head may still start. If not, the round is over: it can pass over no head either."""
         free = self.capacity - self.ledger.units
         return any(head[5].line.admission_class.cost_units <= free for head in heads)
 
     def _start(self, lane: _Lane, waiting: QueuedJob, most: int) -> Reason | None:
         """
-        Start the head, and up to `most` jobs with those behind it: while the round keeps no units, each is
-        decided like the one before it. Otherwise the reason why the head may not start.
+        Start the head, or return the reason why it may not start. While the round keeps no units, jobs behind
+        the head start with it, `most` in all: they get the same decision.
         """
         admission_class, gates, kept, n = lane.line.admission_class, lane.gates, self.result.kept, 1
         if gates is None:
@@ -324,7 +328,7 @@ class _Round:
             self._deny(admission_class, waiting, reason)
             return reason
         if not self._has_worker(lane, waiting):
-            return AwaitsWorker(self.now)  # no denial is recorded: the job could start
+            return AwaitsWorker(self.now)  # not recorded as a denial: admission lets the job start
         picks = [
             Pick(job, admission_class, lane.offer, job.ends_at(self.now))
             for job in (waiting, *islice(lane.line.jobs, n - 1))
@@ -342,13 +346,13 @@ class _Round:
         return None
 
     def _has_worker(self, lane: _Lane, waiting: QueuedJob) -> bool:
-        """Whether a worker will take this job up: units that are kept in vain are missing elsewhere."""
+        """Whether a worker will take this job up. Units reserved in vain would be missing elsewhere."""
         if lane.offer is _LEASE:
             return True
         if lane.offer is _SET_ASIDE:
             return self.inputs.take_place(lane.line.admission_class)
         admission_class, inputs = lane.line.admission_class, self.inputs
-        # Each start timeout made a fence.
+        # Each start timeout raised the fence, so a lower fence needs no query.
         late = (
             waiting.fence >= MOST_START_TIMEOUTS
             and inputs.view.start_timeouts(waiting) >= MOST_START_TIMEOUTS
@@ -371,9 +375,9 @@ class _Round:
 
     def _keep_units(self, admission_class: AdmissionClass, waiting: QueuedJob) -> None:
         """
-        Keep units for a job that was passed over for long, until enough runs are expected to have ended: the
-        known ends first, then the oldest of the rest. A job above the present capacity keeps none: the host
-        load must fall first.
+        Keep units for a job that was passed over for long, until enough runs are expected to have ended:
+        first the runs with an expected end, then the others, the oldest first. No units are kept for a job
+        that costs more than the present capacity: the host load must fall first.
         """
         cost = admission_class.cost_units
         if waiting.passed_at is None:
@@ -383,7 +387,7 @@ class _Round:
             return
         picked = [RunningJob(p.admission_class.cost_units, self.now, p.ends_at) for p in self.result.picks]
         runs = [*self.inputs.view.running(), *picked]
-        # Sorted by known end, else by start. The number keeps the order of equal ones.
+        # Sorted by expected end, else by start; the number keeps runs from being compared.
         ends = [
             (run.ends_at is None, run.started_at if run.ends_at is None else run.ends_at, number, run)
             for number, run in enumerate(runs)
@@ -400,7 +404,7 @@ class _Round:
         self.result.picks_before_kept = len(picked)
 
     def _waited(self, waiting: QueuedJob) -> bool:
-        """Whether it was passed over for so long that units are kept for it."""
+        """Whether the job was passed over for so long that units are kept for it."""
         return waiting.passed_at is not None and self.now - waiting.passed_at >= self.ordering.patience
 
     def _shuts_everything(self, reason: Reason) -> bool:
@@ -416,6 +420,7 @@ class _Round:
 def decide_standalone_lease(
     inputs: RoundInputs, admission_class: AdmissionClass, priority: int
 ) -> tuple[RoundResult, Reason | None]:
+    """Decide on a lease without a job: the result to write, or the reason of the refusal."""
     view, ordering = inputs.view, inputs.ordering
     reason = inputs.gates(admission_class).refusal()
     if reason is not None:

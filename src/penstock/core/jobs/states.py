@@ -5,9 +5,9 @@ Refusals, the buttons of the page, the hints of the CLI and `docs/states.md` are
 state says what may happen next; the reason, on the event, says why the job got there. So there is no
 "retrying" and no "scheduled" state: both are QUEUED with a later start.
 
-The end rules say what becomes of a job when its dispatch ends (SPEC TR-5), for every end reason in every
-phase. A reserved dispatch has no run yet: it cannot complete, and an early end costs the job nothing. A
-dispatch that is ending has a first reason, which wins over whatever the run reports while it stops.
+The end rules say what becomes of a job when its dispatch ends (SPEC TR-5), for every end reason, before and
+after a worker has its lease. A reserved dispatch has not run yet, so it cannot complete. A dispatch that is
+ending has a first reason, which wins over the report of a run that stops.
 
 A retry schedule is a list of delays, and all of them are used: the failure after the last delay is final.
 Counters are per category, so a machine that was unavailable does not use up the retries for crashes, and a
@@ -28,8 +28,7 @@ from penstock.core.jobs.types import MINUTE, SECOND, EndReason, Span
 
 class JobState(StrEnum):
     """
-    The states of a job: QUEUED, DISPATCHING, RUNNING, DONE, FAILED, CANCELED and BLOCKED; each is a
-    string.
+    The state of a job, as a string: QUEUED, DISPATCHING, RUNNING, DONE, FAILED, CANCELED or BLOCKED.
 
     For example:
 
@@ -47,6 +46,8 @@ class JobState(StrEnum):
 
 
 class Move(StrEnum):
+    """A change of a job's state."""
+
     ADMIT = "admit"
     START = "start"
     COMPLETE = "complete"
@@ -75,18 +76,19 @@ MOVES: Final[dict[tuple[JobState, Move], JobState]] = {
     (JobState.FAILED, Move.RETRY): JobState.QUEUED,
 }
 
-#: A dispatch lives exactly in these.
+#: A job has a live dispatch exactly in these states.
 IN_FLIGHT: Final = frozenset({JobState.DISPATCHING, JobState.RUNNING})
-#: Nothing happens by itself any more.
+#: The scheduler does nothing more with a job in these states; a user may retry or cancel some of them.
 SETTLED: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELED, JobState.BLOCKED})
-#: Nothing can happen any more.
+#: No move leaves these states.
 FINAL: Final = frozenset(JobState) - frozenset(source for source, _ in MOVES)
-#: It ended; what waits for its end goes on. BLOCKED waits for a person, however long that takes.
+#: The job has ended, so its dependents and its batch go on. A BLOCKED job has not: a user must decide first.
 ENDED: Final = SETTLED - {JobState.BLOCKED}
 PRUNABLE: Final = ENDED
 
 
 def step(state: JobState, move: Move) -> JobState:
+    """The state after the move. IllegalMove says which moves a user can make instead."""
     try:
         return MOVES[state, move]
     except KeyError:
@@ -111,7 +113,8 @@ def allowed(state: JobState) -> tuple[Move, ...]:
 
 class Category(StrEnum):
     """
-    Of a failure. `Counters` and `Schedules` have a field for each; the job brings the delays for its errors.
+    The category of a failure. `Counters` has a field for each, `Schedules` for each but ERROR: a job brings
+    the delays for its own errors.
     """
 
     CRASH = "crash"  # worker, lease or time limit was lost: what the job did is unknown
@@ -121,6 +124,8 @@ class Category(StrEnum):
 
 
 class Counters(Struct, frozen=True, gc=False):
+    """A job's failures so far, by category. A completion resets them."""
+
     crash: int = 0
     unavailable: int = 0
     error: int = 0
@@ -131,10 +136,12 @@ NONE_YET = Counters()
 
 
 class Schedules(Struct, frozen=True):
+    """The delays before the next attempt, by category of failure."""
+
     crash: tuple[Span, ...] = (1 * MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, 30 * MINUTE)
     unavailable: tuple[Span, ...] = (2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 15 * MINUTE)
-    #: The last delay repeats for ever: a job does not fail because its worker is away. Without a delay it
-    #: would be reserved again first, and hold the units of jobs whose workers are present.
+    #: The last delay repeats for ever: a job does not fail because its worker is away. Without a delay the
+    #: job would be reserved again before others, and hold the units of jobs whose workers are present.
     start: tuple[Span, ...] = (30 * SECOND, 1 * MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE)
 
 
@@ -144,7 +151,7 @@ DEFAULT = Schedules()
 def after_failure(
     category: Category, counters: Counters, schedules: Schedules, own_delays_sec: tuple[int, ...]
 ) -> tuple[Counters, Span | None]:
-    """The counters after this failure, and the delay until the next attempt; None: there is none left."""
+    """The counters after this failure, and the delay until the next attempt. None: no attempt is left."""
     if category is Category.ERROR:
         delays: tuple[Span, ...] = tuple(d * SECOND for d in own_delays_sec)
     else:
@@ -157,6 +164,8 @@ def after_failure(
 
 
 class DispatchPhase(StrEnum):
+    """How far a dispatch has come."""
+
     RESERVED = "reserved"  # units held, no run
     LEASED = "leased"  # a worker starts or runs it
     ENDING = "ending"  # told to stop; units held until it is gone
@@ -165,13 +174,14 @@ class DispatchPhase(StrEnum):
 
 class EndRule(Struct, frozen=True):
     """
-    One rule. `retry`: while that schedule has a delay left, the job is requeued instead of making `move`.
+    What one end reason does to the job. `retry`: while the schedule of that category has a delay left, the
+    job is requeued instead of making `move`.
     """
 
     move: Move
     retry: Category | None = None
     alert: bool = False
-    #: An event of this kind is written besides the event of the move, for readers that look for it.
+    #: The kind of an event that is written besides the event of the move, for readers that look for it.
     mark: str | None = None
 
 
@@ -179,7 +189,8 @@ _BACK: Final = EndRule(Move.REQUEUE)
 _LATER: Final = EndRule(Move.REQUEUE, retry=Category.START)
 _CRASH: Final = EndRule(Move.FAIL, retry=Category.CRASH)
 
-#: None: a run that never started has nothing to report; the call is refused and changes nothing.
+#: The rules for a reserved and for a leased dispatch. None: a run that never started cannot report this end;
+#: the report is refused and changes nothing.
 END_RULES: Final[dict[EndReason, tuple[EndRule | None, EndRule]]] = {
     #                          reserved                             leased
     EndReason.COMPLETED: (None, EndRule(Move.COMPLETE)),
@@ -216,7 +227,7 @@ def replaces(reason: EndReason, first: EndReason) -> bool:
 
 
 class EndResult(Struct, frozen=True):
-    """What the rules decide about one end. `delay`: until the next attempt of a job that is requeued."""
+    """What the end rules decide about one dispatch. `delay`: until the next attempt of a requeued job."""
 
     end: EndReason
     move: Move
@@ -236,8 +247,8 @@ def resolve_end(
     own_delays_sec: tuple[int, ...] = (),
 ) -> EndResult:
     """
-    Apply the rules. `first_reason`: why an ENDING dispatch ends. It decides; what the run reports now is too
-    late.
+    What becomes of the job when its dispatch ends. `first_reason`: why an ENDING dispatch ends; it decides,
+    and the run's own report comes too late.
     """
     if phase is DispatchPhase.ENDED:
         raise IllegalMove(

@@ -1,14 +1,13 @@
 """
 The tracker: the dispatches in flight on this host, and how each of them is ended.
 
-The runner reports events and the time to the tracker, which answers with the steps to carry out. It keeps
-three promises: every early end goes through `terminate`, where the first reason wins (a cancel replaces one
-that would run the job again); a dispatch settles once; and a report under an id that is no longer in flight
-changes nothing.
+The runner reports events and the time to the tracker, which answers with the steps to carry out. The tracker
+keeps three promises. The first reason to end a dispatch wins; only a cancel replaces a reason that would run
+the job again. A dispatch settles once. A report under an id that is no longer in flight changes nothing.
 
-The kill ladder: the cancel signal, for a run that listens; SIGTERM; SIGKILL; and lost, when even that did not
-end it. A plan holds the moments of the remaining steps, so hurrying (a shutdown, `cancel --now`) is a plan
-with earlier moments and nothing else.
+The steps of the kill ladder are the cancel signal, for a run that listens; SIGTERM; SIGKILL; and LOST, for a
+run that survived all of them. A plan holds the moments of the remaining steps, so a shutdown or `cancel
+--now` only sets earlier moments.
 """
 
 from __future__ import annotations
@@ -27,22 +26,26 @@ EX_TEMPFAIL: Final = 75
 
 
 class Step(StrEnum):
+    """One step towards the end of a run."""
+
     YIELD = "yield"  # a request: the run may finish its work first
     CANCEL = "cancel"
     TERM = "term"
     KILL = "kill"
-    FORCE = "force"  # the warden did not carry out the kill: it is killed too
-    LOST = "lost"  # it survived SIGKILL, or the time for all was over
+    FORCE = "force"  # the warden did not carry out the kill, so it is killed too
+    LOST = "lost"  # the run survived SIGKILL, or the time of a shutdown is over
 
 
 class Effect(NamedTuple):
+    """A step that the runner must carry out now."""
+
     dispatch_id: DispatchId
     step: Step
     reason: EndReason | None
 
 
 class Graces(Struct, frozen=True):
-    """How long each step may take to work before the next one."""
+    """How long the ladder waits after each step before the next one."""
 
     cancel: Span = 10 * SECOND
     term: Span = 5 * SECOND
@@ -60,7 +63,7 @@ class Graces(Struct, frozen=True):
 
 def _plan_until(now: Moment, timeout: Span, *, listens: bool) -> dict[Step, Moment]:
     """
-    The same ladder within one shared timeout: half of it to yield, a quarter after TERM, a quarter to be gone
+    The ladder of a shutdown, within one timeout: the first half to yield, a quarter after TERM, and a quarter
     after KILL.
     """
     term = now + (timeout // 2 if listens else 0)
@@ -81,6 +84,8 @@ class _Flight(Struct):
 
 
 class Tracker:
+    """The dispatches in flight, each with its first reason to end and its plan."""
+
     def __init__(self, graces: Graces | None = None) -> None:
         self._graces = graces or Graces()
         self._flights: dict[DispatchId, _Flight] = {}
@@ -101,7 +106,7 @@ class Tracker:
         self._flights[dispatch_id] = _Flight(listens)
 
     def hears(self, dispatch_id: DispatchId) -> None:
-        """The run has just polled. A plan that was made before stays as it is."""
+        """Record that the run polled, so it listens. A plan that exists stays as it is."""
         if flight := self._flights.get(dispatch_id):
             flight.listens = True
 
@@ -110,15 +115,12 @@ class Tracker:
         return None if flight is None else flight.reason
 
     def should_yield(self, dispatch_id: DispatchId) -> bool:
-        """True also for a dispatch that is no longer in flight: its run should have stopped long ago."""
+        """Whether the run should stop. True also for a dispatch that is no longer in flight."""
         flight = self._flights.get(dispatch_id)
         return flight is None or flight.asked or flight.reason is not None
 
     def ask(self, dispatch_id: DispatchId) -> list[Effect]:
-        """
-        Ask the run to yield at its next safe place. A second call repeats the request, in case the first was
-        lost.
-        """
+        """Ask the run to yield at its next safe place. A second call repeats a request that may be lost."""
         flight = self._flights.get(dispatch_id)
         if flight is None or flight.reason is not None:
             return []
@@ -128,10 +130,7 @@ class Tracker:
     def terminate(
         self, dispatch_id: DispatchId, reason: EndReason, now: Moment, *, at_once: bool = False
     ) -> list[Effect]:
-        """
-        End a dispatch early. `at_once` begins at SIGKILL; a run that is on the ladder already keeps its first
-        reason.
-        """
+        """End a dispatch early. `at_once`: begin with SIGKILL, also if the run is on the ladder already."""
         flight = self._flights.get(dispatch_id)
         if flight is None:
             return []
@@ -144,7 +143,7 @@ class Tracker:
         return self._due(dispatch_id, flight, now)
 
     def drain(self, now: Moment, timeout: Span) -> list[Effect]:
-        """Everything in flight ends within one shared timeout, however many there are."""
+        """End everything in flight within one shared timeout."""
         effects: list[Effect] = []
         for dispatch_id, flight in self._flights.items():
             self._hurry(flight, _plan_until(now, timeout, listens=flight.listens))
@@ -166,13 +165,13 @@ class Tracker:
 
     def settle(self, dispatch_id: DispatchId, how: EndReason) -> EndReason | None:
         """
-        The run is over: its first reason, else `how`. None: it was not in flight, and the report is late.
+        The run is over: the end reason is its first reason, else `how`. None: it is not in flight any more.
         """
         flight = self._flights.pop(dispatch_id, None)
         return None if flight is None else flight.reason or how
 
     def _hurry(self, flight: _Flight, plan: dict[Step, Moment]) -> None:
-        """Keep the earlier moment of both plans for each remaining step."""
+        """Set each remaining step to the earlier moment of both plans."""
         before = flight.plan
         if before is None:
             flight.plan = plan
@@ -189,7 +188,7 @@ class Tracker:
 
 
 def end_of_exit(code: int) -> EndReason:
-    """The end reason for an exit code. Negative: minus the signal, as in the standard library."""
+    """The end reason for an exit code; a negative one is minus a signal, as in the standard library."""
     if code == 0:
         return EndReason.COMPLETED
     if code < 0:

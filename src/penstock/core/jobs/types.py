@@ -1,9 +1,9 @@
 """
-The words of the durable scheduler: moments, ids, priorities, constraints.
+The basic types of the durable scheduler: moments, ids, priorities, constraints.
 
-A moment is an integer: comparisons are exact, the same in Python and in both SQL dialects, and the order key
-of a job (`ordering.order_key`) can be recomputed exactly when a user asks why it ran when it did. Names
-that end in `_sec` are seconds, as the HTTP fields are; every other time in the core is in microseconds.
+A moment is an integer, so comparisons are exact and the same in Python and in both SQL dialects, and the
+order key of a job (`ordering.order_key`) can be recomputed when a user asks why the job ran when it did.
+Names that end in `_sec` are seconds, as the HTTP fields are; every other time in the core is in microseconds.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SECOND: Final[Span] = 1_000_000
 MINUTE: Final[Span] = 60 * SECOND
 HOUR: Final[Span] = 60 * MINUTE
 
-#: Job types with this prefix belong to the runner: no other worker claims them by chance.
+#: The prefix of the runner's job types. Another worker claims such a job only if it names the type.
 OWN_TYPES: Final = "penstock."
 
 JobId = NewType("JobId", str)
 AddonId = NewType("AddonId", str)
 HostId = NewType("HostId", str)
-#: One attempt. While it is leased this is the lease id too: one identity, nothing to keep in step.
+#: The id of one attempt, and of its lease.
 DispatchId = NewType("DispatchId", str)
 
 
@@ -41,8 +41,8 @@ _MOST_MONEY: Final = 10**12
 
 def money_of(amount: float | str | Decimal) -> Money:
     """
-    ValueError for what is no number, is not finite, or is beyond any sum: to write 1e999999 out would take
-    minutes.
+    The amount in millionths of its unit. ValueError: it is no number, not finite, or above 10**12, because an
+    integer as large as 1e999999 takes minutes to make.
     """
     try:
         exact = Decimal(str(amount))
@@ -70,7 +70,7 @@ def moment_of(when: datetime) -> Moment:
 
 class EndReason(StrEnum):
     """
-    Every way a dispatch can end. What a process did (a signal, an exit code) is turned into one of these.
+    Every reason for which a dispatch can end. The runner turns signals and exit codes into one of these.
     """
 
     COMPLETED = "completed"
@@ -92,7 +92,7 @@ class EndReason(StrEnum):
 
 
 class Priority:
-    """The four names; any integer from 1 to 100 is a priority."""
+    """The four named priorities; any integer from 1 to 100 is one."""
 
     LOW: Final = 25
     NORMAL: Final = 50
@@ -105,7 +105,9 @@ class Priority:
 
 
 def priority_of(word: str | int) -> int:
-    """The number of a name in either case, or the number itself. `check` tests the bounds."""
+    """
+    The number of a named priority, in upper or lower case; a number stays itself. `check` tests the bounds.
+    """
     if isinstance(word, int) and not isinstance(word, bool):
         return word
     try:
@@ -118,7 +120,7 @@ def priority_of(word: str | int) -> int:
 
 class Constraint(IntFlag):
     """
-    What a job uses heavily. A set in one integer, because an admission class is compared and indexed as a
+    What a job uses heavily: a set in one integer, because an admission class is compared and indexed as a
     whole.
     """
 
@@ -145,8 +147,8 @@ class RunWhen(StrEnum):
 
 def spelled(span: Span, *, nearest: bool = False) -> str:
     """
-    For people: whole units, as large as leave a number that says something. `nearest`: of a time to come, which
-    would look too short if what is begun did not count: 10 min of delay are not 9 min after a second.
+    For people: whole units, as large as leave a number that says something. `nearest`: of a time to come,
+    which would look too short if what is begun did not count: 10 min of delay are not 9 min after a second.
     """
     count = max(0, span) // SECOND
     for size, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
@@ -155,7 +157,7 @@ def spelled(span: Span, *, nearest: bool = False) -> str:
     return f"{count} s"
 
 
-#: With its name behind it: the tag of the jobs of a batch, and the tag of its callbacks.
+#: Before the name of a batch: the tag of its jobs, and the tag of its callbacks.
 BATCH_TAG: Final = "batch:"
 CALLBACK_TAG: Final = "batch-callback:"
 #: A tag has at most 64 characters.
@@ -165,19 +167,21 @@ BATCH_NAME_WORDS: Final = (
     f"must be 1..{MOST_BATCH_NAME} characters of A-Z a-z 0-9 _ . - and begin with a letter or digit"
 )
 
-#: Between the id of an array and an index.
+#: Stands between the id of an array and an index.
 SEPARATOR: Final = "_"
-#: No fence has so many digits.
+#: A fence has fewer digits than this.
 _LONG_FENCE: Final = 18
 
 
 def dispatch_id_of(job_id: JobId, fence: int) -> DispatchId:
-    """The fence is part of the id: the id of an older attempt never names a newer one."""
+    """
+    The id of an attempt. The fence is a part of it, so the id of an older attempt never names a newer one.
+    """
     return DispatchId(f"{job_id}.{fence}")
 
 
 def dispatch_parts(dispatch_id: str) -> tuple[str, int]:
-    """The job and the fence of an id. Any other text gets the fence -1, which no dispatch has."""
+    """The job and the fence of a dispatch id. For any other text the fence is -1, which no dispatch has."""
     job_id, _, digits = dispatch_id.rpartition(".")
     fence = int(digits) if digits.isdecimal() and len(digits) < _LONG_FENCE else -1
     return job_id, fence if str(fence) == digits else -1
