@@ -396,6 +396,26 @@ def test_a_repeated_submit_with_a_key_gives_the_same_family(kit):
     ] == [(first[0].job_id, first[1].job_id)]
 
 
+def test_a_child_that_names_one_parent_twice_by_a_key_is_refused(kit):
+    known = Intent("a", "t", idempotency_key="known")
+    [receipt] = committed(kit.store, Submit([known]))
+    new = Intent("a", "t", idempotency_key="new")
+    before = kit.everything()
+
+    for intents, words in (
+        ([new, new, Intent("a", "t", after=after("#0", "#1"))], "of job #2 names one job twice: #0 and #1"),
+        (
+            [Intent("a", "t", after=after("#1", receipt.job_id)), known],
+            "of job #0 names one job twice: #1 and",
+        ),
+        ([known, new, known, Intent("a", "t", after=after("#2", "#1", "#0"))], "twice: #2 and #0"),
+    ):
+        with pytest.raises(BadIntent, match=words):
+            committed(kit.store, Submit(intents))
+
+    assert kit.everything() == before
+
+
 def test_a_key_that_comes_twice_in_a_submit_gets_the_state_of_its_job(kit):
     [parent] = kit.submit()
     cancel(kit, parent)

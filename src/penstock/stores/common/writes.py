@@ -15,9 +15,11 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 import msgspec
 from msgspec.structs import replace
 
+from penstock.core.errors import BadIntent
 from penstock.core.jobs.admission import windows
 from penstock.core.jobs.changes import Note, Renewal
 from penstock.core.jobs.dependencies import (
+    LOCAL,
     IfUnmet,
     ParentCondition,
     batch_of,
@@ -177,6 +179,7 @@ def submit_intents(
     if dependent := any(intent.after for intent in new):
         for unknown in sorted(parents - set(existing(parents))):
             raise unknown_parent(unknown)
+        _check_parents_differ(intents, used, written)
     added = added_members(new)
     if added:
         check_members(batches(added), added)
@@ -214,6 +217,37 @@ def new_dependencies(job_id: JobId, intent: Intent) -> list[tuple[JobId, JobId, 
     rows = [(d.job_id, job_id, str(d.condition), str(intent.if_unmet)) for d in intent.after]
     batch = batch_of(intent) if intent.tags else None
     return rows if batch is None else [*rows, (job_id, batch, *MEMBERSHIP)]
+
+
+def _check_parents_differ(intents: Sequence[Intent], used: UsedKeys, written: Mapping[int, Receipt]) -> None:
+    """
+    Refuse a new job that names one parent in two ways. An idempotency key can make one job of two positions, or of a
+    position and an id. BadIntent.
+    """
+    first_of_key: dict[tuple[AddonId, str], str] = {}
+    names: dict[int, str] = {}
+    is_new: list[bool] = []
+    for at, intent in enumerate(intents):
+        key = key_of(intent)
+        receipt = written.get(at) or (None if key is None else used[key][0])
+        is_new.append(receipt is None)
+        if receipt is not None:
+            names[at] = receipt.job_id
+        elif key is not None:
+            names[at] = first_of_key.setdefault(key, f"{LOCAL}{at}")
+    if not names:
+        return
+    for at, intent in enumerate(intents):
+        parents: dict[str, str] = {}
+        for dependency in intent.after if is_new[at] else ():
+            parent = position(dependency.job_id)
+            name = dependency.job_id if parent is None else names.get(parent, dependency.job_id)
+            if name in parents:
+                twice = f"{parents[name]} and {dependency.job_id}"
+                raise BadIntent.of(
+                    ("after", f"of job {LOCAL}{at} names one job twice: {twice}, by an idempotency_key")
+                )
+            parents[name] = dependency.job_id
 
 
 def _with_ids(intent: Intent, receipts: Mapping[int, Receipt]) -> Intent:
