@@ -1,24 +1,29 @@
 """
-Rounds: which jobs start on this host, and the workers that are present, by which a round goes. A round is one
-`Admit` of the store.
+The dispatcher: runs the rounds of this host, and knows which workers are present. A round is one `Admit` of
+the store; it decides which jobs start.
 
-A round leaves a job in the queue if a present worker claims such jobs in one step: a reservation would only
-hold its units until the next claim. It reserves all other jobs, and their addon learns it from the trail. A
-worker that polls (two steps) sees reserved jobs only. Where workers of both kinds are present, the narrower
-request decides, and the poll on a tie: a claim without filters must not hide every addon's jobs from the
-workers that poll for them. A claim takes reserved jobs as well, so a claiming worker loses nothing by it.
+There are two kinds of workers. A claiming worker asks for a job and gets it with its lease, in one step. A
+polling worker takes two steps: it lists the reserved jobs, then asks for the lease of one.
+
+- A round leaves a job in the queue if a present worker claims such jobs: a reservation would only hold its
+  units until the next claim.
+- A round reserves every other job. Its addon learns of the reservation from the trail, or by a poll.
+- Where workers of both kinds are present for a job, the narrower request decides, and the poll on a tie: a
+  claim without filters must not hide every addon's jobs from the workers that poll for them. A claim takes
+  reserved jobs as well, so a claiming worker loses nothing by it.
 
 Order holds between all workers of a host (SPEC OR-7). Every round walks the heads of all ready queues, best
-first. If a head belongs to another worker than the claiming one, and that worker is present and free, the
-round sets its units aside and goes on with what is left: the worker gets them with its own claim, which waits
-or comes soon. So asking often wins nothing. A claim counts as present while it waits, and for one tick after
-it was answered. The runner of this process counts for as long as it has room.
+first. If a head is for another worker than the claiming one, and that worker is present and free, the round
+sets the head's units aside and goes on with the rest of the units. The other worker gets the job with its own
+claim, which waits already or comes soon. So a worker gains nothing by claiming often. The free places of a
+worker count while its claim waits, and for one tick after the answer. Those of this process's runner count
+for as long as it has room.
 
-A worker whose places are all taken claims nothing. While it renews its leases it is present all the same, and
-full: its jobs wait in the queue, and no units are reserved for them.
+A worker whose places are all taken claims nothing. While it renews its leases it is present, and full: its
+jobs wait in the queue, and no units are reserved for them.
 
-Where hosts share a database, each registers what its present workers ask for (`core/jobs/workers.py`). A round
-leaves a job in the queue if a worker of another host is present for it and none of this host.
+Where hosts share a database, each host registers what its present workers ask for (`core/jobs/workers.py`). A
+round leaves a job in the queue if no worker of this host is present for it, but one of another host is.
 """
 
 from __future__ import annotations
@@ -55,22 +60,25 @@ _ALL: Final = 1_000_000
 
 class IdleWorker(Protocol):
     """
-    A worker of this process that waits for jobs, and claims in the commit of the submit that brings them.
+    A worker of this process that waits for jobs. It claims in the same commit as the submit that brings them.
     """
 
     def claim(self) -> tuple[WorkerKinds, int, str] | None:
         """
-        Kinds of jobs, how many of them, and the worker's name; None: it claims nothing now. `take` is called
-        once for every claim, before the next one.
+        Return what the worker claims: the kinds of jobs, their number and the worker's name; None: nothing
+        now. `take` is called once for every claim, before the next one.
         """
         ...
 
     def take(self, grants: list[Grant], *, comes: bool = False) -> None:
-        """The grants of its claim, durable; perhaps none. `comes`: the calling thread calls `work` in a moment."""
+        """
+        Take the grants of the claim, which are durable; may be none. `comes`: the calling thread calls `work`
+        next.
+        """
         ...
 
     def work(self) -> None:
-        """The calling thread runs what is ready, if a place is free."""
+        """Run the ready jobs in the calling thread, if a place is free."""
         ...
 
 
@@ -80,22 +88,23 @@ class Dispatcher:
     ) -> None:
         self._store, self._rules, self._machine, self._fetchers = store, rules, machine, fetchers
         #: How often each head was refused for its present reason. The trail gets the count when the reason
-        #: changes: a write with each refusal would be one per head and tick.
+        #: changes: writing each refusal would cost a write for each head and tick.
         self.refusals: dict[JobId, int] = {}
-        #: When the last reservation of a class ends. Replaced and never changed, so readers need no lock.
+        #: By class, when its last reservation ends. Readers need no lock: a change replaces the whole dict.
         self._reserved_until: dict[AdmissionClass, Moment] = {}
         self._alone, self._lock = False, Lock()
         self.idle_worker: IdleWorker | None = None
         self.others = OtherHosts(store, rules) if store.shared else None
-        #: The classes with ready jobs in the last round that no worker claimed in; None: there was none yet.
+        #: The classes with ready jobs, as the last round without a claim saw them; None: there was no such
+        #: round.
         self._ready: list[AdmissionClass] | None = None
 
     def begin(self) -> None:
         """
-        This process alone dispatches on this host from now on, so it makes all reservations of the host. It
-        remembers their classes, so that a claim need not read them: a read beside every claim would nearly
-        always find none. Jobs must therefore be claimed where they are dispatched: a claim in another process
-        may reserve jobs that stand before its own, and this process would miss them.
+        Remember the reservations of this host from now on. This process has the right to dispatch, so it
+        makes all of them; then a claim need not read them, and such a read would nearly always find none.
+        Claims must therefore come to this process: a claim in another process may reserve jobs that stand
+        before its own, and this process would not learn of these reservations.
         """
         reserved = self._store.live(phases=[DispatchPhase.RESERVED], limit=_ALL)
         here = [(d.admission_class, d.expires_at) for d in reserved if d.host == self._rules.host]
@@ -103,7 +112,7 @@ class Dispatcher:
         self._alone = True
 
     def end(self) -> None:
-        """Another process may dispatch on this host: claims read its reservations."""
+        """Let claims read the reservations of this host: another process may dispatch from now on."""
         self._alone = False
 
     def _remember_reserved(self, reserved: Iterable[tuple[AdmissionClass, Moment]], now: Moment) -> None:
@@ -114,7 +123,7 @@ class Dispatcher:
             self._reserved_until = until
 
     def may_have_reserved(self, kinds: WorkerKinds) -> bool:
-        """Whether jobs of these kinds may be reserved."""
+        """Whether jobs of these kinds may be reserved on this host."""
         until = self._reserved_until
         if not self._alone or not until:
             return not self._alone
@@ -138,9 +147,10 @@ class Dispatcher:
         with_report: bool = False,
     ) -> Admit:
         """
-        A round for a worker that waits. It also reserves the jobs that stand before the worker's own and that
-        rounds reserve, so order holds: some grants may be reservations. `with_report`: the worker claims for the
-        places of jobs that it reports to have ended; for its other places another claim may wait.
+        The operation of a round that leases jobs to a claiming worker. So that order holds, the round also
+        reserves jobs that stand before the leased ones and for which no claiming worker is present: some
+        grants may be reservations. `with_report`: the worker claims for the places of jobs whose end it
+        reports in the same request; for its other places another claim may wait.
         """
         now = self._store.now()
         self._fetchers.came(kinds, now + self._rules.fetch_for)
@@ -158,8 +168,8 @@ class Dispatcher:
 
     def relay(self, submits: Sequence[Submit], *, stays: bool) -> Callable[[], None] | None:
         """
-        The store's `Relay`: the thread that took a submit of another process may run its job, so none has to
-        be woken for it.
+        Commit submits of another process, as the store's `Relay`. If `stays`, the thread that took them can
+        run their job itself, so that no other thread has to wake: it calls the function that this returns.
         """
         with_work: list[IdleWorker] = []
         self.commit_submits(submits, wait=True, with_work=with_work if stays else None)
@@ -169,9 +179,9 @@ class Dispatcher:
         self, submits: Sequence[Submit], *, wait: bool = False, with_work: list[IdleWorker] | None = None
     ) -> list[Future[list[Receipt]]]:
         """
-        The submits and, in the same commit, the claim of the idle worker: one commit instead of two. A claim
-        that fails leaves the submits as they are. `with_work`: the calling thread goes on to `work` for the
-        idle worker that this names.
+        Commit submits together with the claim of the idle worker: one commit instead of two. A claim that
+        fails does not affect the submits. `with_work`: gets the idle worker if it was granted jobs in the
+        calling thread, which must then call its `work`.
         """
         worker = self.idle_worker
         claim = None if worker is None else worker.claim()
@@ -189,14 +199,15 @@ class Dispatcher:
         admit = replace(self.claim(*claim), on_answer=lambda admitted: take(_grants(admitted)))
         try:
             *answers, _ = self._store.commit(*submits, admit, wait=wait)
-        except BaseException:  # the worker waits for an answer, also after a Ctrl-C
+        except BaseException:  # also Ctrl-C: the worker waits for an answer
             take([])
             raise
         return answers
 
     def offer_to(self, kinds: WorkerKinds, now: Moment) -> None:
         """
-        A two-step worker polls for such jobs. Its first poll reserves jobs that rounds left in the queue.
+        Note that a worker polls for such jobs. Its first poll runs a round, which reserves the jobs for it
+        that earlier rounds left in the queue.
         """
         until, others = now + self._rules.fetch_for, self.others is not None
         if self._fetchers.polled(kinds, now, until=until, others=others):
@@ -204,8 +215,8 @@ class Dispatcher:
 
     def renewed(self, dispatch_id: DispatchId) -> None:
         """
-        A worker has renewed this lease. The dispatch is read only if a worker has not claimed for a while:
-        workers with short jobs claim often, and their heartbeats cost nothing here.
+        Count the worker of a renewed lease as present. The dispatch is read only if a worker has not claimed
+        for a while: workers with short jobs claim often, so their heartbeats cost nothing here.
         """
         now, fetch_for = self._store.now(), self._rules.fetch_for
         if self._fetchers.fades(now + fetch_for // 2):
@@ -214,7 +225,7 @@ class Dispatcher:
                 self._fetchers.stays(dispatch.worker, now + fetch_for)
 
     def _give_back(self, now: Moment) -> None:
-        """The reservations of this host for which a worker of another host has come."""
+        """Release the reservations of this host for which only a worker of another host is present."""
         reserved, others = list(self._reserved_until), self.others
         if not reserved or others is None:
             return
@@ -246,21 +257,25 @@ class Dispatcher:
         *,
         with_report: bool = False,
     ) -> Callable[[AdmissionView], RoundResult]:
-        """`here`: the kinds of jobs that this worker claims, and `limit`: how many."""
+        """
+        The decision of one round. `here`: the kinds of jobs that `worker` claims in it, at most `limit` of
+        them; None: the round is for no claim.
+        """
 
         def decide(view: AdmissionView) -> RoundResult:
-            # Anew: a store may decide twice.
+            # Made for each call: a store may call this twice.
             workers = RoundWorkers(self._fetchers, now, here, worker, others=self.others)
             round_result = run_round(self.inputs(view, workers), most_leases=limit if here else None)
             if len(round_result.picks) > round_result.leases:
                 reserved = {p.admission_class for p in round_result.picks if p.offer is Placement.RESERVE}
-                # Before they are written: if that fails, claims read in vain for a while, and none misses one.
+                # Remember reservations before they are written: if the write fails, claims read in vain for a
+                # while, but no claim misses a reservation.
                 until = view.now + self._rules.reserve_for
                 self._remember_reserved([(each, until) for each in reserved], view.now)
             if here is None:
                 self._ready = workers.seen
                 return self._counted(round_result)
-            # A claim that waits says for how many places; the report leaves them as they are.
+            # The worker's waiting claim has set its number of free places; the claim of a report keeps it.
             if not (with_report and self._fetchers.claim_waits(worker, here)):
                 room = limit - round_result.leases
                 self._fetchers.has_room(worker, here, room, now + self._rules.tick)
@@ -270,7 +285,8 @@ class Dispatcher:
 
     def inputs(self, view: AdmissionView, workers: RoundWorkers | None = None) -> RoundInputs:
         """
-        What a round goes by. Without `workers`: what the next round will go by, for explain and for trials.
+        The data by which a round decides. Without `workers`: those of the next round, for explain and
+        forecasts.
         """
         conditions, rules = self._machine.conditions(view.now), self._rules
         workers = workers or RoundWorkers(self._fetchers, view.now, others=self.others)
@@ -286,9 +302,9 @@ class Dispatcher:
 
     def awaits(self, kinds: WorkerKinds) -> bool:
         """
-        Whether a job may be ready for such a worker, by the last round: a worker that comes with every tick
-        need not read all ready queues to find none of its own. True where other hosts dispatch too: then a
-        round does not see every queue.
+        Whether the last round saw ready jobs of these kinds. A part that claims with every tick asks here
+        first, so that it need not read all ready queues to find no job of its own. Always True before the
+        first round and where hosts share the database: then a round does not see every queue.
         """
         if self._ready is None or self._store.shared:
             return True
@@ -296,7 +312,9 @@ class Dispatcher:
 
     @property
     def drained_by_operator(self) -> bool:
-        """False: the host drains because its process is about to stop, or not at all."""
+        """
+        Whether an operator drained this host. False also if it drains because its process is about to stop.
+        """
         return self._machine.drained
 
     @property
@@ -319,8 +337,8 @@ def _grants(admitted: Future[list[Grant]]) -> list[Grant]:
     try:
         return admitted.result()
     except Unavailable:
-        pass  # the submit beside it failed as well, and its caller knows
-    except BaseException as error:  # noqa: BLE001 - it belongs to this claim alone
+        pass  # the submit beside it failed as well, and raises to its caller
+    except BaseException as error:  # noqa: BLE001 - only this claim failed
         log.error("a claim beside a submit failed: %s", error_text(error))  # noqa: TRY400 - one line is enough
     return []
 
@@ -329,14 +347,14 @@ class HostsWithWorkers(Protocol):
     def with_worker(
         self, admission_class: AdmissionClass, now: Moment, *, anew: bool = False
     ) -> tuple[HostId, ...]:
-        """The other hosts where a worker for such jobs is present. `anew`: as of this moment."""
+        """The other hosts where a worker for such jobs is present. `anew`: read the registrations now."""
         ...
 
 
 class OtherHosts:
     """
-    The other hosts of a shared database, as they last registered: for which jobs their workers are present. Read
-    at most once a tick, and before a reservation.
+    The other hosts of a shared database, as they last registered: for which jobs their workers are present.
+    The registrations are read at most once a tick, and once more in a round that is about to reserve jobs.
     """
 
     def __init__(self, store: Store, rules: SchedulerRules) -> None:
@@ -354,13 +372,13 @@ class OtherHosts:
 
 
 FOR_EVER: Final[Moment] = 1 << 62
-#: How many kinds of jobs a host registers that its workers ask for. For the others, other hosts reserve.
+#: The most kinds of jobs that a host registers for its workers. Other hosts reserve jobs of further kinds.
 MOST_REGISTERED: Final = 500
-#: How many workers that have gone are remembered, for explain.
+#: The most absent workers that are remembered, for explain.
 MOST_REMEMBERED: Final = 1_000
 
 
-#: A worker by its name; workers without one count as one for each request.
+#: The name of a worker. Workers without a name count as one worker for each set of kinds.
 _WorkerKey: TypeAlias = str | WorkerKinds | None
 
 
@@ -377,13 +395,13 @@ class PresentWorkers(NamedTuple):
     free: dict[_WorkerKey, tuple[WorkerKinds, int]]
 
     def claims(self, admission_class: AdmissionClass) -> bool:
-        """Whether such a job is left in the queue for a claim."""
+        """Whether a round leaves such a job in the queue for a claim."""
         if not self.polling or admission_class.job_type.startswith(OWN_TYPES):  # the runner claims those
             return any(kinds.fits(admission_class) for kinds in self.claiming)
         return _narrowest(self.claiming, admission_class) > _narrowest(self.polling, admission_class)
 
     def polls(self, admission_class: AdmissionClass) -> bool:
-        """Whether a two-step worker is present for such a job."""
+        """Whether a polling worker is present for such a job."""
         return any(kinds.fits(admission_class) for kinds in self.polling)
 
 
@@ -393,10 +411,8 @@ def _narrowest(present: list[WorkerKinds], admission_class: AdmissionClass) -> i
 
 class RoundWorkers:
     """
-    The workers as one round sees them: the one that claims in it, and the free places of the others.
-
-    The best head goes first, even if the worker that can run it does not claim in this round: the round sets
-    units aside for it (SPEC OR-7). A full worker has no place, so it holds up no other.
+    The workers as one round sees them: the one that claims in it, and the free places of the others. A full
+    worker has no free place, so the round sets no units aside for it.
     """
 
     def __init__(
@@ -411,10 +427,11 @@ class RoundWorkers:
         self._workers, self._now, self._here, self._name, self._others = workers, now, here, name, others
         self._read_others = False
         self._places: list[tuple[WorkerKinds, int]] = []
-        #: The classes with ready jobs.
+        #: The classes with ready jobs that the round has asked about.
         self.seen: list[AdmissionClass] = []
 
     def offer(self, admission_class: AdmissionClass) -> Placement:
+        """What the round does with a job of this class if it may start."""
         self.seen.append(admission_class)
         if self._here is not None and self._here.fits(admission_class):
             return Placement.LEASE
@@ -423,7 +440,10 @@ class RoundWorkers:
         return Placement.LEAVE if self._place_for(admission_class) is None else Placement.SET_ASIDE
 
     def elsewhere(self, admission_class: AdmissionClass) -> bool:
-        """The same as `offer` says, and read anew once in this round."""
+        """
+        Whether only other hosts have a worker for the job. The first call of a round reads their
+        registrations again, because the round is about to reserve the job.
+        """
         anew, self._read_others = not self._read_others, True
         return self._elsewhere(admission_class, anew=anew)
 
@@ -436,6 +456,10 @@ class RoundWorkers:
         )
 
     def take_place(self, admission_class: AdmissionClass) -> bool:
+        """
+        Take a place of a free worker that claims such jobs. For jobs that rounds reserve: whether a polling
+        worker is present.
+        """
         if not self._present.claims(admission_class):
             return self._present.polls(admission_class)
         place = self._place_for(admission_class)
@@ -446,7 +470,7 @@ class RoundWorkers:
         return True
 
     def _place_for(self, admission_class: AdmissionClass) -> int | None:
-        """Of the narrowest worker that fits: a wider one may be the only one for another job."""
+        """A free place of the narrowest worker that fits: a wider one may be the only one for another job."""
         fitting = [
             (kinds.narrowness, number)
             for number, (kinds, room) in enumerate(self._places)
@@ -456,7 +480,7 @@ class RoundWorkers:
 
     @cached_property
     def _present(self) -> PresentWorkers:
-        """Read only if the claiming worker does not take every class."""
+        """The workers present now. Made on first use: a worker that claims every class needs none of it."""
         present = self._workers.at(self._now)
         mine = _key(self._name, self._here)
         self._places = [(kinds, room) for key, (kinds, room) in present.free.items() if key != mine]
@@ -464,24 +488,26 @@ class RoundWorkers:
 
 
 class PullingWorkers:
+    """The workers that ask this process for jobs: which are present, and how many jobs more each can run."""
+
     def __init__(self) -> None:
-        #: Called when a worker asks for jobs that no present worker asked for.
+        #: Called when a worker asks for kinds of jobs that no present worker asked for.
         self.on_new: Callable[[], None] = lambda: None
-        #: By request, until when its worker is expected to come again.
+        #: By kinds, the moment until which a worker that claims or polls for them counts as present.
         self._claiming: dict[WorkerKinds, Moment] = {}
         self._polling: dict[WorkerKinds, Moment] = {}
-        #: What each worker can run, how many jobs more, and until when that counts if no claim of it waits.
+        #: By worker: what it can run, how many jobs more, and until when that counts if no claim of it waits.
         self._free: dict[_WorkerKey, tuple[WorkerKinds, int, Moment]] = {}
-        #: How many claims of each worker wait.
+        #: By worker, the number of its waiting claims.
         self._waiting: Counter[_WorkerKey] = Counter()
-        #: What workers asked for that are no longer present, and until when they were.
+        #: By kinds, the moment until which workers were present that are absent now.
         self._gone: dict[WorkerKinds, Moment] = {}
-        #: What each worker with a name asked for last.
+        #: By name of a worker, the kinds that it asked for last.
         self._named: dict[str, WorkerKinds] = {}
         self._lock = Lock()
 
     def came(self, kinds: WorkerKinds, until: Moment) -> None:
-        """A worker claims such jobs in one step."""
+        """Count a worker that claims such jobs as present until then."""
         with self._lock:
             new = kinds not in self._claiming
             self._claiming[kinds] = max(until, self._claiming.get(kinds, until))
@@ -489,12 +515,12 @@ class PullingWorkers:
             self.on_new()
 
     def fades(self, by: Moment) -> bool:
-        """Whether a worker that claimed counts as gone by then, if it does not ask again."""
+        """Whether a claiming worker counts as absent at that moment if it does not claim again."""
         with self._lock:
             return any(until < by for until in self._claiming.values())
 
     def stays(self, name: str, until: Moment) -> None:
-        """A worker with this name is there, though it claims nothing now."""
+        """Count the worker with this name as present until then, though it claims nothing now."""
         with self._lock:
             kinds = self._named.get(name)
             if kinds is not None:
@@ -502,8 +528,8 @@ class PullingWorkers:
 
     def has_room(self, name: str, kinds: WorkerKinds, room: int, until: Moment) -> None:
         """
-        A worker can run so many jobs more. That counts until then at least, and for as long as a claim of it
-        waits.
+        Set how many jobs more a worker can run. The number counts until that moment at least, and while a
+        claim of the worker waits.
         """
         key = _key(name, kinds)
         with self._lock:
@@ -515,7 +541,7 @@ class PullingWorkers:
 
     @contextmanager
     def waiting(self, name: str, kinds: WorkerKinds, room: int) -> Iterator[None]:
-        """A claim of this worker waits: it takes a job as soon as one may start."""
+        """Mark, inside `with`, that a claim of this worker waits and takes a job as soon as one may start."""
         key = _key(name, kinds)
         with self._lock:
             self._free[key] = (kinds, room, 0)
@@ -534,8 +560,8 @@ class PullingWorkers:
 
     def polled(self, kinds: WorkerKinds, now: Moment = 0, *, until: Moment, others: bool = False) -> bool:
         """
-        A worker polls for such jobs. True: it is new, and a claiming worker may have kept jobs from it.
-        `others`: perhaps one of another host.
+        Count a worker that polls for such jobs as present. Returns True if it is new and rounds may have left
+        its jobs in the queue for a claiming worker. `others`: that worker may be on another host.
         """
         with self._lock:
             new = self._polling.get(kinds, 0) <= now
@@ -546,6 +572,7 @@ class PullingWorkers:
         return new and hidden
 
     def at(self, now: Moment) -> PresentWorkers:
+        """The workers that are present, and forget the others."""
         with self._lock:
             claiming = {kinds: until for kinds, until in self._claiming.items() if until > now}
             polling = {kinds: until for kinds, until in self._polling.items() if until > now}
@@ -571,7 +598,10 @@ class PullingWorkers:
         self._named[name] = kinds
 
     def registered(self, now: Moment) -> frozenset[WorkerKinds]:
-        """What present workers ask for, for the rounds of other hosts."""
+        """
+        The kinds that present workers ask for, for the rounds of other hosts. Kinds that count as present for
+        ever are left out: only workers of this process claim them.
+        """
         present = self.at(now)
         with self._lock:
             claiming = [kinds for kinds in present.claiming if self._claiming.get(kinds, now) < FOR_EVER]
@@ -580,14 +610,14 @@ class PullingWorkers:
     # for explain
 
     def last_came_at(self, admission_class: AdmissionClass, now: Moment, fetch_for: Span) -> Moment | None:
-        """When a worker last asked for such jobs, present or not. None: none has."""
+        """When a worker last asked for such jobs, present or not; None: never."""
         with self._lock:
             asked = [*self._claiming.items(), *self._polling.items(), *self._gone.items()]
         fitting = [until - fetch_for for kinds, until in asked if kinds.fits(admission_class)]
         return min(max(fitting), now) if fitting else None
 
     def types_asked_for(self, addon_id: AddonId | None) -> set[str]:
-        """Job types that workers named; of workers of this addon only, if it is given."""
+        """The job types that workers asked for; with `addon_id`, only workers of this addon count."""
         with self._lock:
             asked = {*self._claiming, *self._polling, *self._gone}
         return {
@@ -598,6 +628,6 @@ class PullingWorkers:
         }
 
     def names_for(self, admission_class: AdmissionClass) -> dict[str, WorkerKinds]:
-        """Workers with a name that claimed such jobs before."""
+        """The workers with a name that claimed such jobs before, and the kinds that each asks for."""
         with self._lock:
             return {name: kinds for name, kinds in self._named.items() if kinds.fits(admission_class)}

@@ -1,10 +1,10 @@
 """
-The parts of one scheduler, put together once, for the library, the daemon and the test kit.
+The scheduler service: puts the parts of one scheduler together, for the library, the daemon and the test kit.
 
-Jobs start with each wake-up (the round, the library's workers, submits that wait for room). Upkeep is done
-when it is due: most of it by the clock alone; maintenance, the host's registration and schedules also soon
-after a commit, which may have brought a lease that ends early, an operator's drain, or the end of a job that a
-schedule waits for.
+The driver calls the parts that start jobs (the dispatcher and the library's workers) with each wake-up, and
+upkeep when it is due. A commit brings three kinds of upkeep forward: maintenance (the commit may have made a
+lease end early), the host's registration (an operator may have drained the host) and schedules (the job that
+a schedule waits for may have ended).
 """
 
 from __future__ import annotations
@@ -36,26 +36,27 @@ from penstock.stores.api import Store
 
 log = logging.getLogger("penstock.driver")
 
-#: How late maintenance sees a commit that makes something due early. What it looks for comes by the second.
+#: Maintenance sees a commit that makes something due early this late. Its deadlines are seconds apart.
 _MAINTENANCE: Final[Span] = 100 * MILLISECOND
-#: How late a schedule sees that the job which its moment waits for has ended, and how often it looks at most.
+#: A schedule sees the end of the job that its moment waits for this late; it looks no more often than this.
 _SCHEDULES: Final[Span] = 500 * MILLISECOND
-#: How late a host sees that an operator drained it.
+#: A host sees this late that an operator drained it.
 _REGISTRATION: Final[Span] = 1 * SECOND
 
 
 class SchedulerService:
     """
-    `job_service` serves from the beginning, in any number of processes. `start` takes the right to dispatch
-    (DispatcherHeld names the process that has it), recovers what the last scheduler left in flight, and
-    starts the driver.
+    One scheduler with all its parts. `job_service` can be used before `start`, in any number of processes.
+    `start` takes the right to dispatch, recovers the dispatches that the last scheduler left in flight, and
+    starts the driver. It raises DispatcherHeld, with the name of the holder, if another process dispatches.
 
-    `survivors` ends what the runner of this host left running. `pids`: the roots of what the runner has
-    running now, whose load is our own. `reserves`: False where a part of this process claims all jobs that it
-    runs: a round that starts nothing would only cost, and a job that no worker here can run waits in the
-    queue instead of holding units. `preempts`: runs are asked to yield to jobs of clearly higher priority;
-    only where the scheduler can make runs end. `on_commit` is called after every commit instead of `wake`,
-    and wakes the driver itself.
+    `more`: further parts that the driver calls with each wake-up. `survivors` ends the processes that the
+    last runner of this host left running. `pids`: the root processes of the jobs that the runner runs now;
+    their load does not count as that of other programs. `reserves`: False if a part of this process claims
+    all jobs that it runs. Then this service runs no rounds of its own, and a job that no worker here can run
+    waits in the queue instead of holding units. `preempts`: the scheduler asks attempts to yield to jobs of
+    clearly higher priority; only for a scheduler that can end attempts. `on_commit` is called after every
+    commit instead of `wake`, and wakes the driver itself.
     """
 
     def __init__(
@@ -115,8 +116,8 @@ class SchedulerService:
         if preempts:
             upkeep.append(TimedPart(self.preempter))
         self.driver = Driver(store.now, parts, upkeep)
-        # Beside the driver: a job that may start does not wait until the trail is read. Not at the start, when jobs wait
-        # that the last process left.
+        # The learner has a driver of its own, so that no start waits while it reads the trail. Its first step
+        # comes late, because right after a start the jobs that the last process left come first.
         learning = TimedPart(self.learner, due=store.now() + LEARN_EVERY)
         self._learning = Driver(store.now, [], [learning], name="penstock-learning")
         self.wake = self.driver.wake
@@ -137,10 +138,10 @@ class SchedulerService:
             put_in_order(self.store, self.rules.ordering.aging)
             recover(self.store, self.rules, self._survivors, holder)
             self.dispatcher.begin()
-        except BaseException:  # `stop` will not be called, also after a Ctrl-C: let other processes dispatch
+        except BaseException:  # also Ctrl-C: `stop` is not called then, and other processes must dispatch
             self.store.release_dispatch()
             raise
-        self._started = True  # before the driver starts: `stop` ends it, also after a Ctrl-C in these lines
+        self._started = True  # before the driver starts, so that `stop` ends it after a Ctrl-C in these lines
         self.store.on_change(self._on_commit)
         self.store.on_change(self.learner.changed.set)
         self.driver.start()
@@ -149,8 +150,8 @@ class SchedulerService:
 
     def stop(self) -> None:
         """
-        Give up the right to dispatch and start nothing more. Runs go on under their leases; the caller that
-        opened the store closes it.
+        Give up the right to dispatch and start nothing more. Attempts go on under their leases. The caller
+        that opened the store closes it.
         """
         if self._started:
             self._started = False
@@ -168,21 +169,19 @@ class SchedulerService:
         try:
             self.registration.leave()
             self.store.release_dispatch()
-        except Unavailable as error:  # the registration runs out by itself
+        except Unavailable as error:  # the registration expires by itself
             log.warning("could not remove this host's registration: %s", error)
 
     def drain(self, on: bool = True) -> None:
         """
-        Start nothing more on this host; runs go on. For a host that is about to stop: the process forgets it
-        when it ends.
+        Start nothing more on this host; attempts go on. For a process that is about to stop: the setting ends
+        with the process.
         """
         self.machine.draining = on
         self.wake()
 
     def _serve_waitlist(self) -> None:
-        """
-        A submit waits for room. The first one starts the driver of such submits: most programs need none.
-        """
+        """Wake the driver of the wait list. The first waiting submit starts it: most programs need none."""
         with self._lock:
             if self._waitlist_driver is None:
                 self._waitlist_driver = Driver(self.store.now, [self.waitlist], name="penstock-waitlist")
