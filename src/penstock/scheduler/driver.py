@@ -1,12 +1,12 @@
 """
-The driver: the one thread of a scheduler that waits, and the clock that it goes by.
+The driver: the thread that calls a scheduler's parts when they are due, and the clock that it uses.
 
-A wake-up only sets an event, so a thousand wake-ups during a step cost one more step. A wake-up concerns the
-parts that start jobs: the driver calls them with each one, and when they are due. Upkeep is called when it is
-due by the clock; a wake-up brings that forward only for upkeep that says so, and by no more than it says.
+A wake-up only sets an event, so a thousand wake-ups during a step cost one more step. The driver calls the
+parts that start jobs with each wake-up, and when they are due. It calls upkeep when the clock says so; a
+wake-up brings upkeep forward only if its `TimedPart` has a `pause`, and by no more than that allows.
 
-A part that raises is logged and called again later: the store has rolled back, and the next step decides on
-what is true then.
+If a part raises, the driver logs the error and calls the part again later: the store has rolled back, and the
+next step decides on what is true then.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from penstock.stores.api import Clock
 
 log = logging.getLogger("penstock.driver")
 
-#: So much earlier upkeep may be called, along with other upkeep.
+#: Upkeep may be called this much earlier, together with other upkeep.
 _EARLY: Final[Span] = 1 * SECOND
-#: What clocks differ by without having been set.
+#: A smaller difference between two clocks does not mean that one was set.
 TOLERANCE: Final[Span] = 2 * SECOND
 
 
 class Part(Protocol):
     def step(self, now: Moment) -> Moment:
-        """Do what is due; return when to be called again."""
+        """Do what is due; return the moment of the next call."""
         ...
 
 
 @dataclass(slots=True)
 class TimedPart:
     """
-    A part with a timetable of its own. `pause`: a wake-up concerns it too, but it is called at most once in
-    that span; None: only its own moment counts.
+    Upkeep and the moment at which it is due. `pause`: a wake-up makes it due too, but it is called at most
+    once in that span; None: wake-ups do not affect it.
     """
 
     part: Part
@@ -68,13 +68,13 @@ class Driver:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something changed. From any thread; never blocks."""
+        """Call the parts now, because something changed. From any thread; never blocks."""
         self._wakeup.set()
 
     def stop(self) -> None:
         self._stopping.set()
         self._wakeup.set()
-        if self._thread.is_alive():  # a Ctrl-C may have come before its start
+        if self._thread.is_alive():  # a Ctrl-C may have come before the thread's start
             self._thread.join()
 
     def _loop(self) -> None:
@@ -87,10 +87,9 @@ class Driver:
     def step(self, *, woken: bool = False) -> Moment:
         """
         Call the upkeep that is due, then every part; return when the first of them is due again. Upkeep goes
-        first: a machine that grew quiet admits jobs in the same pass. All get the same moment, and upkeep
-        that is nearly due comes along with upkeep that is due: so an idle scheduler wakes once a tick for all
-        of them. When the clock was set back, all upkeep is due: no part sleeps for as long as the clock went
-        back.
+        first, so that a machine that has become quiet admits jobs in the same pass. Upkeep that is nearly due
+        is called together with upkeep that is due, so an idle scheduler wakes once a tick for all of it. If
+        the clock was set back, all upkeep is due: else it would sleep for as long as the clock went back.
         """
         now = self._clock()
         clock_went_back, self._now = now < self._now, now
@@ -111,15 +110,15 @@ class Driver:
             return part.step(now)
         except (Unavailable, OSError) as error:  # a full disk, a database that is away: one line is enough
             log.error("%s failed: %s; it is called again later", type(part).__name__, error)  # noqa: TRY400  # as above
-        except Exception:  # one part's mistake must not stop the other parts
+        except Exception:  # an error in one part must not stop the other parts
             log.exception("%s failed; it is called again later", type(part).__name__)
         return now + self._after_failure
 
 
 def comes_later(moment: Moment, now: Moment, pause: Span) -> bool:
     """
-    Whether a moment is not due yet. A moment further away than the pause that it was made of is older than a
-    clock that was set back, and counts as due.
+    Whether `moment`, which was once set to now + `pause`, is still to come. If it lies further ahead than
+    `pause`, the clock was set back since, and the moment counts as due.
     """
     return now < moment <= now + pause
 
@@ -129,15 +128,16 @@ def _wall() -> Moment:
 
 
 def _steady() -> Span:
-    # Counts through a suspended machine, on which a lease goes on expiring as it does for every other host.
+    # CLOCK_BOOTTIME counts while the machine is suspended: leases expire during that time too, as on other
+    # hosts.
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000
 
 
 class SteadyClock:
     """
-    A clock that moves no lease: the wall clock of the moment it was made, carried on by the monotonic clock.
-    When the wall clock has been set since, `jump` says by how much, and `accept` takes it over: maintenance
-    then moves every lease and every delay by the same amount, so none grows or shrinks.
+    A clock that does not jump: it starts at the wall clock's time and goes on with the monotonic clock. If
+    the wall clock was set since, `jump` returns by how much, and `accept` sets this clock too. Maintenance
+    then moves every lease and every delay by the same amount, so none gets longer or shorter.
     """
 
     def __init__(self, wall: Callable[[], Moment] = _wall, steady: Callable[[], Span] = _steady) -> None:
@@ -148,7 +148,7 @@ class SteadyClock:
         return self._base + self._steady()
 
     def jump(self) -> Span:
-        """How far the wall clock has been set away from this one; 0 for the drift that every clock has."""
+        """How far the wall clock was set away from this one; 0 for a difference within `TOLERANCE`."""
         by = self._wall() - self()
         return by if abs(by) > TOLERANCE else 0
 

@@ -1,8 +1,9 @@
 """
-The forecaster: reads what a play begins with, over all hosts, and plays the rules forward (SPEC EX-4).
+The forecaster: predicts when queued jobs will start, by playing the rules forward from now (SPEC EX-4).
 
-Everything is read in a few bounded reads: at most a thousand jobs ahead, the runs of all hosts, and what was
-learned. A forecast holds no lock while it plays, and stops after `budget_sec` with fewer plays.
+It reads the state of all hosts in a few bounded reads: at most a thousand jobs ahead, the live dispatches,
+and what was learned. It holds no lock while it plays, and makes fewer plays if they take longer than
+`budget_sec`.
 """
 
 from __future__ import annotations
@@ -36,18 +37,21 @@ from penstock.scheduler.learning import SAMPLE_AHEAD, SAMPLE_JOBS, Learner
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Store
 
-#: The most jobs that are read ahead of a job, and the most runs.
+#: The most jobs that are read ahead of a job, and the most live dispatches.
 MOST_AHEAD: Final = 1_000
 MOST_RUNS: Final = 2_000
-#: The most job types whose arrivals are played: those that come most often.
+#: The most job types whose arrivals are played: those that arrive most often.
 MOST_STREAMS: Final = 20
-#: A type that comes less often does not change when others start.
+#: Rarer arrivals are not played: they hardly change when other jobs start.
 _LEAST_PER_SECOND: Final = 1 / 3_600
 BUDGET_SEC: Final = 0.25
 
 
 class Forecaster:
-    """`budget_sec`: None: as many plays as there are, whatever they take, so that a test can repeat them."""
+    """
+    Makes forecasts. `budget_sec`: the most seconds that the plays of one forecast take; None: no limit, so
+    that a test gets the same plays each time.
+    """
 
     def __init__(
         self,
@@ -62,23 +66,26 @@ class Forecaster:
 
     def predict(self, job_ids: Collection[JobId], *, quickly: bool = False) -> dict[JobId, StartRange]:
         """
-        `ranges`, recorded to be scored when the jobs start. `quickly`: a submit waits; with few plays, and
-        only for jobs that have few jobs ahead.
+        The start ranges of these jobs, recorded so that they are scored when the jobs start. `quickly`: for a
+        submit that waits; with as few plays as a range needs, and only for jobs that have few jobs ahead.
         """
         if quickly:
             return self._recorded(self._played(job_ids, ahead=SAMPLE_AHEAD, budget_sec=0.0))
         return self._recorded(self._played(job_ids))
 
     def sample(self) -> dict[JobId, StartRange]:
-        """Predict the starts of some of the jobs that wait, so that estimates are scored unasked."""
+        """
+        Predict the starts of some waiting jobs, so that predictions are scored even if no client asks for
+        one.
+        """
         return self._recorded(self._played(most=SAMPLE_JOBS, ahead=SAMPLE_AHEAD, budget_sec=0.0))
 
     def ranges(
         self, job_ids: Collection[JobId] = (), *, most: int = 0, knowledge: Knowledge | None = None
     ) -> dict[JobId, StartRange]:
         """
-        The start ranges of queued jobs: of those named, and of `most` more, evenly from all that wait. Empty
-        while nothing was learned: a guess that looks like a promise is worse than none.
+        The start ranges of queued jobs: of `job_ids`, and of `most` more, taken evenly from all that wait.
+        Empty while nothing was learned: a guess that looks like a promise is worse than none.
         """
         return self._played(job_ids, most=most, knowledge=knowledge).ranges
 
@@ -91,7 +98,7 @@ class Forecaster:
         knowledge: Knowledge | None = None,
         budget_sec: float | None = None,
     ) -> _Forecast:
-        """`budget_sec`: another than usual; 0: no more plays than a range needs."""
+        """One forecast. `budget_sec`: None: the usual one; 0: only as many plays as a range needs."""
         knowledge = knowledge or self._learner.knowledge()
         if not knowledge.records:
             return _Forecast({}, {}, None)
@@ -154,7 +161,10 @@ class Forecaster:
         }
 
     def _read(self, job_ids: Collection[JobId], ahead: int, view: AdmissionView) -> _Seen:
-        """A job of `job_ids` that is further back than `MOST_AHEAD`, or not ready, is not among them."""
+        """
+        Read the ready queues, the first jobs of each. A job of `job_ids` that is not ready, or has more than
+        `ahead` jobs before it, is not read.
+        """
         inputs = self._dispatcher.inputs(view)
         lines = list(view.lines())
         each = max(20, ahead // max(1, len(lines)))
@@ -182,7 +192,10 @@ class Forecaster:
 
 
 class _Forecast(NamedTuple):
-    """`played`: the ranges before they were stretched. `seen`: their origin; None: nothing was learned yet."""
+    """
+    The result of the plays. `played`: the ranges before they were stretched. `seen`: the state that they
+    start from; None: nothing was learned yet.
+    """
 
     ranges: dict[JobId, StartRange]
     played: dict[JobId, StartRange]
@@ -190,7 +203,7 @@ class _Forecast(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What one look at the store saw."""
+    """The state of this host's queues, as one read of the store shows it."""
 
     now: Moment
     rules: SchedulerRules
@@ -198,14 +211,14 @@ class _Seen(NamedTuple):
     limits: AdmissionLimits
     ledger: Ledger
     queues: list[tuple[AdmissionClass, bool, list[QueuedJob]]]
-    #: The classes that wait for a worker of this host, none of which is free.
+    #: The classes whose workers on this host are all busy.
     left: set[AdmissionClass]
 
 
 def _stretched(played: dict[JobId, StartRange], seen: _Seen, knowledge: Knowledge) -> dict[JobId, StartRange]:
     """
-    Ranges that would have held eight of ten of the starts that were scored, type by type: what a play leaves out
-    shows in the errors of past predictions.
+    The ranges, widened for each job type so that they would have held eight of ten of the scored starts. The
+    errors of past predictions show what plays leave out.
     """
     ranges = {}
     for admission_class, _, jobs in seen.queues:
@@ -224,7 +237,7 @@ def _world(
     knowledge: Knowledge,
     sizes: dict[JobId, str],
 ) -> World | None:
-    """None: no worker is present that could take the jobs."""
+    """The world from which the plays start; None: no worker is present that could take the jobs."""
     here = seen.rules.host
     conditions = {here: seen.conditions, **others}
     numbers = {host: number for number, host in enumerate(conditions)}
@@ -252,7 +265,7 @@ def _world(
 
 
 def _as_many_as_now(seen: _Seen, runs: Sequence[Dispatch]) -> AdmissionLimits | None:
-    """Where all workers for some jobs are busy: as many of these run at once as do now."""
+    """The limits; where all workers for a class are busy, also a cap: as many run at once as now."""
     if not seen.left:
         return seen.limits
     caps = seen.limits.caps

@@ -1,10 +1,10 @@
 """
 This host: its load, and its registration among the other hosts of its store.
 
-`HostLoad` turns readings of the machine into the capacity and the quiet state that rounds go by.
-`HostRegistration` renews the host's row with what the host has, and reads whether an operator drained it. A
-store that no other host shares gets the row seldom: the lock on the file shows that this process lives, and
-an idle scheduler need not write.
+`HostLoad` turns readings of the machine into the capacity and the quiet state by which rounds decide.
+`HostRegistration` renews the host's row and reads whether an operator drained the host. In a store that no
+other host shares it writes the row seldom: the lock on the file shows that this process lives, and an idle
+scheduler need not write.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_SOURCES: Final = 200
 class HostLoad:
     """
     The load of this host, as admission sees it. Readings come from the load sampler of this host or from an
-    application over HTTP; they are kept in memory, and every round looks at them.
+    application over HTTP. They are kept in memory, and every round uses them.
     """
 
     def __init__(self, rules: SchedulerRules) -> None:
@@ -39,9 +39,9 @@ class HostLoad:
         self._readings: dict[tuple[str, str], Reading] = {}
         self._quiet: Quiet | None = None
         self._lock = Lock()
-        #: The process is about to stop.
+        #: Whether the process is about to stop.
         self.draining = False
-        #: An operator drained this host.
+        #: Whether an operator drained this host.
         self.drained = False
 
     def report(self, reading: Reading) -> None:
@@ -58,9 +58,9 @@ class HostLoad:
         bound: bool = False,
     ) -> None:
         """
-        An application's own figures. They count until their time is over, and are forgotten if the
-        application stops reporting. `bound`: reported with a token of that addon alone. Such figures make the
-        machine NORMAL at worst: other addons keep half of the units, and jobs that need no quiet start.
+        Take an application's own readings. They count for `ttl`; None: as long as a measurement. `bound`: the
+        token of the report is bound to that addon. Such readings make the machine NORMAL at worst: other
+        addons keep half of the units, and jobs that need no quiet machine still start.
         """
         problems = list(reading_problems(values, ttl))
         if problems:
@@ -81,7 +81,7 @@ class HostLoad:
             return list(self._readings.values())
 
     def in_state_for(self, now: Moment) -> Span | None:
-        """How long the quiet state has been what it is; None: nothing is measured."""
+        """For how long the host has been in its quiet state; None: the load is not measured."""
         if self._rules.capacity.fixed is not None:
             return None
         self.conditions(now)
@@ -91,7 +91,8 @@ class HostLoad:
     def conditions(self, now: Moment) -> Conditions:
         rules, draining = self._rules, self.draining or self.drained
         if rules.capacity.fixed is not None:
-            # Nothing is measured: always quiet, for longer than a job can ask.
+            # With a fixed capacity the load is not measured: the host counts as quiet for longer than a job
+            # can ask.
             return Conditions(rules.capacity.fixed, streak=now, draining=draining, labels=self._labels)
         with self._lock:
             thresholds = rules.thresholds
@@ -113,7 +114,8 @@ VERSION: Final = _installed()
 
 class Introduction(NamedTuple):
     """
-    How a host registers. `instance`: the same after a restart in the same place; empty: it never comes again.
+    The facts with which a host registers. `instance`: an id that stays the same after a restart in the same
+    place; empty: a random one for this process.
     """
 
     instance: str = ""
@@ -121,7 +123,10 @@ class Introduction(NamedTuple):
 
 
 class HostRegistration:
-    """`workers`: what present workers of this host ask for. Other hosts must learn it soon, when it becomes more."""
+    """
+    Keeps this host's row in the store. `workers`: the kinds of jobs that present workers of this host ask
+    for. New kinds are registered at once, so that other hosts leave such jobs to this one.
+    """
 
     def __init__(
         self,
@@ -135,7 +140,7 @@ class HostRegistration:
         introduction = introduction or Introduction()
         self._store, self._rules, self._machine, self._workers = store, rules, machine, workers
         self._registered: frozenset[WorkerKinds] = frozenset()
-        # A file has one scheduler at a time, whatever name it uses.
+        # A SQLite file has one dispatching scheduler at a time, so all its schedulers are one instance.
         instance = (introduction.instance or secrets.token_hex(8)) if store.shared else "only"
         self._introduction = introduction._replace(instance=instance)
         self._started_at: Moment = 0
@@ -144,14 +149,14 @@ class HostRegistration:
 
     def join(self) -> None:
         """
-        Register before anything is done with the runs of this host name. DispatcherHeld: a living host has
-        the name.
+        Register this host, before recovery touches dispatches of its name. DispatcherHeld: a host of this
+        name is alive.
         """
         self._started_at = self._store.now()
         self._register(self._started_at)
 
     def set_url(self, url: str) -> None:
-        """The daemon knows its address only when it listens."""
+        """Register the URL, which the daemon knows only when it listens."""
         self._introduction = self._introduction._replace(url=url)
         self._register(self._store.now())
 
@@ -165,7 +170,7 @@ class HostRegistration:
         return self._beat_at
 
     def prove(self) -> None:
-        """Write this host's row now: a health check asks whether the store can be written to."""
+        """Write this host's row now, for a health check: raises if the store cannot be written to."""
         if self._started_at:
             self._register(self._store.now())
 

@@ -1,30 +1,28 @@
 """
-What the scheduler must do though no caller asks: at its start (recovery), and again and again (maintenance).
+Maintenance, the budget enforcer and recovery: the scheduler's duties that no caller asks for.
 
-Maintenance ends what has expired, stops what runs too long, fails what is too late, tells the children of
-ended jobs that one transaction could not tell, and prunes what is old.
-Every write is a compare-and-set, so any number of processes may run it, and a row that cannot be handled
-harms itself alone.
+Maintenance ends expired leases and reservations, stops attempts that run too long, applies deadlines,
+resolves the dependencies that were too many for one transaction, and prunes old jobs. Every write is a
+compare-and-set, so any number of processes may run it. An error in one row affects that row alone.
 
-The budget enforcer stops the runs of an addon whose budget is spent (SPEC TR-8). The alert about a mark is
-written in the transaction of the heartbeat that crosses it, so each mark gets one alert. Stopping does not
-depend on the crossing but on being over the limit: a scheduler that dies between the two stops the runs when
-it is back.
+The budget enforcer stops the attempts of an addon whose budget is spent (SPEC TR-8). The heartbeat that
+crosses a mark writes the alert in its own transaction, so each mark gets one alert. The enforcer stops
+whatever is over the limit now, not what crosses it: if a scheduler dies after the alert, the next one stops
+the attempts.
 
-Recovery deals with the dispatches that the last scheduler left in flight (SPEC TR-11). The two kinds of
-attempts came through the pause differently:
+Recovery deals with the dispatches that the last scheduler left in flight (SPEC TR-11):
 
-- An attempt of our own runner is put back as one crash, with its backoff. First the runner ends its surviving
-  processes, which only the runner can find: so nothing runs twice at once.
-- A worker of an add-on is a process of its own and may be alive. It could not renew while no scheduler
-  listened, so its lease is not ended: it gets the time of one whole lease from now on. If the worker is gone,
-  its job loses that much time and no more; ending the lease instead could run the job a second time beside
-  its living first attempt, and count a crash against it. A reservation is treated alike: its worker could not
-  ask for the lease.
-- A dispatch that was asked to stop keeps its moment. A worker without an answer stops by itself when its
-  lease is over.
+- An attempt of this host's runner returns to the queue as one crash, with its backoff. Before that the runner
+  ends the processes that are still running, which no other part can find. So no job runs twice at once.
+- A worker of an add-on is a process of its own and may be alive. It could not renew its lease while no
+  scheduler listened, so the lease gets the time of one whole lease from now on. If the worker is gone, its
+  job loses that time and no more. Ending the lease could start a second attempt beside the living first one,
+  and count a crash against the job.
+- A reservation gets its whole time again too: its worker could not ask for the lease.
+- A dispatch that was asked to stop keeps its deadline. A worker that gets no answer stops by itself when its
+  lease ends.
 
-Giving time is always safe: until an extended lease is over, no other worker is given the job.
+Giving time is always safe: until an extended lease ends, no other worker gets the job.
 """
 
 from __future__ import annotations
@@ -60,7 +58,10 @@ log = logging.getLogger("penstock.maintenance")
 
 
 class Maintenance:
-    """`on_shift` is called when the clock was set, and every lease and reservation has moved with it."""
+    """
+    Upkeep that applies deadlines and expirations, and prunes. `on_shift` is called after the clock was set
+    and every lease and reservation has moved with it.
+    """
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class Maintenance:
                 break
         if not comes_later(self._prune_at, now, self._rules.prune_every):
             forgotten = committed(self._store, Prune(now - self._rules.retention, self._rules.prune_step))
-            # A full step means that there is more: continue soon, but let others write in between.
+            # A step that pruned jobs may have left some: continue soon, but let other writers in between.
             self._prune_at = now + (self._rules.tick if forgotten else self._rules.prune_every)
         alarm = self._store.alarm()
         if alarm == 0:  # jobs ended with more children than one transaction may resolve
@@ -124,20 +125,20 @@ class Maintenance:
 
 
 class BudgetEnforcer:
-    """Upkeep, once a tick; and the judge of each heartbeat's spending."""
+    """Stops the attempts of addons whose budget is spent: with each heartbeat, and once a tick as upkeep."""
 
     def __init__(self, store: Store, rules: SchedulerRules) -> None:
         self._store, self._rules = store, rules
 
     def notes(self, renewed: RenewedDispatch) -> Sequence[Note]:
-        """The alerts that this heartbeat gives occasion to."""
+        """The alerts for the marks that this heartbeat crosses."""
         if renewed.spent == renewed.spent_before:
             return ()
         budget = self._rules.limits.budgets.get(renewed.addon_id)
         return [alert_note(alert) for alert in spending_alerts(renewed, budget, self._store.now())]
 
     def allows(self, renewed: RenewedDispatch) -> bool:
-        """Whether this run may go on. If its addon's budget is spent, this stops all runs of the addon."""
+        """Whether this attempt may go on. If its addon's budget is spent, stop all attempts of the addon."""
         spent = self._over_budget(renewed.addon_id, renewed.addon_spent, self._store.now())
         if spent is not None:
             self._close(renewed.addon_id, spent)
@@ -155,7 +156,7 @@ class BudgetEnforcer:
         return now + self._rules.tick
 
     def _over_budget(self, addon_id: AddonId, spent: Mapping[str, Money], now: Moment) -> str | None:
-        """The window whose limit is reached."""
+        """The budget window whose limit is reached; None: no limit is."""
         budget = self._rules.limits.budgets.get(addon_id)
         limits = () if budget is None else budget.limits(now)
         return next((window.kind for window, limit in limits if over(spent.get(window.kind, 0), limit)), None)
@@ -177,18 +178,17 @@ class BudgetEnforcer:
                     )
                 else:
                     continue
-            except Refused:  # it ended or changed since it was read; the next step reads again
+            except Refused:  # the dispatch ended or changed since the read; the next step reads again
                 continue
             if change is not None:
                 yield change
 
 
-#: Gets every live dispatch of this host, ends the processes of those that its runner ran, and answers with
-#: those whose processes are gone for certain. The others keep their leases, and are given up when these are
-#: over.
+#: A function that gets every live dispatch of this host, ends the processes of those that its runner ran, and
+#: returns those whose processes are gone for certain. The others keep their leases until these expire.
 Survivors: TypeAlias = Callable[[Sequence[Dispatch]], Collection[DispatchId]]
 
-#: One transaction each: a start with ten thousand leases must not hold the write lock in one piece.
+#: Dispatches in one transaction: a start with ten thousand leases must not hold the write lock in one piece.
 _BATCH: Final = 500
 _ALL: Final = 1_000_000
 _STEP: Final = 5_000
@@ -200,7 +200,9 @@ class Recovered(NamedTuple):
 
 
 def workers_named(prefix: str) -> Survivors:
-    """For workers that cannot outlive their scheduler, as threads of its process."""
+    """
+    Survivors for workers that cannot outlive their scheduler, such as threads of its process: all are gone.
+    """
 
     def gone(dispatches: Sequence[Dispatch]) -> list[DispatchId]:
         return [d.dispatch_id for d in dispatches if d.worker.startswith(prefix)]
@@ -211,7 +213,10 @@ def workers_named(prefix: str) -> Survivors:
 def recover(
     store: Store, rules: SchedulerRules, survivors: Survivors | None = None, holder: str = ""
 ) -> Recovered:
-    """Call it first of all, with the right to dispatch."""
+    """
+    Put back or extend the dispatches that the last scheduler of this host left in flight. The caller has the
+    right to dispatch and has dispatched nothing yet.
+    """
     _follow_the_clock(store)
     here = [d for d in store.live(limit=_ALL) if d.host == rules.host]
     gone = frozenset(survivors(here)) if survivors is not None and here else frozenset[DispatchId]()
@@ -227,11 +232,11 @@ def recover(
 
 def _follow_the_clock(store: Store) -> None:
     """
-    If the newest event lies ahead of the wall clock, the clock was set back while no scheduler ran. By how
-    much is unknown, because the time in between is. Moving everything by the least that it can be makes no
-    delay longer than it was when that event was written.
+    Move all leases and delays back if the clock was set back while no scheduler ran: then the newest event
+    lies ahead of it. The exact amount is unknown, so this moves by the least that it can be. No delay gets
+    longer than it was when that event was written.
     """
-    if store.shared:  # its clock is the server's
+    if store.shared:  # the clock is that of the database server
         return
     newest = store.events(store.newest() - 1, 1)
     ahead = newest[-1].at - store.now() if newest else 0
@@ -245,8 +250,9 @@ def _follow_the_clock(store: Store) -> None:
 
 def put_in_order(store: Store, aging: Aging) -> None:
     """
-    Compute the turns of all queued jobs again, if the aging setting was changed: turns under two settings do
-    not compare. In steps, between which others write; a turn that stays the same is not written.
+    Compute the order of all queued jobs again if the aging setting was changed: the order keys of two
+    settings cannot be compared. It works in steps, between which others can write, and skips a key that stays
+    the same.
     """
     last = committed(store, Reorder(aging, 0, _STEP))
     while last:
@@ -269,7 +275,7 @@ def _settle(
         )
         for d in waiting
     ]
-    # Each is compare-and-set: a worker that was faster with its report keeps what it reported.
+    # Each write is a compare-and-set: if a worker has reported meanwhile, its report stays.
     settled = committed(store, Apply([change for change in ended if change is not None]))
     prolonged = committed(store, Apply(given_time))
     return Recovered(done.put_back + sum(settled), done.given_time + sum(prolonged))
@@ -280,5 +286,5 @@ def _put_back(dispatch: Dispatch, job: Job | None, rules: SchedulerRules, now: M
     if dispatch.job_id is None:
         return changes.release(dispatch, now, how)
     if job is None or job.dispatch_id != dispatch.dispatch_id:
-        return None  # it has been settled since we looked
+        return None  # the dispatch ended since the read
     return changes.end(job, dispatch, how, now, schedules=rules.schedules, ordering=rules.ordering)

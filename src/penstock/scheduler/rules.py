@@ -1,6 +1,6 @@
 """
-The rules: every number that the scheduler goes by, in one value. Settings are read into it, and a simulation
-varies it.
+The rules: every number and limit by which the scheduler decides, in one value. The daemon makes it from the
+settings, and a simulation varies it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOCAL = HostId("local")
 
 class SchedulerRules(Struct, frozen=True, kw_only=True):
     host: HostId = LOCAL
-    #: What the host has; jobs may require labels.
+    #: The labels of this host. A job may require some.
     labels: tuple[str, ...] = ()
     capacity: Capacity = field(default_factory=Capacity)
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -29,17 +29,17 @@ class SchedulerRules(Struct, frozen=True, kw_only=True):
     ordering: Ordering = field(default_factory=Ordering)
     schedules: Schedules = field(default_factory=Schedules)
     preemption: Preemption = field(default_factory=Preemption)
-    #: One addon with a loop in it must not fill the disk, nor take the queue from the others.
+    #: An addon that submits in a loop must not fill the disk, nor the queue of the others.
     depth: Depth = field(default_factory=lambda: Depth(total=1_000_000, per_addon=500_000))
     lease_for: Span = 30 * SECOND
     reserve_for: Span = 30 * SECOND
-    #: From the cancel signal to TERM and from TERM to KILL: after that a run that was told to stop is given
-    #: up.
+    #: The time from the cancel signal to SIGTERM, and from SIGTERM to SIGKILL. After that the scheduler ends
+    #: the dispatch, whether its worker has reported or not.
     grace: Span = 15 * SECOND
     tick: Span = 2 * SECOND
     #: How often the machine is measured.
     sense_every: Span = 2 * SECOND
-    #: For how long after a claim or a poll a worker counts as present.
+    #: A worker counts as present for this long after a claim or a poll.
     fetch_for: Span = 30 * SECOND
     retention: Span = 30 * 24 * HOUR
     prune_every: Span = 60 * SECOND

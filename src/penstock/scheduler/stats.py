@@ -2,11 +2,11 @@
 Live stats: counters since the daemon started (for `/metrics`), and the last quarter of an hour by the second
 (for the page's charts and `top`).
 
-Both are made from the trail, so a metric cannot differ from the audit. The counters are plain integers: an
-increment of a metrics library costs thirty times as much.
+Both are made from the trail, so a metric cannot differ from it. The counters are plain integers: an increment
+of a metrics library costs thirty times as much.
 
-`LiveStats` reads the trail with a cursor of its own, once a second, and keeps sums. Its cost follows what
-happened, not how much waits or how many watch: every watcher gets the same frame.
+`LiveStats` reads the new events of the trail once a second and adds them up. Its cost depends on the number
+of new events, not on the number of waiting jobs or of clients: every client gets the same frame.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Histogram:
         self.sum += value
 
     def cumulative(self) -> list[tuple[str, int]]:
-        """As Prometheus wants it: how many were at most so long."""
+        """The buckets in Prometheus's form: for each bound, how many values were at most that."""
         total, buckets = 0, []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
@@ -52,13 +52,15 @@ class StatCounters:
         self.denials: Counter[str] = Counter()
         self.requeues: Counter[str] = Counter()
         self.waits, self.runs = Histogram(), Histogram()
-        #: Calls of workers whose dispatch had ended or been replaced. The server counts them: a refused call
-        #: is no event.
+        #: Requests of workers whose dispatch had ended or been replaced. The server counts them: a refused
+        #: request makes no event.
         self.fenced = 0
         self._began: dict[DispatchId, Moment] = {}
 
     def take(self, events: Iterable[Event]) -> tuple[list[Span], list[Span]]:
-        """Count the events; return how long the starts had waited and the ends had run."""
+        """
+        Count the events. Returns how long the started jobs had waited, and how long the ended attempts ran.
+        """
         waits, runs = [], []
         for event in events:
             self.events[event.kind] += 1
@@ -82,9 +84,9 @@ class StatCounters:
 
 
 _KEPT: Final = 900
-_RECENT: Final = 60  # seconds of samples behind a percentile
-_SHOWN: Final = 40  # of the newest events; a reader cannot read more in a second
-_CATCHING_UP: Final = 20_000  # events a step
+_RECENT: Final = 60  # seconds that a percentile covers
+_SHOWN: Final = 40  # newest events in a frame; a person cannot read more in a second
+_CATCHING_UP: Final = 20_000  # the most events read in a step
 
 _COUNTED: Final = {EventKind.RUNNING: "started"} | {
     kind: kind.lower() for kind in (EventKind.SUBMITTED, EventKind.DENIED, *ENDS)
@@ -106,7 +108,7 @@ class Second(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The newest second, and what is shown beside it."""
+    """The live figures at one moment: the newest second, the counts of jobs, and the newest events."""
 
     number: int
     second: Second
@@ -114,7 +116,7 @@ class Frame(NamedTuple):
     events: Sequence[Event]
     wait: tuple[Span, Span] | None  # p50 and p95 of the last minute
     run: tuple[Span, Span] | None
-    denials: Counter[str]  # of the whole time that is kept
+    denials: Counter[str]  # of all seconds that are kept
 
 
 class LiveStats:
@@ -129,7 +131,7 @@ class LiveStats:
         self._lock = Lock()
 
     def measure(self, now: Moment, *, changed: bool = True) -> None:
-        """`changed`: False if nothing was committed: what was counted last still holds, and nothing is read."""
+        """Add the present second. `changed`: False if nothing was committed: then the store is not read."""
         jobs, events = self._jobs, list[Event]()
         in_use = self._seconds[-1].in_use if self._seconds else 0
         if changed or not self._seconds:
@@ -150,7 +152,10 @@ class LiveStats:
             self._number, self._jobs, self._events = self._number + 1, jobs, events[-_SHOWN:]
 
     def frame(self) -> Frame | None:
-        """Made on request: mostly there is no watcher, and it goes through all seconds that are kept."""
+        """
+        The newest frame; None: nothing was measured yet. Made only on request, because it goes through all
+        seconds that are kept and mostly no client watches.
+        """
         with self._lock:
             if not self._seconds:
                 return None

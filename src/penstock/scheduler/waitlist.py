@@ -1,14 +1,14 @@
 """
-Submits that wait for the depth limit (SPEC JB-6): first come, first served, in one part for all of them and
-without a thread for any.
+The wait list: submits that wait until the queue is below its depth limit (SPEC JB-6). First come, first
+served. One part serves all of them, so no submit needs a thread.
 
-In effect each limit has a queue of its own: a submit that waits for an addon's limit holds up no other addon,
-and one that waits for the total limit holds up all. A submit does not pass another that waits for the same
-limit, whether it may wait or not: else a stream of small submits would keep a waiting one out for ever. A key
-that was used before is no new job, and is always answered.
+Each limit has in effect a queue of its own: a submit that waits for an addon's limit delays no other addon,
+and one that waits for the total limit delays all. No submit passes another that waits for the same limit, and
+one that may not wait gets QueueFull: else a stream of small submits would keep a large one out for ever. A
+submit whose idempotency key was used before adds no job, so it never waits.
 
-Requeues never wait, and may take a place that was free when a waiting submit was woken; then that submit goes
-on waiting, in its place.
+Requeues never wait. If one takes the place that a waiting submit was woken for, the submit keeps waiting, and
+keeps its position.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import HOUR, SECOND, AddonId, Moment
 from penstock.stores.api import RETRY_AFTER_SEC, Depth, DepthReached, Receipt, Store, Submit
 
-#: Behind the wake-ups: a change by a process that sends none is seen this late.
+#: The longest time between two steps while submits wait: a process that sends no wake-up may have made room.
 _POLL: Final = 1 * SECOND
 _NOTHING_IS_NEW: Final = Depth(total=0)
 
@@ -46,7 +46,10 @@ class _Waiter:
 
 
 class SubmitWaitlist:
-    """A part of the scheduler. `wake`: a submit waits now; call `step` soon, and after every change."""
+    """
+    The wait list, as a part of the scheduler. It calls `wake` when a submit begins to wait: then `step` must
+    be called soon, and after every commit.
+    """
 
     def __init__(
         self, store: Store, commit: CommitSubmits, depth: Depth, wake: Callable[[], None] = lambda: None
@@ -61,8 +64,8 @@ class SubmitWaitlist:
         self, intents: Sequence[Intent], wait_sec: float = 0, *, wait: bool = False
     ) -> Future[list[Receipt]]:
         """
-        QueueFull is the Future's, after `wait_sec` at the latest. Cancelling it gives up the place. `wait`:
-        the caller's thread may write.
+        Submit, and wait for room up to `wait_sec`; after that the Future raises QueueFull. Cancelling the
+        Future gives up the place. `wait`: the caller has nothing else to do, and its thread may write.
         """
         now = self._store.now()
         waiter = _Waiter(next(self._numbers), intents, now, now + int(wait_sec * SECOND))
@@ -89,12 +92,15 @@ class SubmitWaitlist:
         with self._lock:
             self.waiters.append(waiter)
             self.waiters.sort(key=lambda w: w.number)
-            # Until the next step knows which limit it was, no submit passes.
+            # No submit may pass until the next step has found out which limit was reached.
             self._full = (*self._full, DepthReached(None, refused.limit, refused.queued))
         self._wake()
 
     def _could_ever(self, intents: Sequence[Intent]) -> bool:
-        """A bulk submit above the limit would wait in vain, and all others behind it."""
+        """
+        Whether an empty queue has room for these jobs. A larger submit would wait in vain, and delay all
+        others.
+        """
         return self._depth.reached([intent.addon_id for intent in intents], lambda _: 0) is None
 
     # the part
@@ -135,7 +141,7 @@ class SubmitWaitlist:
         self._full = tuple(full)
 
     def _enter(self, waiter: _Waiter) -> DepthReached | None:
-        """None: the submit waits no longer, because it was written, failed or was given up."""
+        """Try to commit a waiting submit. Returns the limit that still stops it; None: it waits no longer."""
         if not waiter.answer.running() and not waiter.answer.set_running_or_notify_cancel():
             self._leave(waiter)
             return None
@@ -143,7 +149,7 @@ class SubmitWaitlist:
         try:
             [committed] = self._commit([Submit(waiter.intents, self._depth)], wait=True)
             outcome = committed.result()
-        except QueueFull as refused:  # another submit was quicker
+        except QueueFull as refused:  # another submit took the room
             return DepthReached(None, refused.limit, refused.queued)
         except Exception as error:  # noqa: BLE001 - the waiting caller gets it
             outcome = error
@@ -156,7 +162,9 @@ class SubmitWaitlist:
             self.waiters.remove(waiter)
 
     def close(self) -> None:
-        """`step` is not called any more: submits that wait fail, and none of their jobs was taken."""
+        """
+        Fail all waiting submits, because `step` will not be called any more. None of their jobs is stored.
+        """
         with self._lock:
             waiting, self.waiters = self.waiters, []
         for waiter in waiting:
@@ -175,4 +183,4 @@ def _settle(waiter: _Waiter, outcome: list[Receipt] | BaseException) -> None:
         else:
             waiter.answer.set_result(outcome)
     except InvalidStateError:
-        pass  # its caller gave up at this moment
+        pass  # the caller canceled the Future at this moment
