@@ -1,9 +1,10 @@
 """
-Arrays: what people and programs do with them (`ArrayService`), and a check of the open ones (`ArrayAdvancer`).
+Arrays: the operations of people and programs (`ArrayService`), and a check of the open ones
+(`ArrayAdvancer`).
 
-A store goes on with an array in the transaction that ends one of its jobs, so no end is missed. Earlier versions
-went on in the commit after it: `ArrayAdvancer` looks at the jobs that live, and goes on where such a version was
-killed in between, or still runs beside this one.
+The transaction that ends a job of an array also starts the next index, so no end is missed. Versions before
+that rule started the next index in a later commit. If such a version was killed in between, or still runs
+beside this one, `ArrayAdvancer` finds the array behind and starts its next indices.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ _TRIES: Final = 8
 
 
 class ArrayService:
-    """`by`: the principal, for the trail."""
+    """The operations on arrays. `by`: the principal, for the trail."""
 
     def __init__(self, store: Store, rules: SchedulerRules, job_service: JobService) -> None:
         self._store, self._rules, self._job_service = store, rules, job_service
 
     def submit(self, intent: Intent, indices: ArraySpec | str, by: str = "") -> tuple[ArrayRecord, bool]:
         """
-        Durable when it returns, with whether it is new: the idempotency key covers the whole array. BadIntent,
-        KeyConflict.
+        Submit an array, durable when this returns. Also returns whether it is new: the same request again
+        with its idempotency key finds the array. Raises BadIntent or KeyConflict.
         """
         spec = self._checked(intent, indices)
         array_id = _array_id(intent)
@@ -95,14 +96,14 @@ class ArrayService:
         return ranges_in(self._store.failed_indices(record.array.array_id))
 
     def newest(self, limit: int = 50, addon_id: AddonId | None = None) -> list[ArrayRecord]:
-        """With an addon: of its arrays, among the newest `_MOST_SEARCHED` of all addons."""
+        """The newest arrays. With an addon: its arrays among the newest `_MOST_SEARCHED` of all addons."""
         if addon_id is None:
             return self._store.arrays(limit)
         records = self._store.arrays(_MOST_SEARCHED)
         return [record for record in records if record.array.intent.addon_id == addon_id][:limit]
 
     def job_of(self, array_id: str, index: int) -> JobId:
-        """The newest job of an index. NotFound: it has none yet, or no longer."""
+        """The newest job of an index. NotFound: the index has no job yet, or its job was pruned."""
         record = self.get(array_id)
         turns = range(record.progress.turn, 0, -1)
         names = [member_id(array_id, index, turn) for turn in turns]
@@ -128,7 +129,10 @@ class ArrayService:
         )
 
     def cancel(self, array_id: str, by: str = "") -> ArrayRecord:
-        """No more jobs are made, and those that live are canceled: the queued ones have ended when this returns."""
+        """
+        Start no further index, and cancel the jobs that have not ended. Queued jobs have ended when this
+        returns.
+        """
         record = self.get(array_id)
 
         def decide(
@@ -154,7 +158,7 @@ class ArrayService:
         return self._change(record.array.array_id, decide, record.array.member_intent)
 
     def advance(self, array_ids: Iterable[JobId]) -> None:
-        """Go on with these arrays after ends of their jobs."""
+        """Count the ended jobs of these arrays, and start their next indices."""
         for array_id in array_ids:
             record = self._store.array(array_id)
             if record is not None and record.progress.ended_at is None:
@@ -164,7 +168,7 @@ class ArrayService:
         return self._store.arrays(_MOST_OPEN, only_open=True)
 
     def behind(self, records: Sequence[ArrayRecord]) -> list[JobId]:
-        """Those of the open arrays that an end was missed for, or that have room for more jobs."""
+        """The arrays whose record misses the end of a job, or that have room for another index."""
         live = {name: record.array.array_id for record in records for name in record.live_jobs()}
         living = {job.job_id for job in self._store.jobs(list(live)) if job.state not in ENDED}
         late = {array_id for name, array_id in live.items() if name not in living}
@@ -195,7 +199,7 @@ class ArrayService:
     def _cancel_change(self, job: Job, by: str) -> Change | None:
         try:
             return self._job_service.decide(Move.CANCEL, by, job)
-        except Refused:  # it ended meanwhile
+        except Refused:  # the job ended meanwhile
             return None
 
     def _change(self, array_id: JobId, decide: ArrayDecision, intent: Intent | None = None) -> ArrayRecord:
@@ -206,7 +210,7 @@ class ArrayService:
 
 
 def _array_id(intent: Intent) -> JobId:
-    """With a key always the same, so that the same request again finds the array."""
+    """A new id; with an idempotency key an id made of the key, so that the same request finds its array."""
     if intent.idempotency_key is None:
         return JobId(uuid7())
     text = f"{intent.addon_id}\0{intent.idempotency_key}"
@@ -214,7 +218,9 @@ def _array_id(intent: Intent) -> JobId:
 
 
 class ArrayAdvancer:
-    """A part of the driver: one small query a minute if no array is open."""
+    """
+    Upkeep that advances arrays which fell behind. Without open arrays it costs one small query a minute.
+    """
 
     def __init__(self, service: ArrayService) -> None:
         self._service = service

@@ -1,6 +1,6 @@
 """
-Batches: what people and programs do with them. The rules are in `core/jobs/groups.py`; the end of a batch is written
-in the transaction that ends its last job, so nothing here has to watch for it.
+Batches: the operations of people and programs. The rules are in `core/jobs/groups.py`. The transaction that
+ends the last job of a batch also ends the batch, so nothing here has to watch for its end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _PAGE: Final = 1_000
 
 class BatchRequest(NamedTuple):
     """
-    `jobs`: without the tag of the batch. `is_open`: it takes more jobs until it is closed. `key`: the same request again
-    finds the batch that it made; without a key every further request of that name is refused.
+    The request for a new batch. `jobs`: without the tag of the batch. `is_open`: the batch takes more jobs
+    until it is closed. `key`: the idempotency key, by which the same request finds the batch that it made;
+    without one, a second request of that name is refused.
     """
 
     name: str
@@ -42,7 +43,7 @@ class BatchRequest(NamedTuple):
     key: str | None = None
 
     def intents(self) -> list[Intent]:
-        """The members, then the callbacks."""
+        """The jobs to submit: the members, then the callbacks."""
         intents = [groups.member(job, self.name) for job in self.jobs]
         if self.on_end is not None:
             intents.append(groups.on_end(self.on_end, self.name))
@@ -51,12 +52,15 @@ class BatchRequest(NamedTuple):
         return intents
 
     def digest(self) -> str:
-        """Of the whole request; empty without a key."""
+        """A hash of the whole request; empty without a key."""
         return "" if self.key is None else blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
 
 
 class SubmittedBatch(NamedTuple):
-    """`receipts`: of the members, then of the callbacks; none if the same request made the batch before."""
+    """
+    A batch, and whether this request made it. `receipts`: of the members, then of the callbacks; none if the
+    same request made the batch before.
+    """
 
     group: JobGroup
     created: bool
@@ -64,22 +68,23 @@ class SubmittedBatch(NamedTuple):
 
 
 class BatchChanged(NamedTuple):
-    """`changed`: how many of its jobs."""
+    """A batch after a cancel or a retry. `changed`: the number of jobs that it changed."""
 
     group: JobGroup
     changed: int
 
 
 class BatchService:
-    """`by`: the principal, for the trail."""
+    """The operations on batches. `by`: the principal, for the trail."""
 
     def __init__(self, store: Store, rules: SchedulerRules, job_service: JobService) -> None:
         self._store, self._rules, self._job_service = store, rules, job_service
 
     def submit(self, request: BatchRequest, by: str = "") -> SubmittedBatch:
         """
-        All or none, durable when it returns. The same request again with its key finds the batch that it made. BadIntent,
-        KeyConflict (another batch has the name), QueueFull.
+        Submit a batch with all its jobs or none, durable when this returns. The same request again with its
+        key finds the batch that it made. Raises BadIntent, KeyConflict (another batch has the name) or
+        QueueFull.
         """
         intents = self._checked(request)
         digest = request.digest()
@@ -108,15 +113,17 @@ class BatchService:
         return self._store.batches(limit, addon_id)
 
     def callbacks(self, group: JobGroup) -> list[Job]:
-        """The callbacks that are stored, in the order of their submit."""
+        """The callbacks of a batch that are stored, in the order of their submit."""
         return self._store.find(Query(tag=f"{CALLBACK_TAG}{group.name}", limit=10))
 
     def close(self, name: str, by: str = "") -> JobGroup:
-        """It ends with the jobs that it has. One that is closed stays so."""
+        """Close a batch: it takes no more jobs, and ends with its last one. A closed batch stays as it is."""
         return self._change(name, lambda group, now: groups.close_batch(group, now, by))
 
     def cancel(self, name: str, by: str = "") -> BatchChanged:
-        """Close it, and cancel every job that has not ended: the queued ones have ended when this returns."""
+        """
+        Close a batch, and cancel its jobs that have not ended. Queued jobs have ended when this returns.
+        """
         self._note(name, EventKind.BATCH_CANCELED, by)
         self.close(name, by)
         changed = self._change_all(name, Move.CANCEL, by)

@@ -1,10 +1,10 @@
 """
-The explainer: gathers what explain goes by, and whether a deadline can be kept.
+The explainer: reads what an explanation of a job needs, and predicts whether a deadline can be kept.
 
-The decisions are those of the core, on the same view of the store as a round has. Besides, explain needs what
-no gate asks for: which jobs hold a cap or the units, which workers are there, full or gone, how the other
-hosts stand, and what the trail tells about the wait. All of it is read when a person asks, and never by a
-round.
+The core decides, on the same view of the store that a round has. An explanation also needs facts that no
+round reads: which jobs hold a cap or the units, which workers are present, full or gone, whether the other
+hosts could start the job, and what the trail says about the wait. They are read only when a client asks for
+an explanation.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ from penstock.scheduler.learning import Learner
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Receipt, Store
 
-#: How many events of a job are read for the account of its wait.
+#: The most events of a job that are read, to say what it has waited for.
 _MOST_EVENTS: Final = 5_000
 _MOST_HOLDERS: Final = 20
-#: After a start the workers that are away may only not have come back yet.
+#: For this long after a start, absent workers may not have connected again yet.
 _STARTED_LATELY: Final = 10 * MINUTE
-#: So many parents are named.
+#: The most parents that an explanation names.
 _NAMED: Final = 3
 
 
 class _View(NamedTuple):
-    """What the store shows of a queued job in one look."""
+    """What one read of the store says about a queued job."""
 
     outlook: Outlook
     refusals: tuple[Reason, ...]
@@ -74,7 +74,10 @@ class _View(NamedTuple):
 
 
 def _of_hosts(seen: _View, hosts: Collection[str]) -> _View:
-    """What holds a job that only workers of these hosts run. What this host lacks does not matter to it."""
+    """
+    The view of a job that only workers of these hosts run: without what this host lacks, and without other
+    hosts.
+    """
     refusals = tuple(reason for reason in seen.refusals if not reason.of_host)
     outlook = Outlook(next(iter(refusals), None), line_ahead=seen.outlook.line_ahead, head=seen.outlook.head)
     return _View(outlook, refusals, tuple(host for host in seen.hosts if host.host in hosts))
@@ -92,15 +95,15 @@ class Explainer:
         self._store, self._rules, self._dispatcher = store, rules, dispatcher
         self._forecaster, self._learner = forecaster, learner
         self._since = store.now()
-        #: The cycle of preemption that is under way on this host.
+        #: Returns the preemption that is under way on this host.
         self.preemption: Callable[[], Cycle | None] = lambda: None
-        #: Whether commands and functions of the daemon find no runner here.
+        #: Whether this daemon has no runner for commands and functions.
         self.runner_disabled = False
-        #: Whether this scheduler asks runs to yield.
+        #: Whether this scheduler asks attempts to yield.
         self.preempts = False
 
     def explain(self, job_id: JobId, viewer: Viewer | None = None) -> Explanation:
-        """From the recorded decision where a round has made one; else the same decision, made now."""
+        """Explain why the job is in its state, by the same decision that a round would make now."""
         job = self._store.job(job_id)
         if job is None:
             raise NotFound(f"there is no job {job_id}", job_id=job_id)
@@ -158,7 +161,7 @@ class Explainer:
         )
 
     def _group_state(self, group_id: JobId) -> str:
-        """How far a batch or an array is, that a job waits for."""
+        """The state of a batch or an array that a job waits for, and how much of it has ended."""
         record = self._store.array(group_id)
         group = self._store.group(group_id) if record is None else group_of_array(record)
         if group is None:  # pruned meanwhile
@@ -197,7 +200,10 @@ class Explainer:
     def _outlook(
         self, seen: _View, admission_class: AdmissionClass, worker: Reason | None, now: Moment
     ) -> tuple[Outlook, tuple[JobId | None, ...]]:
-        """The outlook with what only the scheduler knows, and the jobs that hold what the job waits for."""
+        """
+        The outlook with the reasons that concern workers and hosts, and the jobs that hold what the job waits
+        for.
+        """
         current = seen.outlook
         match current.reason:
             case None:
@@ -213,7 +219,7 @@ class Explainer:
                 return current, self._holders(reason, admission_class)
 
     def _named(self, reason: Reason, admission_class: AdmissionClass, now: Moment) -> Reason:
-        """The reason with the names of hosts, which gates do not know."""
+        """The reason with the names of hosts, which the core does not know."""
         match reason:
             case LabelMissing():
                 return replace(reason, hosts=self._hosts_with(admission_class, now))
@@ -223,7 +229,7 @@ class Explainer:
                 return reason
 
     def _with_range(self, job_id: JobId, current: Outlook) -> Outlook:
-        """With a range for its start, if the order and ends of runs decide it."""
+        """The outlook with a start range, if the start depends on the order and on ends of attempts alone."""
         playable = isinstance(
             current.reason, NotEnoughUnits | UnitsKept | QueuedAhead | CapReached | WorkersFull
         )
@@ -247,7 +253,7 @@ class Explainer:
         return next((d.job_id for d in self._store.live() if d.ends_at == moment), None)
 
     def _holders(self, reason: Reason, admission_class: AdmissionClass) -> tuple[JobId | None, ...]:
-        """The jobs that hold what the job waits for, those with the most units first."""
+        """The running jobs that hold what the job waits for, those with the most units first."""
         host = self._rules.host
         holds: Callable[[Dispatch], bool]
         match reason:
@@ -267,7 +273,10 @@ class Explainer:
         return tuple(d.job_id for d in held[:_MOST_HOLDERS])
 
     def _with_priorities(self, job: Job, current: Outlook, findings: Findings) -> Findings:
-        """Whether a higher priority would help: it goes before others, or a running job yields to it."""
+        """
+        The findings with whether a higher priority would help: the job passes others, or a running one yields
+        to it.
+        """
         threshold, priority = self._rules.preemption.threshold, job.intent.priority
         jobs = self._store.jobs([job_id for job_id in findings.holders if job_id is not None])
         below = [
@@ -299,7 +308,10 @@ class Explainer:
     def _worker_reason(
         self, job: Job, last: Dispatch | None, admission_class: AdmissionClass, viewer: Viewer | None
     ) -> Reason | None:
-        """Why no worker takes the job, or that one will; None: a round starts it, and its worker is told."""
+        """
+        Why no worker runs the job yet; `AwaitsWorker`: one will claim it. None: a round reserves the job, and
+        a worker was present lately.
+        """
         now, workers = self._store.now(), self._dispatcher.workers
         others = self._dispatcher.others
         placement = RoundWorkers(workers, now, others=others).offer(admission_class)
@@ -335,13 +347,13 @@ class Explainer:
         return full or AwaitsWorker(came)
 
     def _running_on(self, hosts: tuple[HostId, ...], admission_class: AdmissionClass) -> int:
-        """How many such jobs run there."""
+        """How many jobs of this type run on these hosts."""
         addon_id, job_type = admission_class.addon_id, admission_class.job_type
         leased = self._store.live(addon_id=addon_id, phases=[DispatchPhase.LEASED])
         return sum(d.host in hosts and d.admission_class.job_type == job_type for d in leased)
 
     def _seen_elsewhere(self, admission_class: AdmissionClass) -> Moment | None:
-        """When a worker of another host last took a job of this kind that still runs."""
+        """When the newest job of this type that runs on another host started there; None: there is none."""
         if not self._store.shared:
             return None
         addon_id, job_type = admission_class.addon_id, admission_class.job_type
@@ -353,7 +365,7 @@ class Explainer:
         return max(taken, default=None)
 
     def _types_run(self) -> list[TypeStats]:
-        """Job types that have run before, on any host, as far as that was learned."""
+        """The job types of which the learner has seen an attempt, on any host."""
         return [one for one in self._learner.stats() if one.runs]
 
     def _full_workers(self, admission_class: AdmissionClass) -> WorkersFull | None:
@@ -369,7 +381,7 @@ class Explainer:
         return WorkersFull(name, most, len(running), names[name].addon_id or "")
 
     def _known_types(self, viewer: Viewer | None) -> tuple[str, ...]:
-        """Types that a worker asked for, that run now or ran before; for a viewer, those of its own addon."""
+        """The types that a worker asked for, or that run or ran; for a viewer, those of its addon only."""
         addon_id = None if viewer is None else viewer.addon_id
         claimed = self._dispatcher.workers.types_asked_for(addon_id)
         leased = self._store.live(addon_id=addon_id, phases=[DispatchPhase.LEASED])
@@ -394,7 +406,10 @@ class Explainer:
         return findings if isinstance(worker, AwaitsWorker) else replace(findings, worker=worker)
 
     def _preemption_of(self, job: Job, now: Moment) -> PreemptionInfo | None:
-        """On either side: a run that is asked to yield, or the job that it should yield to."""
+        """
+        The preemption that concerns the job: as the attempt that should yield, or as the job that needs its
+        units.
+        """
         cycle = self.preemption()
         if cycle is not None and (cycle.wanted_by == job.job_id or cycle.victim == job.dispatch_id):
             return self._preemption(cycle.victim, cycle.wanted_by, cycle.asked, cycle.due)
@@ -418,7 +433,7 @@ class Explainer:
     # deadlines
 
     def with_forecasts(self, intents: Sequence[Intent], receipts: list[Receipt]) -> list[Receipt]:
-        """The receipts with a forecast for each deadline (SPEC OR-4). Jobs without one cost nothing here."""
+        """The receipts, those of jobs with a deadline with a forecast of their start (SPEC OR-4)."""
         intents_of = {
             receipt.job_id: intent
             for intent, receipt in zip(intents, receipts, strict=True)

@@ -1,9 +1,9 @@
 """
-The scheduler's operations, for submitters, workers and people. Each call reads, decides by the core, and
-commits by compare-and-set.
+The job service: the operations on jobs and leases, for submitters, workers and people. Each operation reads
+the store, lets the core decide, and commits by compare-and-set.
 
-When the job changed in between, the call decides again on what is true now. A worker whose dispatch has ended
-or was replaced gets a StaleDispatch, and has changed nothing.
+If the job changed in between, the operation reads and decides again. A worker whose dispatch has ended or was
+replaced gets a StaleDispatch, and has changed nothing.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ from penstock.stores.api import (
 
 class YieldRequests:
     """
-    Runs that were asked to yield to another job, and have not ended since.
+    The attempts that were asked to yield to another job and have not ended since, in memory.
 
-    The scheduler that asked keeps them in memory: its own runner gets a request at once, an add-on's worker
-    with its next heartbeat. A crash forgets them; the next scheduler asks again where units are still needed.
+    The runner of this process gets a request at once, an add-on's worker with its next heartbeat. A crash
+    forgets the requests; the next scheduler asks again if units are still needed.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class YieldRequests:
         return dispatch_id in self._asked
 
     def on_ask(self, listener: Callable[[DispatchId], None]) -> None:
-        """Also called when a run is asked again."""
+        """Call `listener` with each request, also when an attempt is asked again."""
         self._listeners.append(listener)
 
     def ask(self, dispatch_id: DispatchId) -> None:
@@ -92,12 +92,12 @@ class YieldRequests:
             listener(dispatch_id)
 
     def withdraw(self, dispatch_id: DispatchId) -> None:
-        """The run has ended, or its units are no longer needed."""
+        """Forget the request: the attempt has ended, or its units are no longer needed."""
         self._asked.discard(dispatch_id)
 
 
 def feed(store: Store, after: int = 0, page: int = 500) -> Iterator[Event]:
-    """All events since `after`; the `seq` of the last one is the reader's next cursor."""
+    """All events after the cursor `after`; the `seq` of the last one is the reader's next cursor."""
     while batch := store.events(after, page):
         yield from batch
         after = batch[-1].seq
@@ -114,6 +114,8 @@ _MAX_ERROR: Final = 20_000
 
 
 class GrantedJob(NamedTuple):
+    """A leased job, with all that its worker needs to run it."""
+
     job: Job
     dispatch: Dispatch
     #: Counts from 1, and grows with each failure.
@@ -124,7 +126,7 @@ class GrantedJob(NamedTuple):
 
 
 class EndReport(NamedTuple):
-    """A worker's report that a run is over, and how it ended."""
+    """A worker's report of the end of an attempt."""
 
     dispatch_id: DispatchId
     how: EndReason = EndReason.COMPLETED
@@ -133,7 +135,10 @@ class EndReport(NamedTuple):
 
 
 class BulkResult(NamedTuple):
-    """`refused`: jobs that could not be changed, with the reason. `next`: the cursor of the next page; None: there is none."""
+    """
+    The result of a change to many jobs. `refused`: the jobs that could not be changed, with the reason.
+    `next`: the cursor of the next page; None: this was the last.
+    """
 
     changed: int
     refused: list[tuple[JobId, str]]
@@ -141,20 +146,22 @@ class BulkResult(NamedTuple):
 
 
 class PendingExchange(NamedTuple):
-    """An exchange on its way to the store. `admitted`: None if reserved jobs were enough for the claim."""
+    """
+    An exchange whose answers are not here yet. `admitted`: None if reserved jobs were enough for the claim.
+    """
 
     reports: Sequence[EndReport]
     taken_up: list[Dispatch]
     ending: Future[list[bool]]
     admitted: Future[list[Grant]] | None
-    #: What the store previews, then None when the claim has its answer.
+    #: Gets the preview of the store, if it makes one, and None when the claim has its answer.
     previews: SimpleQueue[list[Grant] | None]
 
 
 class Answer(NamedTuple):
     """
-    To a heartbeat. `stop`: why the run must end now, if it must. `should_yield`: it should end at its next
-    safe place.
+    The answer to a heartbeat. `stop`: why the attempt must end now; None: it goes on. `should_yield`: the
+    attempt should end at its next checkpoint.
     """
 
     expires_at: int
@@ -163,6 +170,8 @@ class Answer(NamedTuple):
 
 
 class JobService:
+    """The operations on jobs and leases; see the top of this file."""
+
     def __init__(
         self,
         store: Store,
@@ -185,23 +194,23 @@ class JobService:
             Explainer(store, rules, dispatcher, self.forecaster, self.learner),
         )
         self._most_units = rules.capacity.most
-        #: The fields of the last intent that was checked. A thread may see an older value: it checks again.
+        #: The fields of the last valid intent. A thread that sees an older value only checks once more.
         self._passed: object = None
 
     # submitters and people
 
     def submit(self, intents: Sequence[Intent], wait_sec: float = 0) -> list[Receipt]:
         """
-        All or none, durable when it returns. At the depth limit it waits for room, up to `wait_sec`; then
-        QueueFull.
+        Submit all jobs or none; they are durable when this returns. At the depth limit it waits for room, up
+        to `wait_sec`, then raises QueueFull.
         """
         receipts = self.submit_soon(intents, wait_sec, wait=True).result()
         return self.explainer.with_forecasts(intents, receipts)
 
     def submit_within(self, connection: Any, intents: Sequence[Intent]) -> list[Receipt]:
         """
-        As part of the caller's own transaction. At the depth limit QueueFull at once: a transaction must not
-        wait for room that others make.
+        Submit as part of the caller's own transaction. At the depth limit this raises QueueFull at once: a
+        transaction must not wait for room that others make.
         """
         if not isinstance(self._store, Transactional):
             raise TypeError(
@@ -215,9 +224,10 @@ class JobService:
         self, intents: Sequence[Intent], wait_sec: float = 0, *, wait: bool = False
     ) -> Future[list[Receipt]]:
         """
-        Checked now, durable when the Future has its result. Cancelling it while it waits for room gives up
-        its place. `wait`: the caller has nothing else to do, and its thread may write. The receipts of jobs
-        with a deadline have no forecast yet: see `with_forecasts`.
+        Check the jobs now, and submit them; they are durable when the Future has its result. Cancelling the
+        Future while the submit waits for room gives up its place. `wait`: the caller has nothing else to do,
+        and its thread may write. The receipts of jobs with a deadline have no forecast yet: see
+        `Explainer.with_forecasts`.
         """
         self._check(intents)
         if wait_sec > 0 or self._waitlist.waiters:
@@ -227,8 +237,8 @@ class JobService:
 
     def _check(self, intents: Sequence[Intent]) -> None:
         """
-        BadIntent names every problem. Intents that differ only by their payload are checked once: fields that
-        were valid a moment ago still are, except a deadline.
+        Check the jobs; BadIntent names every problem. Jobs that differ only in their payload are checked
+        once: fields that were valid a moment ago still are, except a deadline.
         """
         now, passed = self._store.now(), self._passed
         for intent in intents:
@@ -245,6 +255,7 @@ class JobService:
         return self._settle(job_id, partial(self.decide, Move.RETRY, by))
 
     def decide(self, move: Move, by: str, job: Job) -> Change | None:
+        """The change that cancels or retries the job; None: there is nothing to change."""
         now, ordering = self._store.now(), self._rules.ordering
         if move is Move.RETRY:
             member = None if job.state is JobState.BLOCKED else member_of(job.job_id)  # BLOCKED has not ended
@@ -266,8 +277,9 @@ class JobService:
         check_job: Callable[[Job], None] = lambda _: None,
     ) -> BulkResult:
         """
-        Cancel or retry the jobs that the query finds, at most `query.limit`, in one commit. `check_job` raises Refused
-        for a job that this caller may not change. A job that has moved since is decided about anew, alone.
+        Cancel or retry the jobs that the query finds, at most `query.limit`, in one commit. `check_job`
+        raises Refused for a job that this caller may not change. A job that changed in between is decided
+        again, alone.
         """
         able = {state for state, way in MOVES if way is move}
         states = [state for state in query.states or able if state in able]
@@ -293,8 +305,9 @@ class JobService:
 
     def rerun_intent(self, job_id: JobId, **fields: Any) -> Intent:
         """
-        The request of a job, for a new job: with the changed `fields`, without the idempotency key, which means the old job,
-        without its parents, which may be gone, outside the batch of the old job, and without times that have passed.
+        The request of a job, for a new job. It has the changed `fields`, and leaves out the idempotency key
+        (which stands for the old job), the parents (which may be pruned), the batch, and times that have
+        passed.
         """
         if (member := member_of(job_id)) is not None:
             raise IllegalMove(
@@ -315,7 +328,7 @@ class JobService:
         return replace(intent, **times)
 
     def edit(self, job_id: JobId, by: str = "", **fields: Any) -> Job:
-        """`priority`, `earliest_start_at`, `deadline_at` of a queued job."""
+        """Change `priority`, `earliest_start_at` or `deadline_at` of a queued job."""
 
         def decide(job: Job) -> Change:
             now, intent = self._store.now(), replace(job.intent, **fields)
@@ -330,19 +343,25 @@ class JobService:
         return self.learner.stats()
 
     def explain(self, job_id: JobId, viewer: Viewer | None = None) -> Explanation:
-        """`viewer`: an addon that must not learn the names of others' jobs."""
+        """
+        Explain why the job is in its state. `viewer`: an addon, which must not learn names of others' jobs.
+        """
         return self.explainer.explain(job_id, viewer)
 
     def pause(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
-        """Start no job of this addon any more, also after a restart. Runs go on, and submits are taken."""
+        """
+        Start no further job of this addon, also after a restart. Attempts go on, and submits are accepted.
+        """
         committed(self._store, SetAddon(addon_id, paused=True, by=by))
 
     def resume(self, addon_id: AddonId = EVERYTHING, by: str = "") -> None:
-        """To resume everything leaves addons paused that were paused by their own name."""
+        """
+        Let jobs of this addon start again. EVERYTHING: an addon that was paused by its name stays paused.
+        """
         committed(self._store, SetAddon(addon_id, paused=False, by=by))
 
     def require_addon(self, addon_id: AddonId) -> None:
-        """NotFound for an addon that has never had a job or a setting: its name may be misspelt."""
+        """Raise NotFound for an addon that has never had a job or a setting: its name may be misspelt."""
         known = [addon.addon_id for addon in self._store.addons()]
         if addon_id not in (EVERYTHING, *known, *self._rules.limits.budgets):
             near = get_close_matches(addon_id, known, 1)
@@ -363,24 +382,24 @@ class JobService:
     # workers
 
     def dispatchable(self, addon_id: AddonId | None = None, limit: int = 100) -> list[Dispatch]:
-        """Reservations: they wait for a worker to ask for the lease."""
+        """The reservations, each of which waits until a worker asks for its lease."""
         return self._store.live(addon_id=addon_id, phases=[DispatchPhase.RESERVED], limit=limit)
 
     def poll(self, kinds: WorkerKinds, limit: int = 100) -> list[Dispatch]:
-        """What is reserved for a two-step worker, which counts as present from now on."""
+        """The reservations for a polling worker, and count it as present."""
         self.offer_to(kinds)
         reserved = self.dispatchable(kinds.addon_id, _MOST_POLLED)
         return [d for d in reserved if d.job_id is not None and kinds.fits(d.admission_class)][:limit]
 
     def offer_to(self, kinds: WorkerKinds) -> None:
         """
-        A two-step worker is present: rounds reserve jobs of these kinds for it instead of leaving them to
-        claims.
+        Count a polling worker as present: rounds then reserve jobs of these kinds for it instead of leaving
+        them to claims.
         """
         self._dispatcher.offer_to(kinds, self._store.now())
 
     def lease(self, job_id: JobId, worker: str = "") -> Dispatch:
-        """The two-step way: the reservation of a DISPATCHING job becomes the lease."""
+        """Turn the reservation of a DISPATCHING job into a lease: the second step of a polling worker."""
         job = self._job(job_id)
         dispatch = None if job.dispatch_id is None else self._store.dispatch(job.dispatch_id)
         if dispatch is None or dispatch.phase is not DispatchPhase.RESERVED:
@@ -394,7 +413,7 @@ class JobService:
 
     def claim(self, kinds: WorkerKinds, limit: int = 1, worker: str = "") -> list[GrantedJob]:
         """
-        The one-step way: leases of jobs that are reserved for such a worker already, then of jobs that may
+        Lease jobs in one step: first those that are reserved for such a worker already, then those that may
         start now.
         """
         taken_up = self._take_up(kinds, limit, worker)
@@ -405,7 +424,7 @@ class JobService:
         return claimed
 
     def _take_up(self, kinds: WorkerKinds, limit: int, worker: str) -> list[Dispatch]:
-        """Leases of jobs that are reserved on this host: the units of another host are of no use here."""
+        """Lease reserved jobs. Only those of this host: a reservation of another host holds units there."""
         leases: list[Dispatch] = []
         if not self._dispatcher.may_have_reserved(kinds):
             return leases
@@ -421,7 +440,7 @@ class JobService:
         return leases
 
     def granted(self, grants: Iterable[tuple[Dispatch, Job | None]]) -> list[GrantedJob]:
-        """The leased jobs with all that their workers need."""
+        """The leased jobs among the grants, with all that their workers need."""
         return [
             GrantedJob(
                 job,
@@ -435,7 +454,10 @@ class JobService:
         ]
 
     def _parents(self, job: Job) -> str:
-        """The results of its parents, as long as they are not too large together. A batch stands for its members."""
+        """
+        The states and results of a job's parents, as JSON. When they get too large together, further results
+        are null. A batch stands for its members.
+        """
         ids: list[JobId] = []
         for dependency in job.intent.after:
             ids += self._members(dependency.job_id) if is_batch_id(dependency.job_id) else [dependency.job_id]
@@ -451,13 +473,13 @@ class JobService:
         return f"[{','.join(texts)}]"
 
     def _members(self, batch: JobId) -> list[JobId]:
-        """The members that are stored still, in the order of their submit."""
+        """The members of a batch that are still stored, in the order of their submit."""
         return [d.parent for d in self._store.dependencies(batch, MOST_MEMBERS) if d.child == batch]
 
     def ask(
         self, admission_class: AdmissionClass, priority: int, worker: str = ""
     ) -> tuple[Dispatch | None, Reason | None]:
-        """May this much work start now? A lease without a job, or why not."""
+        """Request a standalone lease. Returns the lease, or None and the reason why it cannot start now."""
         reasons: list[Reason | None] = []
 
         def decide(view: AdmissionView) -> RoundResult:
@@ -478,7 +500,10 @@ class JobService:
         checkpoint: str | None = None,
         pid: int | None = None,
     ) -> Answer:
-        """`spent`: the total of this dispatch so far. `pid`: of the process that runs the job."""
+        """
+        Renew a lease, and store what the worker reports. `spent`: the total of this dispatch so far. `pid`:
+        the process that runs the job.
+        """
         checkpoint = None if checkpoint is None else storable_json(checkpoint)
         until = self._store.now() + self._rules.lease_for
         beat = Renewal(
@@ -503,7 +528,7 @@ class JobService:
         return Answer(renewed.expires_at, stop, stop is None and dispatch_id in self._yields)
 
     def stop(self, dispatch_id: DispatchId, reason: EndReason) -> Dispatch:
-        """Tell a run to end. The first reason wins."""
+        """Ask an attempt to end. If it was asked before, the first reason stays."""
         for _ in range(_TRIES):
             dispatch = self._dispatch(dispatch_id)
             if dispatch.phase is DispatchPhase.ENDED:
@@ -515,7 +540,7 @@ class JobService:
         raise StaleDispatch("this dispatch kept changing; ask again", dispatch_id=dispatch_id)
 
     def release(self, dispatch_id: DispatchId) -> JobState | None:
-        """The lease is given back: a job goes on waiting, a lease without one is over."""
+        """Give a lease back: its job returns to the queue. A standalone lease just ends."""
         return self.end(dispatch_id, EndReason.RELEASED)
 
     def end(
@@ -526,14 +551,16 @@ class JobService:
         result: str | None = None,
         error: str | None = None,
     ) -> JobState | None:
-        """The worker reports the end. The job's state after it; None for a lease without a job."""
+        """Report the end of an attempt. Returns the job's new state; None for a standalone lease."""
         [answer] = self.end_many([EndReport(dispatch_id, how, result, error)])
         if isinstance(answer, Refused):
             raise answer
         return answer
 
     def end_many(self, reports: Sequence[EndReport]) -> list[JobState | Refused | None]:
-        """One commit for all. For each report its job's new state, or why it changed nothing."""
+        """
+        `end` for many reports in one commit. Returns for each its job's new state, or why it changed nothing.
+        """
         reports = [_storable(report) for report in reports]
         return self._ended(reports, self._completed(reports))
 
@@ -541,15 +568,17 @@ class JobService:
         self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int = 1, worker: str = ""
     ) -> tuple[list[JobState | Refused | None], list[GrantedJob]]:
         """
-        `end_many` and `claim`, in one commit where possible: the ended runs give their units to the claimed
-        jobs.
+        `end_many` and `claim`, in one commit where possible: the claimed jobs get the units of the ended
+        attempts.
         """
         return self.finish_exchange(self.exchange_soon(reports, kinds, limit, worker, wait=True), list)
 
     def exchange_soon(
         self, reports: Sequence[EndReport], kinds: WorkerKinds, limit: int, worker: str, *, wait: bool = False
     ) -> PendingExchange:
-        """Begin an `exchange`; `finish_exchange` ends it. `wait`: the caller does nothing else meanwhile."""
+        """
+        Begin an `exchange`; `finish_exchange` ends it. `wait`: the caller has nothing else to do meanwhile.
+        """
         reports = [_storable(report) for report in reports]
         complete = Complete(_done(reports))
         taken_up = self._take_up(kinds, limit, worker)
@@ -569,13 +598,14 @@ class JobService:
         self, pending: PendingExchange, prepare: Callable[[list[GrantedJob]], list[T]]
     ) -> tuple[list[JobState | Refused | None], list[T]]:
         """
-        Wait for the answers. `prepare` gets the granted jobs, perhaps before they are on disk, so that the
-        caller can make them ready meanwhile; they may begin when this call returns what `prepare` made.
+        Wait for the answers of an exchange. `prepare` gets the granted jobs, perhaps before they are on disk,
+        so that the caller can prepare them meanwhile. They may start only when this returns what `prepare`
+        made.
         """
         reports, taken_up, ending, admitted, previews = pending
         preview, prepared = previews.get(), None
         if preview is not None and not taken_up and all(map(_needs_no_reads, preview)):
-            prepared = prepare(self.granted(preview))  # nothing of it need be read
+            prepared = prepare(self.granted(preview))
         done = self._completed(reports, ending)
         try:
             grants = [] if admitted is None else admitted.result()
@@ -592,8 +622,10 @@ class JobService:
         self, reports: Sequence[EndReport], ending: Future[list[bool]] | None = None
     ) -> Sequence[bool | Exception]:
         """
-        Most runs end as completed under a valid lease. Such an end needs no read: the store refuses it if the
-        lease is not valid, and `_ended` then reads and decides. `ending`: the answer to the first attempt.
+        Write the reports of completed attempts; for each, whether the store accepted it. Most attempts
+        complete under a valid lease, and need no read: the store refuses the others, and `_ended` then reads
+        and decides. `ending`: the answer of a write of all reports together; if it failed, each is written
+        alone.
         """
         if ending is not None:
             try:
@@ -609,7 +641,10 @@ class JobService:
     def _ended(
         self, reports: Sequence[EndReport], completed: Sequence[bool | Exception]
     ) -> list[JobState | Refused | None]:
-        """If the store cannot write a report, its job fails and says so."""
+        """
+        Write the reports that are not written yet; the answers for all. If the store cannot write a report,
+        its job fails, and the error says so.
+        """
         done = iter(completed)
         answers: list[JobState | Refused | None] = [JobState.DONE] * len(reports)
         open_reports = {
@@ -629,7 +664,7 @@ class JobService:
                 if isinstance(written, Exception):
                     report = open_reports[i]
                     open_reports[i] = _not_written(report, written)
-                    if open_reports[i] == report:  # not even that it failed
+                    if open_reports[i] == report:  # the store cannot write that error either
                         answers[i] = NotWritten(open_reports[i].error or "", dispatch_id=report.dispatch_id)
                         del open_reports[i]
                 elif written:
@@ -640,6 +675,7 @@ class JobService:
         return answers
 
     def _ending(self, report: EndReport) -> Change | Refused:
+        """The change that ends the attempt, or why the report is refused."""
         dispatch_id, how, result, error = report
         try:
             dispatch = self._dispatch(dispatch_id)
@@ -677,7 +713,10 @@ class JobService:
 
 
 def _needs_no_reads(grant: Grant) -> bool:
-    """A first attempt has no checkpoint. The parents of a job may have ended in the commit that is under way."""
+    """
+    Whether the job can be prepared without a read. A first attempt has no checkpoint, but a job with parents
+    needs their results, which the commit under way may change.
+    """
     return grant.dispatch.fence == 1 and not (grant.job is not None and grant.job.intent.after)
 
 
@@ -700,8 +739,9 @@ def _storable(report: EndReport) -> EndReport:
 
 def _not_written(report: EndReport, error: Exception) -> EndReport:
     """
-    The report that its own text could not be written. The words depend on the type of the error alone: they
-    contain nothing of that text, and the same report gives the same words.
+    The report of a failure, in place of a report whose text cannot be written. Its message has only the type
+    of the error and nothing of that text, so it can be written, and is the same when the worker repeats its
+    report.
     """
     log.error("the end of %s cannot be written: %s", report.dispatch_id, error_text(error))
     words = f"what it returned or raised cannot be written to the database ({type_name(error)})"

@@ -1,17 +1,18 @@
 """
-The learner: reads the trail with a cursor of its own, and keeps what it learns about job types in the store.
+The learner: reads the trail, and keeps what it learns about job types in the store.
 
-It runs beside the driver, every few seconds and only after a commit, and reads a bounded number of events and
-narrow rows of jobs: a job that is submitted, started or completed waits for none of it. Where more happened
-than it reads in one step, it skips to the newest events; those count for the skipped ones where it counts.
+It has a thread of its own, and reads every few seconds if something was committed: a bounded number of events
+and a few columns of their jobs. So no submit, start or end waits for it. If there are more events than one
+step reads, it skips to the newest, and counts each submit among these as several.
 
-Predictions of starts are kept in the store, too, until their jobs start, and are then scored: how many of the
-starts lay within the predicted range, and how far from its middle. Predictions come from explain, from submits
-with a deadline, and from a small sample of the jobs that wait, so that the score does not depend on who asks.
+It also keeps predictions of starts in the store. When a job starts, the learner scores its prediction:
+whether the start lay within the predicted range, and how far from its middle. Predictions come from explain,
+from submits with a deadline, and from a small sample of the waiting jobs: without the sample, only jobs that
+a client asks about would be scored.
 
-Several hosts share one cursor, by compare-and-set. A host that sees it moved takes over what was learned and
-reads no events itself, unless it has something of its own to add. So one host does the work, and another goes
-on when that one stops.
+Several hosts share one cursor in the store, changed by compare-and-set. A host that finds the cursor moved
+reads what the other host learned, and reads no events itself, unless it has figures of its own to add. So one
+host does the work, and another takes over when that one stops.
 """
 
 from __future__ import annotations
@@ -44,25 +45,25 @@ EVERY: Final[Span] = 5 * SECOND
 MOST_EVENTS: Final = 1_000
 #: The most predictions that wait for the start of their jobs.
 MOST_OPEN: Final = 200
-#: How often the starts of some waiting jobs are predicted to be scored, and how many.
+#: How often the starts of a sample of the waiting jobs are predicted, and of how many jobs.
 SAMPLE_EVERY: Final[Span] = 30 * SECOND
 SAMPLE_JOBS: Final = 8
-#: How far ahead a sample looks: it shall cost next to nothing.
+#: The most jobs that are read ahead of a sampled job, to keep the sample cheap.
 SAMPLE_AHEAD: Final = 200
 _OLDEST: Final[Span] = 7 * 24 * HOUR
 _STARTS_OR_ENDS: Final = ENDS | {EventKind.RUNNING}
 
 
 class Learner:
-    """One for each scheduler service. `step` alone changes what `knowledge` returns."""
+    """Upkeep of a scheduler service with a driver of its own; each service has one learner."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        #: Something was committed since the last step.
+        #: Set by each commit, and cleared by a step.
         self.changed = threading.Event()
         self.changed.set()
-        self._upto: int | None = None  # None: nothing was read from the store yet, or it is out of date
+        self._upto: int | None = None  # the shared cursor as last read; None: read the store again
         self._read_at: Moment = 0
         self._working = Knowledge()
         self._peaks: deque[tuple[JobId, int]] = deque(maxlen=MOST_EVENTS)
@@ -70,17 +71,17 @@ class Learner:
         #: Predictions that are not in the store yet, and those that are.
         self._made: deque[Prediction] = deque(maxlen=MOST_OPEN)
         self._open: dict[str, Prediction] = {}
-        #: Predicts the starts of some jobs that wait, and records them here.
+        #: Predicts the starts of some waiting jobs, and calls `predicted` with each.
         self.sample: Callable[[], object] | None = None
         self._sample_at: Moment = 0
         self._stats: tuple[Moment, int | None, list[TypeStats]] = (0, None, [])
 
     def predicted(self, prediction: Prediction) -> None:
-        """A start was predicted. The first prediction of an attempt counts. From any thread; never blocks."""
+        """Add a predicted start. The first prediction of an attempt counts. From any thread; never blocks."""
         self._made.append(prediction)
 
     def saw_peak(self, job_id: JobId, memory: int) -> None:
-        """The peak memory of a run that has ended, in bytes. From any thread; never blocks."""
+        """Add the peak memory of an attempt that has ended, in bytes. From any thread; never blocks."""
         self._peaks.append((job_id, memory))
 
     def step(self, now: Moment) -> Moment:
@@ -95,11 +96,11 @@ class Learner:
         return now + EVERY
 
     def _pending(self) -> bool:
-        """Whether this process has something to add beside what the trail has."""
+        """Whether this process has figures to add that are not in the trail."""
         return bool(self._peaks or self._made)
 
     def knowledge(self) -> Knowledge:
-        """What is known now: at most `EVERY` old also in a process that learns nothing itself."""
+        """What was learned, at most `EVERY` old, also in a process that learns nothing itself."""
         with self._lock:
             now = self._store.now()
             if self._upto is None or not 0 <= now - self._read_at < EVERY:
@@ -107,16 +108,19 @@ class Learner:
             return self._working
 
     def stats(self) -> list[TypeStats]:
-        """By addon, type and size."""
+        """The figures of each job type, sorted by addon, type and size."""
         knowledge, now = self.knowledge(), self._store.now()
         made_at, upto, stats = self._stats
-        if upto != self._upto or not 0 <= now - made_at < EVERY:  # else a page that many watch asks often
+        if upto != self._upto or not 0 <= now - made_at < EVERY:  # many clients may ask each second
             stats = [type_stats(name, record, now) for name, record in sorted(knowledge.records.items())]
             self._stats = (now, self._upto, stats)
         return stats
 
     def _take_over(self, now: Moment) -> bool:
-        """Read what was learned, if another process has learned since. Returns whether that was so."""
+        """
+        Read what was learned, if the cursor moved. Returns whether another process moved it since the last
+        read.
+        """
         self._read_at = now
         if self._upto is not None and self._store.learned_upto() == self._upto:
             return False
@@ -129,11 +133,12 @@ class Learner:
 
     def _learn(self, now: Moment) -> None:
         if self._take_over(now) and not self._pending():
-            self.changed.set()  # perhaps that host stops: look again
+            self.changed.set()  # look again in the next step: the other host may stop
             return
         assert self._upto is not None
         newest = self._store.newest()
-        behind = newest - self._upto if newest >= self._upto else newest  # below: a backup was restored
+        # The cursor is ahead of the newest event if a backup was restored.
+        behind = newest - self._upto if newest >= self._upto else newest
         if not behind and not self._pending():
             return
         start = newest - min(behind, MOST_EVENTS)
@@ -153,7 +158,7 @@ class Learner:
             for queue, count in ((self._peaks, peaks), (self._made, made)):
                 for _ in range(count):
                     queue.popleft()
-        else:  # another host was first: what this one learned from the same events is dropped
+        else:  # another host was first: drop what this one learned from the same events
             self._upto = None
             self.changed.set()
 
@@ -161,8 +166,8 @@ class Learner:
         self, events: list[Event], made: int, now: Moment, *, every: bool
     ) -> tuple[dict[str, str], list[str]]:
         """
-        Take in `made` new predictions, and score those whose jobs have started. `every`: events were skipped,
-        so look at all of them. Returns the rows to write and the names to forget.
+        Add the first `made` new predictions, and score those whose jobs have started. `every`: check all open
+        predictions, because events were skipped. Returns the rows to write and the names of those to remove.
         """
         fresh = {}
         for prediction in (self._made[number] for number in range(made)):
@@ -178,10 +183,10 @@ class Learner:
             prediction, job = self._open[job_id], jobs.get(JobId(job_id))
             started_at = None if job is None else job.started_at
             if job is not None and job.fence == prediction.fence + 1 and started_at is not None:
-                if started_at >= prediction.made_at:  # else it had started while it was predicted
+                if started_at >= prediction.made_at:  # a job that started during its prediction is not scored
                     self._working.saw_start(prediction, started_at)
             elif job is not None and not job.settled and job.fence <= prediction.fence + 1:
-                continue  # it waits, or its worker has not begun
+                continue  # the job waits, or its worker has not started
             settled.append(job_id)
         settled += [job_id for job_id, each in self._open.items() if each.made_at < now - _OLDEST]
         for job_id in dict.fromkeys(settled):
@@ -194,7 +199,9 @@ class Learner:
         return rows, [f"{PREDICTED}{job_id}" for job_id in dict.fromkeys(settled) if job_id not in fresh]
 
     def _observe(self, events: list[Event], weight: float) -> None:
-        """`weight`: how many events each of them stands for."""
+        """
+        Learn from the submits and ends among the events. `weight`: how many arrivals each one stands for.
+        """
         arrived = {e.job_id for e in events if e.kind is EventKind.SUBMITTED and e.job_id is not None}
         ended = {e.dispatch_id for e in events if e.kind in ENDS and e.dispatch_id is not None}
         wanted = arrived | {JobId(dispatch_id.rpartition(".")[0]) for dispatch_id in ended}

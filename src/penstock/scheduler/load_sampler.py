@@ -1,17 +1,17 @@
 """
-The load that other programs put on this machine, measured: two samples, with our own processes taken out,
-become readings for `HostLoad`.
+The load sampler: measures the load that other programs put on this machine. Two samples, with our own
+processes subtracted, become readings for `HostLoad`.
 
-Taking ours out lets the scheduler fill a machine without taking its own work for another program's. Processor
-time, load and memory are subtracted. Kernel pressure is time in which some task waited, so it cannot be
-subtracted: it counts by the share that others had in what was waited for. Nine of our jobs on two cores make
-pressure, and none of it is another program's. Memory pressure counts whole: it comes before the kernel kills
-a process, and then it no longer matters whose fault it was.
+Without the subtraction the scheduler would take its own jobs for other programs, and could not fill the
+machine. Processor time, load and memory are subtracted. Kernel pressure is time in which some task waited, so
+it cannot be subtracted: it counts by the share of other programs in the resource that the task waited for.
+Nine of our jobs on two cores make pressure, and none of it counts. Memory pressure counts whole, whichever
+program causes it: it comes before the kernel kills a process.
 
-A `Sample` is what the kernel reports at one moment: counters and gauges, and no judgement. This is the only
-file that knows psutil, /proc and cgroups. A container sees the processor and the memory of its whole host, so
-where a cgroup limits us its own figures are taken as well (`Box`). Version 2 is read along the path up to the
-root, because any cgroup above ours may hold the tightest limit; version 1 at our own place.
+A `Sample` holds the counters and gauges of the kernel at one moment, without judging them. This is the only
+file that uses psutil, /proc and cgroups. A container sees the processor and the memory of its whole host, so
+if a cgroup limits us, its own figures are read as well (`Box`). Version 2 is read along the path up to the
+root, because any cgroup above ours may have the tightest limit; version 1 only at our own path.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from penstock.core.jobs.load import Reading
 from penstock.core.jobs.types import MILLISECOND, SECOND, Moment, Span
 from penstock.scheduler.hosts import HostLoad
 
-#: The machine's load is an average over a minute, so our own load must be one too before it is subtracted.
+#: The machine's load is an average over a minute, so our own load is averaged over a minute too.
 _LOAD_SEC: Final = 60.0
-#: The same for what is usual: the longest average that the kernel keeps.
+#: The same for the usual load: the longest average that the kernel keeps.
 _USUAL_SEC: Final = 900.0
-#: Between the first two samples: until the first reading the machine counts as busy, and nothing starts.
+#: The time between the first two samples. It is short: until the first reading the machine counts as busy.
 _FIRST: Final[Span] = 500 * MILLISECOND
 
 
 class LoadSampler:
     """
-    Measures at its own pace. A measurement that fails reports nothing: the readings grow stale, and the
-    machine counts as busy.
+    Upkeep that measures the load of other programs. A measurement that fails reports nothing: then the
+    readings become stale, and the machine counts as busy.
     """
 
     def __init__(self, machine: HostLoad, probe: Callable[[], Sample], every: Span = 2 * SECOND) -> None:
@@ -64,13 +64,16 @@ class LoadSampler:
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """What happened between two samples, without us. Seconds and cores are those of the machine."""
+    """
+    What other programs used between two samples, and our own load. Seconds and cores are those of the
+    machine.
+    """
 
     elapsed: float
     cpu: float  # share of the machine
     boxed_cpu: float | None  # share of what our cgroup may use
-    cpu_part: float  # of what was used, how much by others
-    disk_part: float
+    cpu_part: float  # share of the used processor time
+    disk_part: float  # share of the bytes to and from disks
     own_load: float
     own_memory: int
 
@@ -87,14 +90,15 @@ def _others(before: Sample, after: Sample) -> Others:
         boxed_cpu=_boxed(before, after, cpu, elapsed),
         cpu_part=_part(used - cpu, used),
         disk_part=_part(moved_by_all - moved, moved_by_all),
-        # Load counts tasks that run or want to. A process with many threads shows by its time on how many
-        # cores it ran.
+        # The kernel's load counts tasks that run or want to run. The processor time of a process with many
+        # threads shows on how many cores it ran.
         own_load=max(cpu / elapsed, float(sum(own.runnable for own in after.own.values()))),
         own_memory=sum(own.private for own in after.own.values()),
     )
 
 
 def figures(sample: Sample, others: Others, own_load: float) -> dict[str, float]:
+    """The present load of other programs, by reading."""
     box = sample.box
     readings = {"cpu": max(others.cpu, others.boxed_cpu or 0.0)}
     if sample.load is not None:
@@ -109,8 +113,8 @@ def figures(sample: Sample, others: Others, own_load: float) -> dict[str, float]
 
 def usual_figures(sample: Sample, others: Others, own_load: float) -> dict[str, float]:
     """
-    What other programs have had of the processor for minutes, by the kernel's own long averages: so a
-    scheduler that has just started knows it too.
+    The load of other programs over the last minutes, from the kernel's own long averages. So a scheduler that
+    has just started knows it too.
     """
     usual: dict[str, float] = {}
     if sample.usual_load is not None:
@@ -130,8 +134,8 @@ def _boxed(before: Sample, after: Sample, own: float, elapsed: float) -> float |
 
 def _grown(before: Sample, after: Sample) -> tuple[float, int]:
     """
-    What our processes used since. The parent of a process that ended has waited for it, and its figures now
-    hold the whole life of that process: what was counted of it before must come off again.
+    What our processes used between two samples: processor seconds, and bytes to and from disks. The figures
+    of a parent include its ended children, whose use before the first sample is subtracted.
     """
     cpu, moved = 0.0, 0
     for process, own in after.own.items():
@@ -139,7 +143,8 @@ def _grown(before: Sample, after: Sample) -> tuple[float, int]:
         if then is not None:
             cpu, moved = cpu + own.cpu - then.cpu, moved + own.moved - then.moved
         elif process.born >= before.taken_at:
-            # A process that is older, and only new to us, used the rest while it was another program's.
+            # An older process that became ours only now used its time as another program, so it does not
+            # count.
             cpu, moved = cpu + own.cpu, moved + own.moved
     parents = {process.pid for process in after.own}
     for process, own in before.own.items():
@@ -149,7 +154,7 @@ def _grown(before: Sample, after: Sample) -> tuple[float, int]:
 
 
 def _averaged(before: float, value: float, elapsed: float, over: float) -> float:
-    """As the kernel averages its own."""
+    """An exponential average, as the kernel makes its load averages."""
     return value + (before - value) * math.exp(-elapsed / over)
 
 
@@ -157,35 +162,35 @@ def _part(others: float, total: float) -> float:
     return min(1.0, max(0.0, others / total)) if total > 0 else 1.0
 
 
-#: The roots of the process trees that Penstock runs. A root that waits for its children also has the use of
-#: ended ones.
+#: The roots of the process trees that Penstock runs. The figures of a root include the children that it
+#: waited for.
 Pids: TypeAlias = Callable[[], Iterable[int]]
 
 _PROC: Final = Path("/proc")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
-#: No limit, as version 1 says it: the largest whole page below 2 ** 63.
+#: Version 1 writes "no limit" as the largest whole page below 2 ** 63; a limit of this many bytes is none.
 _V1_UNLIMITED: Final = 1 << 60
 
 
 class ProcessUse(NamedTuple):
-    """The kernel uses a pid again for another process; a pid with its birth names one process."""
+    """The identity of a process: its pid and its birth, because the kernel uses a pid again."""
 
     pid: int
     born: float
 
 
 class Own(NamedTuple):
-    """A process of ours. `cpu` and `moved` include the children that it has waited for."""
+    """The figures of a process of ours. `cpu` and `moved` include the children that it has waited for."""
 
     parent: int
     cpu: float  # seconds
     moved: int  # bytes to and from disks
-    private: int  # bytes of memory that go with it
+    private: int  # bytes of memory that its end frees
     runnable: bool
 
 
 class Box(NamedTuple):
-    """A cgroup that limits us. None: it does not limit that."""
+    """The limits of the cgroups that we are in, and what is used of them. None: no limit."""
 
     cores: float | None = None
     cpu: float | None = None  # seconds used by all processes in it
@@ -206,7 +211,7 @@ class Sample:
     memory: int
     memory_used: int
     moved: int  # bytes to and from disks since the machine started
-    #: Of cpu, io, memory: the percentage of time in which some task waited. Without an entry it is unknown.
+    #: For cpu, io and memory: the percentage of time in which some task waited. No entry: unknown.
     pressure: Mapping[str, float]
     #: Averages over 15 and 5 minutes.
     usual_load: float | None = None
@@ -223,7 +228,7 @@ class LoadProbe:
         import psutil  # noqa: PLC0415 - only the process that measures needs it, and it costs 20 ms
 
         cpu, memory, disks = psutil.cpu_times(), psutil.virtual_memory(), psutil.disk_io_counters()
-        # Guests are counted in user and nice as well; waiting for a disk is idle time with a reason.
+        # The time of guests is part of user and nice already; iowait is idle time.
         total = sum(cpu) - getattr(cpu, "guest", 0.0) - getattr(cpu, "guest_nice", 0.0)
         groups = _limiting_groups(self._proc, self._cgroups)
         return Sample(
@@ -263,14 +268,16 @@ def _own(proc: Path, roots: set[int]) -> dict[ProcessUse, Own]:
         if pid not in seen:
             seen.add(pid)
             todo += children(proc, pid)
-            with suppress(psutil.Error):  # it ended while we looked
+            with suppress(psutil.Error):  # the process ended meanwhile
                 process = psutil.Process(pid)
                 processes[ProcessUse(pid, process.create_time())] = _one(process)
     return processes
 
 
 def _children_of(proc: Path, pid: int) -> list[int]:
-    """Asked of the process itself, so that the cost follows what is ours and not what runs on the machine."""
+    """
+    Children of one process, from its own files: the cost depends on our processes, not on all of the machine.
+    """
     with suppress(OSError):
         tasks = list((proc / str(pid) / "task").iterdir())
         return [int(child) for task in tasks for child in _text(task / "children").split()]
@@ -278,7 +285,7 @@ def _children_of(proc: Path, pid: int) -> list[int]:
 
 
 def _searched() -> Callable[[Path, int], list[int]]:
-    """For a kernel that does not list children: read the parent of every process."""
+    """A lookup of children for a kernel that does not list them: reads the parent of every process once."""
     import psutil  # noqa: PLC0415 - as above
 
     children: dict[int, list[int]] = {}
@@ -301,8 +308,8 @@ def _one(process: Any) -> Own:
             parent=process.ppid(),
             cpu=cpu.user + cpu.system + cpu.children_user + cpu.children_system,
             moved=moved,
-            # Shared memory stays when the process goes. Too little is the safe side: the rest counts as
-            # another program's.
+            # Shared memory may stay when the process ends. Too little here is safe: the rest counts as that
+            # of other programs.
             private=memory.rss - getattr(memory, "shared", 0),
             runnable=process.status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP),
         )
@@ -317,13 +324,15 @@ def _pressures(proc: Path, groups: list[Path]) -> dict[str, float]:
 
 
 def _pressure(proc: Path, groups: list[Path], name: str, average: str) -> float | None:
-    """Of the innermost cgroup that limits us, where it has such files; else of the machine."""
+    """The pressure on the innermost cgroup that limits us and has such a file; else on the machine."""
     files = (*(group / f"{name}.pressure" for group in groups), proc / "pressure" / name)
     return next((value for file in files if (value := _some(file, average)) is not None), None)
 
 
 def _some(file: Path, average: str) -> float | None:
-    """`some avg10=1.23 ...`: the share of the last ten seconds in which at least one task waited."""
+    """
+    The average from the line `some avg10=1.23 ...`: the percentage of time in which at least one task waited.
+    """
     for line in _text(file).splitlines():
         if line.startswith("some "):
             words = dict(word.partition("=")[::2] for word in line.split()[1:])
@@ -336,7 +345,7 @@ def _some(file: Path, average: str) -> float | None:
 
 
 def _limiting_groups(proc: Path, cgroups: Path) -> list[Path]:
-    """Version 2, innermost first."""
+    """The cgroups of version 2 that limit us, innermost first."""
     root = cgroups if (cgroups / "cgroup.controllers").exists() else cgroups / "unified"
     place = _place(proc, "")
     if place is None or not (root / "cgroup.controllers").exists():
@@ -381,7 +390,7 @@ def _v2_memory(group: Path) -> int | None:
 
 def _v2_used(group: Path) -> int | None:
     used = _number(group / "memory.current")
-    # The kernel drops cached files at any time, so they take no memory from a job.
+    # The kernel can drop cached files at any time, so they take no memory from a job.
     droppable = _field(group / "memory.stat", "inactive_file") or 0
     return None if used is None else max(0, used - int(droppable))
 
@@ -404,7 +413,10 @@ def _v1_box(proc: Path, cgroups: Path) -> Box:
 
 
 def _v1_group(proc: Path, cgroups: Path, controller: str) -> Path:
-    """In a container the path is the host's and does not exist here: then the mount itself is our place."""
+    """
+    Our cgroup of version 1. In a container the path is that of the host and does not exist: then the mount
+    itself.
+    """
     inner = cgroups / controller / (_place(proc, controller) or "").lstrip("/")
     return inner if inner.is_dir() else cgroups / controller
 

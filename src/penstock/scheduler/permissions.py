@@ -2,9 +2,9 @@
 Permissions of the operating system: the users that jobs run as (`runner.users`), and files that no other user
 of this machine may read.
 
-The daemon looks users up once, at its start. Whether this process may become another user is a matter of
-capabilities. Root has them. A service that is not root must have them as ambient ones: the launcher is
-started by exec, which takes all others away.
+The daemon looks users up once, at its start. To run jobs as another user, a process needs capabilities. Root
+has them. A service that is not root must have them as ambient capabilities: the launcher is started by exec,
+which drops all others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Final, NamedTuple
 
 from penstock.core.errors import PenstockError
 
-#: By number: to become another user, to signal its processes, and to find those that a killed warden left.
+#: By number, the capabilities that are needed to become another user, to signal its processes, and to find
+#: the processes that a killed warden left behind.
 NEEDED: Final[Mapping[int, str]] = {
     5: "CAP_KILL",
     6: "CAP_SETGID",
@@ -42,7 +43,7 @@ class SystemUser(NamedTuple):
 
 
 def account(name: str) -> SystemUser:
-    """KeyError: this machine has no such user."""
+    """The user of this name. KeyError: this machine has no such user."""
     entry = pwd.getpwnam(name)
     groups = tuple(sorted(os.getgrouplist(name, entry.pw_gid)))
     home = entry.pw_dir if Path(entry.pw_dir).is_dir() else "/"
@@ -50,7 +51,7 @@ def account(name: str) -> SystemUser:
 
 
 def missing_capabilities() -> list[str]:
-    """What this process lacks to run jobs as other users."""
+    """The capabilities that this process lacks to run jobs as other users."""
     field = "CapEff" if os.geteuid() == 0 else "CapAmb"
     status = dict(
         line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line
@@ -60,7 +61,7 @@ def missing_capabilities() -> list[str]:
 
 
 class Unsafe(PenstockError):
-    """A setting, a file or a directory that lets other users in; the message says how to mend it."""
+    """A setting, a file or a directory gives other users access; the message says how to fix it."""
 
     code = "unsafe"
 
@@ -78,7 +79,9 @@ def private_file(path: Path) -> Path:
 
 
 def secret_key(path: Path) -> Path:
-    """The key of a certificate. Its group may read it: that is how systems hand keys to their services."""
+    """
+    Refuse a certificate's key that others can reach. Its group may read it, as systems give keys to services.
+    """
     if stat.S_IMODE(path.stat().st_mode) & 0o037:
         raise Unsafe(
             f"others on this machine can reach the key {path}: run `chmod 600 {path}`", path=str(path)
@@ -110,6 +113,6 @@ def _replace(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(path)
-    except BaseException:  # also after a Ctrl-C no half-written secret stays behind
+    except BaseException:  # also Ctrl-C: no half-written secret must stay behind
         Path(name).unlink(missing_ok=True)
         raise

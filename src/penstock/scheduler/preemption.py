@@ -1,6 +1,6 @@
 """
-Preemption, carried out: compare the heads of the ready queues with what runs, ask the victim to yield, and
-after two deadlines tell it to stop. `core/jobs/preemption.py` decides.
+The preempter: compares the heads of the ready queues with the running jobs, asks a victim to yield, and stops
+it if it has not yielded after two requests. `core/jobs/preemption.py` decides.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _BEGUN: Final = (DispatchPhase.LEASED, DispatchPhase.ENDING)
 
 
 class Preempter:
+    """Upkeep that carries out one preemption at a time; `cycle` is the one under way."""
+
     def __init__(
         self,
         store: Store,
@@ -41,7 +43,7 @@ class Preempter:
 
     def step(self, now: Moment) -> Moment:
         """
-        Once a tick: a job that needs room has waited for longer than that. A cycle has a moment of its own.
+        Go on with the preemption under way, or look for one. Called once a tick, and when a request expires.
         """
         if self.cycle is not None:
             self._go_on(self.cycle, now)
@@ -52,7 +54,7 @@ class Preempter:
 
     def _look(self, now: Moment) -> None:
         if not self._store.live(phases=_BEGUN, limit=1):
-            return  # nothing runs, so nothing can yield: skip reading the ready queues
+            return  # nothing runs, so nothing can yield: do not read the ready queues
         pair = self._store.read_view(self._rules.host, self._first_pair)
         if pair is not None:
             want, victim = pair
@@ -67,9 +69,9 @@ class Preempter:
         return next(((want, victim) for want, victim in pairs if victim is not None), None)
 
     def _running(self) -> list[Candidate]:
-        """The runs on this host."""
+        """The running jobs on this host."""
         store, host = self._store, self._rules.host
-        # Without reservations: there may be a hundred that no worker takes up.
+        # Skip reservations: there may be a hundred that no worker leases.
         begun = store.live(phases=_BEGUN)
         here = [d for d in begun if d.host == host and d.job_id is not None]
         return [
@@ -98,6 +100,7 @@ class Preempter:
                 log.debug("%s ended before it was told to stop", cycle.victim)
 
     def request(self, cycle: Cycle, now: Moment) -> None:
+        """Ask the victim to yield, and write the request into the trail."""
         dispatch = self._store.dispatch(cycle.victim)
         job = None if dispatch is None or dispatch.job_id is None else self._store.job(dispatch.job_id)
         if job is not None and job.dispatch_id == cycle.victim:

@@ -1,9 +1,9 @@
 """
-Schedules: what people and programs do with them (`ScheduleService`), and the part of the driver that turns
-due moments into jobs (`ScheduleFirer`).
+Schedules: the operations of people and programs (`ScheduleService`), and the upkeep that turns due moments
+into jobs (`ScheduleFirer`).
 
-Both read a schedule, let the core decide, and commit by the version of its row. When the row changed in
-between, people's requests are decided again, and the firer leaves the moment to the scheduler that was faster.
+Both read a schedule, let the core decide, and commit if the version of its row is still the same. If not, the
+service decides again. The firer does nothing: the scheduler that changed the row has handled the moment.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from penstock.stores.api import ChangeSchedule, Receipt, RecordLoad, ScheduleWri
 log = logging.getLogger("penstock.schedules")
 
 _TRIES: Final = 20
-#: When to look again at a moment that could not become a job: the queue is full, or the row changed.
+#: How soon to look again at a moment that could not become a job: the queue was full, or the row changed.
 _AGAIN: Final[Span] = 1 * SECOND
-#: How often to look at moments that wait for the end of a job. The end wakes the firer, but a moment begins to wait
-#: without an event: a scheduler that dies behind that commit leaves it to the others, and nothing wakes them.
+#: How often to look at moments that wait for the end of a job. That end wakes the firer. But no event tells
+#: other hosts that a moment has begun to wait, so they need this if the scheduler that committed it dies.
 _WAITING: Final[Span] = 5 * SECOND
 
 
 class ScheduleService:
-    """`by`: the principal, for the trail."""
+    """The operations on schedules. `by`: the principal, for the trail."""
 
     def __init__(self, store: Store, rules: SchedulerRules) -> None:
         self._store, self._rules = store, rules
@@ -50,7 +50,7 @@ class ScheduleService:
         return record
 
     def add(self, schedule: Schedule, by: str = "") -> ScheduleRecord:
-        """BadIntent names every problem. KeyConflict: the name is taken."""
+        """Add a schedule. BadIntent names every problem. KeyConflict: the name is taken."""
         self.check(schedule)
         written = self._commit(schedules.add(schedule, self._store.now(), by))
         if written is None or written.record is None:
@@ -61,8 +61,8 @@ class ScheduleService:
 
     def set(self, schedule: Schedule, by: str = "") -> ScheduleRecord:
         """
-        Add it, or edit the one of that name. A program declares its schedules so, each time that it starts;
-        one that was paused stays paused.
+        Add a schedule, or edit the one of that name. With this a program declares its schedules each time
+        that it starts. A paused schedule stays paused.
         """
         self.check(schedule, self._store.schedule(schedule.name))
         for _ in range(_TRIES):
@@ -81,7 +81,7 @@ class ScheduleService:
         raise _busy(schedule.name)
 
     def edit(self, name: str, by: str = "", **fields: Any) -> ScheduleRecord:
-        """The fields of `Schedule` that its definition has. One of `cron`, `every_sec`, `at` replaces the others."""
+        """Change fields of a `Schedule`. One of `cron`, `every_sec` and `at` replaces the others."""
         kinds = [kind for kind in ("cron", "every_sec", "at") if fields.get(kind) is not None]
         if kinds:
             fields = {"cron": None, "every_sec": None, "at": None, **fields}
@@ -100,14 +100,14 @@ class ScheduleService:
         return self._settle(name, lambda record, now: schedules.resume(record, now, by))
 
     def remove(self, name: str, by: str = "") -> None:
-        """Its jobs stay."""
+        """Remove a schedule; its jobs stay."""
         for _ in range(_TRIES):
             if self._commit(schedules.remove(self.get(name), self._store.now(), by)) is not None:
                 return
         raise _busy(name)
 
     def run_now(self, name: str, by: str = "", key: str = "") -> Receipt:
-        """`key`: the same request again gives the same job."""
+        """Submit a job of the schedule now. `key`: the same request again gives the same job."""
         for _ in range(_TRIES):
             record = self.get(name)
             ended = ended_jobs(self._store, record.state.active)
@@ -147,15 +147,15 @@ def _busy(name: str) -> Unavailable:
 
 
 def ended_jobs(store: Store, job_ids: Sequence[JobId]) -> set[JobId]:
-    """Those that nothing will happen to by itself any more; a job that was pruned has ended too."""
+    """The jobs that are settled or pruned: nothing happens to them by itself any more."""
     living = {job.job_id for job in store.jobs(job_ids) if job.state not in SETTLED} if job_ids else set()
     return set(job_ids) - living
 
 
 class ScheduleFirer:
     """
-    A part of the driver. Without schedules it costs one small query when something else was committed, and
-    then an hour of nothing; otherwise it sleeps until the next moment. `cancel` cancels a job.
+    Upkeep that turns due moments into jobs. It sleeps until the next moment; without schedules, for an hour.
+    A commit brings it forward, which costs one small query. `cancel` cancels a job.
     """
 
     def __init__(self, store: Store, rules: SchedulerRules, cancel: Callable[[JobId, str], object]) -> None:
@@ -168,13 +168,15 @@ class ScheduleFirer:
             alarm = self._store.schedule_alarm()
         if alarm is None:
             return now + HOUR
-        if alarm == 0:  # which hides the next moment of all other schedules
+        if alarm == 0:  # a moment waits for the end of a job; that hides the next moments of other schedules
             moments = [record.next_moment for record in self._store.schedules()]
             return min([now + _WAITING, *(max(m, now + _AGAIN) for m in moments if m is not None)])
         return alarm if alarm > now else now + _AGAIN
 
     def _fire(self, records: Sequence[ScheduleRecord], now: Moment) -> None:
-        """All of them share a transaction where the store can do that, and each fails alone."""
+        """
+        Fire the due moments of these schedules, in one transaction if the store can; each one can fail alone.
+        """
         active = [job_id for record in records for job_id in record.state.active]
         ended = ended_jobs(self._store, active)
         decided = [(record, schedules.look(record, now, ended)) for record in records]
@@ -185,7 +187,7 @@ class ScheduleFirer:
         for (record, change), answer in zip(changes, answers, strict=True):
             try:
                 written: ScheduleWritten | None = answer.result()
-            except KeyConflict:  # a job of another origin has the key of this moment
+            except KeyConflict:  # a job that no schedule submitted has the key of this moment
                 log.warning("schedule %s: the key of a moment was used for another job", record.name)
                 dropped = ChangeSchedule(schedules.drop_first(record, change, "key_conflict"))
                 written = committed(self._store, dropped)
@@ -199,12 +201,12 @@ class ScheduleFirer:
                 self._cancel_job(record, job_id)
 
     def _cancel_job(self, record: ScheduleRecord, job_id: JobId) -> None:
-        with suppress(Refused):  # it ended or was pruned meanwhile
+        with suppress(Refused):  # the job ended or was pruned meanwhile
             self._cancel(job_id, f"schedule {record.name}")
 
 
 class LoadRecorder:
-    """Upkeep, once a minute: keeps how busy this host is by the hour of the week, for `quietest_line`."""
+    """Upkeep that records once a minute how busy this host is, by hour of the week, for `quietest_line`."""
 
     def __init__(self, store: Store, host: HostId, busy: Callable[[Moment], float]) -> None:
         self._store, self._host, self._busy, self._average = store, host, busy, HourAverage()
