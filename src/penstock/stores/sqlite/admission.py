@@ -1,9 +1,9 @@
 """
-Admission on SQLite: what a round sees, and how what it starts is written.
+Admission on SQLite: the view that a round gets, and the writes of its result.
 
-A round sees the ledger and one lazy line per admission class. A line is an open cursor on the order index: a round pulls
-the head of each and goes further only behind what it starts, so the database never reads a row that was not weighed.
-Jobs that were submitted in the same transaction stand in these lines before they are written.
+A round sees the ledger and one ready queue per admission class. A ready queue is an open cursor on the order
+index: a round pulls the head, and the next job only after it started the one before, so SQLite reads no other
+row. Jobs that were submitted in the same transaction are in these queues before they are written.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from penstock.stores.sqlite.transaction import (
     listed,
 )
 
-#: How many jobs whose time has come step into line in one transaction.
+#: How many jobs whose start time has come enter their ready queues in one transaction.
 STEPS: Final = 5_000
 
 
@@ -70,7 +70,10 @@ _by_turn: Final = attrgetter("turn", "no")
 
 
 class SqliteAdmissionView:
-    """`new`: ready jobs that are not written yet. `queue_is_empty`: there are no others."""
+    """
+    What a round sees of the file. `new`: ready jobs that are not written yet. `queue_is_empty`: no others
+    exist.
+    """
 
     def __init__(
         self,
@@ -111,14 +114,15 @@ class SqliteAdmissionView:
         return int(start)
 
     def close(self) -> None:
-        """Before anything is written: an open cursor would walk over rows that move."""
+        """Close the cursors, before anything is written: an open cursor would walk over rows that move."""
         for cursor in self._open:
             cursor.close(True)
 
 
 def admit(tx: Transaction, admit: Admit) -> list[Grant]:
     empty, new_jobs = tx.queue_is_empty, tx.new_jobs
-    # Read first: an UPDATE that changes nothing costs fifty times what this does, and nearly always nothing is due.
+    # Read first: usually no job is due, and an UPDATE that changes no row takes fifty times as long as this
+    # SELECT.
     if not empty and (due := tx.execute("due_jobs", {"now": tx.now, "most": STEPS})):
         tx.con.executemany(SQL["step_into_line"], due)
     ledger = ledger_from(tx, tx.totals, admit.host, tx.now, spending=admit.spending)
@@ -148,8 +152,8 @@ def _start_alike(
     tx: Transaction, picks: Sequence[Pick], admit: Admit, new_jobs: Mapping[int, Intent]
 ) -> list[Grant]:
     """
-    Picks of one admission class and placement become dispatches. The worker of a leased job gets the job. `new_jobs`: those
-    that are not in the queue.
+    Write dispatches for picks of one admission class and placement. A leased job is returned with its
+    dispatch, for its worker. `new_jobs`: jobs that are not in the `queue` table.
     """
     admission_class, leased = picks[0].admission_class, picks[0].offer is Placement.LEASE
     class_no, host, terms = tx.classes.number(tx, admission_class), admit.host, admit.terms
@@ -189,14 +193,14 @@ def _start_alike(
 
 
 def _jobs(tx: Transaction, nos: str, admission_class: AdmissionClass) -> dict[int, Job]:
-    """Jobs that start, as they are when they run. They may be large, so no other job is read like this."""
+    """The jobs that start, by number, as they are when they run, with their payloads."""
     rows = tx.execute("starting_jobs", (nos,))
     at = ADMISSION_CLASS + 1
     return {row[0]: job_from(row[:at], row[at:], admission_class) for row in rows}
 
 
 def _new_job(dispatch: Dispatch, pick: Pick, intent: Intent, now: Moment) -> Job:
-    """A job that starts in the transaction of its submit."""
+    """The job that starts in the transaction of its submit, as it is when it runs."""
     queued = pick.waiting
     if intent.labels:  # as they are stored
         intent = replace(intent, labels=pick.admission_class.labels)

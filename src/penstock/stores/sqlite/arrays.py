@@ -17,7 +17,7 @@ from penstock.stores.sqlite.transaction import Transaction, listed
 
 
 class SqliteArrayRows:
-    """The writer keeps open arrays from one commit to the next, as it does the totals."""
+    """The rows of one transaction. `SqliteTotals` keeps open arrays from one commit to the next."""
 
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx

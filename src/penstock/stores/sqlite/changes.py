@@ -1,9 +1,10 @@
 """
-What happens to a job, as rows: its submit, changes, completion and heartbeats.
+Writes submits, changes, completions and heartbeats of jobs.
 
-A change moves a job or a dispatch from the table that it is in to the table of its new state. A job that is DONE has no row
-of its own: its completed attempt says so. Most jobs complete, so completions move whole batches, read as one text: a
-cursor releases and takes the interpreter's lock for every row, and the threads that run the jobs want that lock too.
+A change moves a dispatch to the table of its new phase, and a job into or out of `queue`. A job that starts
+or completes keeps its row in `job` as it is: its dispatch shows the new state. Most jobs complete, so
+completions move whole batches, which are read as one text: a cursor releases and takes the interpreter's lock
+for every row, and the threads that run jobs need that lock.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from penstock.stores.common.writes import (
 from penstock.stores.sqlite.dependencies import depend
 from penstock.stores.sqlite.transaction import Transaction, by_name, dispatch_key, listed
 
-#: As they are written: a word costs the encoder half of what the enumeration's member does.
+#: As text: the encoder takes twice as long for a member of an enumeration.
 _SUBMITTED, _DONE = str(EventKind.SUBMITTED), str(EventKind.DONE)
 _IS_QUEUED, _IS_DONE, _COMPLETED = str(JobState.QUEUED), str(JobState.DONE), str(EndReason.COMPLETED)
-#: Of a job that waits: its row in `queue` has what it was last denied for.
+#: The denial columns in `job` of a queued job: its row in `queue` has the last denial.
 _NOT_DENIED: Final = ("", None, None, None)
 
 # submit
@@ -55,7 +56,10 @@ def submit(
     *,
     sure: bool = True,
 ) -> list[Receipt]:
-    """`job_ids`: the ids that the jobs shall have. Not `sure`: another process may have written them already."""
+    """
+    Write new jobs. `job_ids`: the ids that they get. `sure`: False if another process may have written these
+    jobs.
+    """
     used: UsedKeys = {}
     for key in {key for intent in intents if (key := key_of(intent)) is not None}:
         tx.flush_jobs()
@@ -105,13 +109,14 @@ def submit(
 
 
 def _as_born(tx: Transaction, receipts: list[Receipt], children: set[JobId]) -> list[Receipt]:
-    """A child whose parent had ended already may have ended with it."""
+    """The receipts with the present states of children: the end of a parent may have ended them at once."""
     rows = tx.execute("jobs_by_id", {"ids": listed(list(children))})
     states = {job_id: JobState(state) for _, job_id, state, *_ in rows}
     return [msgspec.structs.replace(r, state=states[r.job_id]) if r.job_id in states else r for r in receipts]
 
 
 def _written(tx: Transaction, job_ids: Sequence[JobId]) -> dict[int, Receipt]:
+    """Receipts of the jobs that exist already, by position."""
     tx.flush_jobs()
     states = {job_id: state for _, job_id, state, *_ in tx.execute("jobs_by_id", {"ids": listed(job_ids)})}
     return {
@@ -122,7 +127,10 @@ def _written(tx: Transaction, job_ids: Sequence[JobId]) -> dict[int, Receipt]:
 
 
 def _insert(tx: Transaction, intent: Intent, job_id: JobId) -> Receipt:
-    """Most jobs that are submitted together differ by their payload alone, so the rest of their rows is made once."""
+    """
+    Add a job and its event. Jobs that are submitted together usually differ only by their payload, so the
+    other columns are made once.
+    """
     rest = all_but_payload(intent)
     template = tx.templates.get(rest)
     if template is None:
@@ -147,6 +155,9 @@ def _template(tx: Transaction, intent: Intent) -> tuple[tuple[Any, ...], tuple[A
 
 
 def apply(tx: Transaction, change: Change) -> bool:
+    """
+    Write the change. False, and nothing is written: the job or the dispatch is not as the decider saw it.
+    """
     tx.totals.leases.clear()
     tx.flush_jobs()
     step, ending = change.job, change.dispatch
@@ -164,7 +175,7 @@ def apply(tx: Transaction, change: Change) -> bool:
         *_, class_no, number = dispatches[0]
         _move_dispatch(tx, ending, number, events)
         active = ending.apply(dispatch, tx.now).active
-        if ending.target is DispatchPhase.ENDED:  # only here are units returned, and a row ends once
+        if ending.target is DispatchPhase.ENDED:
             tx.give_back(dispatch.host, class_no, 1)
     if step is not None and job is not None:
         _move_job(tx, job, step, active, events)
@@ -180,7 +191,9 @@ def apply(tx: Transaction, change: Change) -> bool:
 
 
 def _move_dispatch(tx: Transaction, step: DispatchStep, no: int, events: int) -> None:
-    """`events`: of its job, with those of this change."""
+    """
+    Write the dispatch where its new phase is kept. `events`: how many its job has with those of this change.
+    """
     limits = (step.expires_at, step.stop_at, step.stop_for, step.reason, step.worker)
     if step.target is DispatchPhase.ENDED:
         end = (tx.now, step.end, step.result, step.error)
@@ -195,8 +208,8 @@ def _move_dispatch(tx: Transaction, step: DispatchStep, no: int, events: int) ->
 
 def _move_job(tx: Transaction, before: Job, step: JobStep, active: Span, events: int) -> None:
     """
-    Write the job where its new state is kept. `active`: how long the attempt was that has just ended. `events`: of the job,
-    with those of this change.
+    Write the job where its new state is kept. `active`: the length of the attempt that has just ended.
+    `events`: how many the job has with those of this change.
     """
     job, place, no = step.apply(before, active, tx.now), step.place, before.no
     waits = job.state is JobState.QUEUED
@@ -225,14 +238,14 @@ def _move_job(tx: Transaction, before: Job, step: JobStep, active: Span, events:
 
 # complete
 
-#: The position of a completion in what was reported, the job's number and events, and what leases that were granted
-#: together share: the number of their class, and their host.
+#: A lease to complete: the position of its report, the job's number and count of events, and the lease's
+#: class number and host.
 _Lease: TypeAlias = tuple[int, int, int, tuple[int, str]]
 _leases: Final = msgspec.json.Decoder(list[_Lease]).decode
 
 
 def complete(tx: Transaction, reports: Sequence[CompletedDispatch]) -> list[bool]:
-    """As `changes.completed` says, for each job that still runs under its lease."""
+    """Complete the jobs that still run under their leases, as `core.jobs.changes.completed` decides."""
     leases = _running_leases(tx, reports)
     answers = [False] * len(reports)
     if not leases:
@@ -245,7 +258,7 @@ def complete(tx: Transaction, reports: Sequence[CompletedDispatch]) -> list[bool
         results.append((no, result))
         job_id, _, attempt = dispatch_id.rpartition(".")
         tx.events.append((now, _DONE, job_id, n + 1, _IS_DONE, _COMPLETED, attempt, None))
-        # What follows from an end concerns the job's children and its array, and nearly no job has either.
+        # Only children and arrays react to an end, and few jobs have either.
         if with_children or SEPARATOR in job_id:
             tx.moves.append(StateMove(no, JobId(job_id), JobState.DONE))
     nos = [no for no, _ in results]
@@ -260,8 +273,8 @@ def complete(tx: Transaction, reports: Sequence[CompletedDispatch]) -> list[bool
 
 def _running_leases(tx: Transaction, reports: Sequence[CompletedDispatch]) -> list[_Lease]:
     """
-    Most leases were granted by this writer, which knows them still; else all are read. Each is known once: a second report
-    reads.
+    The leases among the reported ones that are valid. Usually this writer granted all of them and still has
+    them in memory; otherwise it reads all.
     """
     known = [tx.totals.leases.pop(report.dispatch_id, None) for report in reports]
     if None not in known:
@@ -279,6 +292,7 @@ def _running_leases(tx: Transaction, reports: Sequence[CompletedDispatch]) -> li
 
 
 def renew(tx: Transaction, operation: Renew) -> list[RenewedDispatch | None]:
+    """Write heartbeats. None: the lease is not valid any more."""
     tx.totals.leases.clear()
     tx.flush_jobs()
     ids = by_name({renewal.dispatch_id for renewal in operation.renewals})

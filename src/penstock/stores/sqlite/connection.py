@@ -1,12 +1,12 @@
 """
 The SQLite file: how it is checked, opened, locked, and brought to the present schema.
 
-Two locks lie beside the file. A process holds `-dispatch` for as long as it dispatches; the lock says which
-process that is. A writer holds `-write` for one commit (`transaction.py`).
+Three locks lie beside the file. A process holds `-dispatch` while it dispatches; the lock names the process.
+A writer holds `-write` for one commit (`transaction.py`). Every process that has the file open holds `-open`.
 
-A SQLite file can lose acknowledged work in ways that SQLite does not notice. This module refuses two: a file
-system whose locks do not hold between hosts, and a damaged page. `guard.py` refuses files that were removed,
-replaced or cut.
+SQLite does not notice every loss of acknowledged work. This module refuses two causes: a file system whose
+locks do not hold between hosts, and a damaged page. `guard.py` refuses files that were removed, replaced or
+cut.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from penstock.stores.common.rows import migrations, statements
 
 #: "PEN1": a database of another program is refused, and not migrated.
 APPLICATION_ID: Final = 0x50454E31
-#: Before this one, two connections that write and checkpoint can corrupt a database in WAL mode.
+#: Before this version, two connections that write and checkpoint can corrupt a database in WAL mode.
 SAFE_WAL: Final = (3, 51, 3)
 #: The statements of this store, by name.
 SQL: Final = statements("sqlite")
-#: All statements of the store fit: to compile one that fell out of the cache costs more than to run most of them.
+#: Enough for all statements of the store: to compile one takes longer than to run most of them.
 STATEMENTS: Final = 400
 
 
@@ -48,17 +48,18 @@ def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
         con = apsw.Connection(os.fspath(path), flags=flags, statementcachesize=STATEMENTS)
         con.set_busy_timeout(10_000)
         if not readonly:
-            # Half of the usual size, in a new file: a move writes a few bytes in each of a dozen pages, and whole pages
-            # go into the log.
+            # Half of the usual size, in a new file. A move writes a few bytes in each of a dozen pages, and
+            # SQLite writes whole pages to the log.
             con.pragma("page_size", 2_048)
             con.pragma("journal_mode", "wal")
-            # FULL: a commit that was answered survives a power cut. NORMAL may lose the newest ones.
+            # FULL: an acknowledged commit survives a power cut. NORMAL may lose the newest commits.
             con.pragma("synchronous", "FULL")
             con.pragma("journal_size_limit", 64 * 1024 * 1024)
-            # Seldom enough that a page which many commits write goes into the file once.
+            # Checkpoint seldom: a page that many commits write then goes into the file once.
             con.pragma("wal_autocheckpoint", 8_000)
             con.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
-        # A plan must not depend on bound values: else a statement with a bound limit is compiled anew at every call.
+        # Plans must not depend on bound values: else SQLite compiles a statement with a bound limit at every
+        # call.
         con.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         con.pragma("cache_size", -32_000)
         con.pragma("temp_store", "memory")
@@ -66,7 +67,10 @@ def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
 
 
 class failures:  # noqa: N801 - used in a `with` at every commit, where a generator would cost as much as a statement
-    """Turns what SQLite reports about the disk or the file into StoreFailed. A broken constraint is a bug and stays as it is."""
+    """
+    Turns SQLite's errors about the disk or the file into StoreFailed. A broken constraint is a bug and stays
+    as it is.
+    """
 
     __slots__ = ("_path",)
 
@@ -114,8 +118,8 @@ _ADVICE: Final = {
 
 def migrate(con: apsw.Connection, path: Path, lock: AbstractContextManager[None]) -> None:
     """
-    Bring the schema up to date: forward only, one transaction per step, after a backup. Many processes may open the file at
-    once: the one that has the write `lock` migrates, and the others wait for it.
+    Bring the schema up to date: forward only, one transaction per step, after a backup. Of processes that
+    open the file at once, the one with the write `lock` migrates, and the others wait for it.
     """
     steps = migrations("sqlite")
     with failures(path):
@@ -135,32 +139,37 @@ def _climb(con: apsw.Connection, path: Path, steps: Sequence[str]) -> None:
             con.execute(script)
             con.execute(f"PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}")
             con.execute("COMMIT")
-        except BaseException:  # an interrupted upgrade leaves the file as it was, Ctrl-C included
+        except BaseException:  # Ctrl-C included: an interrupted step must leave the file as it was
             con.execute("ROLLBACK")
             raise
 
 
 def integrity(path: Path, *, quick: bool = False) -> list[str]:
-    """What SQLite finds wrong with its own pages. `quick` skips what takes long: indexes against their tables."""
+    """
+    The problems that SQLite finds in its pages. `quick` skips the slow part: indexes against their tables.
+    """
     with failures(path), closing(connect(path, readonly=True)) as con:
         lines = con.execute("PRAGMA quick_check(20)" if quick else "PRAGMA integrity_check(100)").fetchall()
     return [str(line) for (line,) in lines if line != "ok"]
 
 
 def _make_private(path: Path) -> None:
-    """Make a new file readable by its owner only, from its first byte on; SQLite gives the -wal and -shm the same mode."""
-    with suppress(OSError):  # it exists and keeps its mode, or SQLite says what is wrong with its folder
+    """
+    Make a new file readable by its owner only, from its first byte on; SQLite gives the -wal and -shm the
+    same mode.
+    """
+    with suppress(OSError):  # the file exists and keeps its mode, or SQLite reports a problem of the folder
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def copy(path: Path, target: Path) -> None:
-    """A whole copy, taken while others write."""
+    """Copy the database to `target`, also while others write."""
     with failures(path), closing(connect(path, readonly=True)) as con:
         write_copy(con, target)
 
 
 def schema_version(con: apsw.Connection, path: Path) -> int:
-    """0 for an empty file. Another program's file and a newer schema are refused."""
+    """The schema version of the file; 0 if it is empty. Refuses another program's file and a newer schema."""
     version = int(con.pragma("user_version"))
     tables = con.execute("SELECT count(*) FROM sqlite_schema").get
     if con.pragma("application_id") != APPLICATION_ID and (version or tables):
@@ -175,7 +184,7 @@ def schema_version(con: apsw.Connection, path: Path) -> int:
 
 
 def write_copy(con: apsw.Connection, target: Path) -> None:
-    """Into a new name first: a half-written backup must not look like one."""
+    """Copy the database to `target`, first under another name: a partial copy must not look like a backup."""
     partial = target.with_name(target.name + ".part")
     partial.unlink(missing_ok=True)
     _make_private(partial)
@@ -189,7 +198,7 @@ def write_copy(con: apsw.Connection, target: Path) -> None:
 
 
 def newest_numbers(con: apsw.Connection) -> tuple[int, int]:
-    """The numbers of the newest job and of the newest event; 0 in a file that has none yet."""
+    """The numbers of the newest job and of the newest event; 0 if there is none."""
     row: Any = con.execute(SQL["newest_numbers"]).fetchone()
     return row or (0, 0)
 
@@ -202,7 +211,10 @@ def newest_event(con: apsw.Connection) -> int:
 
 
 class DispatchLock:
-    """The kernel frees it when its holder dies, however it dies: there is no stale lock to clean up."""
+    """
+    The right to dispatch from one file. The kernel frees the lock when its process dies, so there is no stale
+    lock to clean up.
+    """
 
     def __init__(self, path: Path, holder: str) -> None:
         name = path.with_name(path.name + "-dispatch")
@@ -226,17 +238,18 @@ class DispatchLock:
 def _read_holder(fd: int) -> dict[str, object]:
     try:
         holder: dict[str, object] = json.loads(os.pread(fd, 4_096, 0))
-    except ValueError:  # it has the lock and has not written its name yet
+    except ValueError:  # the other process has not written its name yet
         holder = {"holder": "another process", "pid": "unknown"}
     return holder
 
 
-#: How long a file that was not closed properly is examined before work goes on. A crash alone damages nothing; this looks
-#: for damage that came with it.
+#: How long a start examines a file that was not closed properly. A crash alone damages nothing, but damage to
+#: the disk may have come with it.
 EXAMINE_SEC: Final = 2.0
-#: Examined behind the others, which are small: the time is for all of them.
+#: Examined last, so that the time is enough for all small tables.
 LARGE_TABLES: Final = ("ended_dispatch", "job", "intent", "mention", "trail")
-#: As the kernel names them, with or without `fuse.` before it. Their locks, or their shared memory, do not hold between hosts.
+#: The kernel's names, with or without `fuse.` before them, of file systems whose locks or shared memory do
+#: not hold between hosts.
 NETWORK_FILE_SYSTEMS: Final = frozenset(
     [
         "9p",
@@ -281,19 +294,20 @@ def _mounts() -> list[str]:
     try:
         return Path("/proc/self/mountinfo").read_text("utf-8").splitlines()
     except OSError:
-        return []  # not on Linux, or not readable: then no file is refused
+        return []  # not on Linux, or not readable: refuse no file
 
 
 def free_bytes(path: Path) -> int:
-    """What this user can still write beside the file."""
+    """How many bytes this user can still write beside the file."""
     disk = os.statvfs(path.parent)
     return disk.f_frsize * (disk.f_bfree if os.geteuid() == 0 else disk.f_bavail)
 
 
 class Presence:
     """
-    A lock held by every process that has the file open. If the first process finds a `-wal` that is not empty, the last one did
-    not close the file: the first one examines it while the others wait.
+    The lock that every process holds which has the file open. If the first process finds a `-wal` that is not
+    empty, the last process did not close the file properly: the first one examines the file while later ones
+    wait.
     """
 
     def __init__(self, path: Path) -> None:
@@ -325,7 +339,7 @@ class Presence:
 
 
 def first_problem(con: apsw.Connection) -> str | None:
-    """What SQLite finds wrong with the tables of this file, in the time that a start may take."""
+    """The first problem that SQLite finds in the tables of this file within `EXAMINE_SEC`."""
     last = time.monotonic() + EXAMINE_SEC
     con.set_progress_handler(lambda: time.monotonic() > last, 100_000)
     tables = [str(name) for (name,) in con.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
@@ -335,7 +349,7 @@ def first_problem(con: apsw.Connection) -> str | None:
                 if line != "ok":
                     return str(line).splitlines()[0]
     except apsw.InterruptError:
-        pass  # a large file: what could be examined in the time is sound
+        pass  # a large file: no problem was found in the time
     finally:
         con.set_progress_handler(None)
     return None

@@ -17,7 +17,9 @@ from penstock.stores.sqlite.transaction import Transaction, listed
 
 
 class SqliteDependencyRows:
-    """`apply`: writes a change as an operation of this transaction would."""
+    """
+    The rows of one transaction for `resolve`. `apply`: the function of `changes.py` that writes a change.
+    """
 
     def __init__(self, tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> None:
         self._tx, self._apply = tx, apply
@@ -83,11 +85,11 @@ class SqliteDependencyRows:
 
 def resolve_moves(tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> list[StateMove]:
     """
-    After an operation: resolve the dependencies on jobs that it ended. Returns its moves, with those of children,
-    which are resolved already.
+    Resolve the dependencies on jobs that an operation ended. Returns its moves, with those of children, which
+    are resolved already.
     """
     moves, tx.moves = tx.moves, []
-    # A member that is retried reopens its batch, though no job may wait for another.
+    # A retried member reopens its batch, even if no dependency exists.
     if moves and (tx.has_dependencies or any(move.state is JobState.QUEUED for move in moves)):
         resolve(SqliteDependencyRows(tx, apply), moves)
         moves, tx.moves = [*moves, *tx.moves], []
@@ -99,7 +101,10 @@ def depend(
     dependencies: Sequence[tuple[JobId, JobId, str, str]],
     apply: Callable[[Transaction, Change], bool],
 ) -> None:
-    """New jobs wait for their parents, and batches for new members. `dependencies`: as `new_dependencies` makes them."""
+    """
+    Make new jobs wait for their parents, and batches for their new members. `dependencies`: rows of
+    `new_dependencies`.
+    """
     tx.flush_jobs()
     tx.write("insert_dependencies", (listed(dependencies),), len(dependencies))
     tx.has_dependencies = True
@@ -109,7 +114,7 @@ def depend(
 
 
 def resolve_pending(tx: Transaction, apply: Callable[[Transaction, Change], bool]) -> int:
-    """Go on where a transaction had to stop. Returns how many ends are left."""
+    """Resolve ends that earlier transactions postponed. Returns how many remain."""
     tx.flush_jobs()
     rows = tx.execute("take_pending_ends", {"most": MOST_RESOLVED})
     ends = [StateMove(no, job_id, JobState(state), after) for no, job_id, state, after in rows]

@@ -29,7 +29,7 @@ def add_batch(tx: Transaction, operation: SubmitBatch) -> list[Receipt]:
     for note in submit_batch(group, operation.by).notes:
         tx.add_note(tx.now, note, NO_JOB)
     receipts = submit(tx, operation.intents, operation.depth)
-    change_group(tx, group.group_id, settle)  # it has ended if it is closed and has no members
+    change_group(tx, group.group_id, settle)  # a closed batch without members has ended
     return receipts
 
 

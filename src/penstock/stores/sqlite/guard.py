@@ -1,19 +1,22 @@
 """
-Notices when the files of a SQLite database are removed, replaced or cut, while they are in use and at the next start.
+Detects that the files of a SQLite database were removed, replaced or cut: while they are in use, and at a
+start.
 
-A process that has a removed file open can still write to it, and everything it writes is gone when the process ends.
-So each write transaction first compares the files under their names with the ones that this process opened. If they
-differ, the store refuses every write, and saves what it still has open: from the `-wal` into the database, or as a copy
-beside it (`jobs.db.rescued`).
+A process can still write to a removed file that it has open, but the file is gone when the process ends. So
+each write transaction first compares the files under their names with those that this process opened. If they
+differ, the store refuses every write, and saves what it still has open: from the `-wal` into the database, or
+as a copy beside it (`jobs.db.rescued`).
 
-SQLite recovers silently to whatever remains of a database whose `-wal` was cut or lost. So a small file beside it
-(`jobs.db-high-water`) records how far the trail had come: a file whose newest event is older than that mark has lost
-acknowledged work, and the store refuses to open it. Writers raise the mark after each commit, under the write lock, so it
-is never ahead of the file. The write goes to the page cache, which survives a kill; it is forced to disk once a second, so
-a power cut may set the mark back by a second. The mark also holds the size and the time of the last change of the main
-file, which only a checkpoint changes: if they differ, another program has written to the file.
+If the `-wal` was cut or lost, SQLite recovers the rest of the database and reports nothing. So a small file
+beside it (`jobs.db-high-water`) records the newest event of the trail. If the newest event of the database is
+older than that mark, acknowledged work is missing, and the store refuses to open the file. Writers raise the
+mark after each commit, under the write lock, so it is never ahead of the file. The write goes to the page
+cache, which survives a kill; it is forced to disk once a second, so a power cut may set the mark back by a
+second. The mark also holds the size and the time of the last change of the main file, which only a checkpoint
+changes: if they differ, the writer examines the file.
 
-A restore sets the file back on purpose and removes the mark; the next process to open the file makes a new one.
+A restore sets the file back on purpose and removes the mark; the next process that opens the file makes a new
+one.
 """
 
 from __future__ import annotations
@@ -42,7 +45,10 @@ _SYNC_SEC: Final = 1.0
 
 
 class HighWater(NamedTuple):
-    """`event`: the newest of the trail. `changed_ns` and `size`: of the main file, after the last commit."""
+    """
+    What the mark holds. `event`: the number of the newest event. `changed_ns` and `size`: of the main file
+    after the last commit.
+    """
 
     event: int
     changed_ns: int = 0
@@ -58,7 +64,7 @@ def mark_file(path: Path) -> Path:
 
 
 def read_mark(path: Path) -> HighWater | None:
-    """Of the database at `path`; None if there is no mark that can be read."""
+    """The mark of the database at `path`; None: there is no valid one."""
     try:
         content = mark_file(path).read_bytes()
     except FileNotFoundError:
@@ -67,7 +73,7 @@ def read_mark(path: Path) -> HighWater | None:
 
 
 def reset_mark(path: Path) -> None:
-    """Forget how far the database at `path` had come. For a restore, while no process has the file open."""
+    """Remove the mark of the database at `path`: for a restore, while no process has the file open."""
     mark_file(path).unlink(missing_ok=True)
 
 
@@ -76,19 +82,22 @@ def _decoded(content: bytes, path: Path) -> HighWater | None:
         magic, *numbers = _LAYOUT.unpack(content)
         if magic == _MAGIC:
             return HighWater(*numbers)
-    if content:  # an empty one was made by a process that was killed before it wrote
+    if content:  # an empty one is from a process that was killed before it wrote
         log.warning("%s is damaged: it is made anew", mark_file(path))
     return None
 
 
 class HighWaterMark:
-    """The mark, open for writing. The caller holds the write lock of the database in every call but `close`."""
+    """
+    The mark, open for writing. The caller holds the write lock of the database in every call but `close`.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = self._open()
         self._synced_at = time.monotonic()
-        #: As this process wrote it last. Another process may have raised it since: `current` reads the file.
+        #: The mark that this process wrote last. Another process may have raised it since: `current` reads
+        #: the file.
         self._written: HighWater | None = None
 
     def _open(self) -> int:
@@ -98,7 +107,10 @@ class HighWaterMark:
         return _decoded(os.pread(self._fd, _LAYOUT.size, 0), self._path)
 
     def set(self, mark: HighWater) -> None:
-        """After a commit. Costs a write of 32 bytes to the page cache, and nothing if the mark is the same as before."""
+        """
+        Raise the mark after a commit: a write of 32 bytes to the page cache, or none if the mark stays the
+        same.
+        """
         if mark == self._written:
             return
         self._written = mark
@@ -125,7 +137,7 @@ class HighWaterMark:
 
 # the files in use
 
-#: By this much the `-wal` is made longer when it has grown, until it is as long as it gets between two checkpoints.
+#: Bounds for how much the guard lengthens a `-wal` that has grown; between them it doubles the file.
 LEAST_AHEAD: Final = 1 << 20
 MOST_AHEAD: Final = 4 << 20
 #: Device and inode.
@@ -133,7 +145,10 @@ Identity: TypeAlias = tuple[int, int]
 
 
 class FileLost(Exception):
-    """Raised inside a transaction. `FileGuard.save` turns it into an error for the caller, after the rollback."""
+    """
+    A file is not the one that this process opened. Raised inside a transaction; after the rollback
+    `FileGuard.save` turns it into an error for the caller.
+    """
 
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(what)
@@ -142,8 +157,9 @@ class FileLost(Exception):
 
 class FileGuard:
     """
-    `alone`: no other process had the file open when this one opened it, so it is the reference as it is. The guard also keeps the
-    `-wal` longer than its content: to sync blocks that are there takes half as long as to sync a new length.
+    Compares the files of a database with those that this process opened. `alone`: no other process had the
+    file open at that moment, so the file itself is the reference, and not its mark. The guard also keeps the
+    `-wal` longer than its content: a sync of existing blocks takes half as long as a sync of a new length.
     """
 
     def __init__(self, path: Path, con: apsw.Connection, *, alone: bool) -> None:
@@ -153,7 +169,8 @@ class FileGuard:
         self._main: Identity = (stat.st_dev, stat.st_ino)
         self._wal: Identity | None = None
         self._wal_size: int | None = None
-        #: Time of the last change and size of the main file. Only checkpoints change them, and those happen under the write lock.
+        #: Time of the last change and size of the main file. Only checkpoints change them, under the write
+        #: lock.
         self._content: tuple[int, int] | None = None
         known = self._mark.current()
         if alone or known is None:
@@ -164,7 +181,9 @@ class FileGuard:
     # before and after each transaction
 
     def look(self) -> None:
-        """Inside a write transaction, before anything is written."""
+        """
+        Check the files, inside a write transaction and before anything is written. FileLost: they differ.
+        """
         main = self.check_main()
         if main != self._content:
             self._examine(main)
@@ -181,7 +200,10 @@ class FileGuard:
         self._wal_size = size
 
     def check_main(self) -> tuple[int, int]:
-        """Whether the main file is the one that this process opened. The answer: when it was last changed, and its size."""
+        """
+        Time of the last change and size of the main file. FileLost: it is not the one that this process
+        opened.
+        """
         try:
             main = os.stat(self._name)  # noqa: PTH116 - as above
         except FileNotFoundError:
@@ -191,7 +213,10 @@ class FileGuard:
         return main.st_mtime_ns, main.st_size
 
     def _examine(self, content: tuple[int, int]) -> None:
-        """This process did not write that: another one made a checkpoint, or another program overwrote the file."""
+        """
+        Examine a main file that this process did not change last: a checkpoint, or another program, changed
+        it.
+        """
         mark = self._mark.current()
         if mark is None or mark.main_file != content:
             problem = self._problem(0 if mark is None else mark.event)
@@ -202,7 +227,7 @@ class FileGuard:
         self._content = content
 
     def _problem(self, event: int) -> str | None:
-        """As a new connection sees the file: this one has pages of its own in memory."""
+        """What is wrong with the file, on a new connection: the writer's own has pages in memory."""
         try:
             with closing(connect(self._path, readonly=True)) as con:
                 newest = newest_event(con)
@@ -218,8 +243,9 @@ class FileGuard:
 
     def _lengthen(self, size: int) -> int:
         """
-        By zeros, which are no frame to SQLite: it reads to the first one that is not valid, and only the holder of the write lock writes behind
-        that. On a full disk the file stays as it is.
+        Append zeros to the `-wal`, and return its new size. Zeros are no valid frame: SQLite reads up to the
+        first invalid frame, and only the holder of the write lock writes after it. On a full disk the file
+        stays as it is.
         """
         more = min(max(size, LEAST_AHEAD), MOST_AHEAD)
         with suppress(OSError):
@@ -231,11 +257,11 @@ class FileGuard:
         return size
 
     def committed(self, event: int) -> None:
-        """After a commit, and before its callers are answered. `event`: the newest of the trail now."""
+        """Raise the mark, after a commit and before its callers are answered. `event`: the newest event."""
         try:
             main = os.stat(self._name)  # noqa: PTH116 - as above
         except FileNotFoundError:
-            return  # the next look says so, and saves this commit with all others
+            return  # the next `look` reports it, and this commit is saved with all others
         self._content = (main.st_mtime_ns, main.st_size)
         self._mark.set(HighWater(event, *self._content))
 
@@ -245,7 +271,10 @@ class FileGuard:
     # when a file is lost
 
     def save(self, lost: FileLost) -> StoreFailed:
-        """Outside of a transaction, under the write lock: save what this process still has open, and say where it is."""
+        """
+        Save what this process still has open; the error says where. Called under the write lock, without a
+        transaction.
+        """
         if lost.kind == "wal_removed" and self._checkpoint():
             saved = f"What was acknowledged before has been saved into {self._path}"
             return _lost(lost, f"{saved}: end every process that uses it and start again")
@@ -271,9 +300,9 @@ class FileGuard:
         return not busy
 
     def _rescue(self) -> Path:
-        """Another process that has the same file open may have made the same copy before."""
+        """Copy the database beside its name, unless another process has made the same copy before."""
         event = newest_event(self._con)
-        self._mark.secure(HighWater(event))  # removed with the others, perhaps; the next start must know
+        self._mark.secure(HighWater(event))  # the mark may have been removed too, and the next start needs it
         for number in count(1):
             target = self._path.with_name(f"{self._path.name}.rescued{'' if number == 1 else f'-{number}'}")
             if not target.exists():
@@ -300,7 +329,9 @@ _GO_ON: Final = (
 
 
 class Loss(NamedTuple):
-    """How far the file had come, and how far it goes now: numbers of events."""
+    """
+    Acknowledged events that a file has lost. `known`: the newest event of its mark. `found`: of the file.
+    """
 
     known: int
     found: int
@@ -308,8 +339,8 @@ class Loss(NamedTuple):
 
 def refuse_missing(path: Path, known: HighWater | None, *, accept_loss: bool) -> Loss | None:
     """
-    Before the file is opened: SQLite makes a new one in place of a missing or empty one, and removes the `-wal` that has all the data. With
-    `accept_loss` that `-wal` is put aside.
+    Refuse a missing or empty file that had data, before it is opened: SQLite would make a new one, and remove
+    the `-wal` that may have all the data. With `accept_loss` that `-wal` is set aside.
     """
     if path.exists() and path.stat().st_size:
         return None
@@ -338,7 +369,7 @@ def refuse_missing(path: Path, known: HighWater | None, *, accept_loss: bool) ->
 
 
 def refuse_lost(path: Path) -> None:
-    """As the start of a scheduler would refuse it, and nothing is changed."""
+    """Refuse a file that has lost acknowledged work, as the start of a scheduler does; change nothing."""
     known = read_mark(path)
     refuse_missing(path, known, accept_loss=False)
     if known is not None and path.exists():
@@ -357,7 +388,7 @@ def _free_name(path: Path) -> Path:
 def refuse_behind(
     path: Path, con: apsw.Connection, known: HighWater | None, *, accept_loss: bool
 ) -> Loss | None:
-    """A file that ends before its high-water mark has lost acknowledged work."""
+    """Refuse a file whose newest event is older than its mark: it has lost acknowledged work."""
     event = 0 if known is None else known.event
     newest = newest_event(con) if event else 0
     if newest >= event:

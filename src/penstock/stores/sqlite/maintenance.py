@@ -1,6 +1,6 @@
 """
-What a transaction writes beside the life of a job: addons, hosts, retention, the order when its rules change, a clock that
-was set, and a loss that was accepted.
+Writes what is no change of one job: addons, hosts, schedules, retention, a new order of the queue, a shift of
+the clock, and an accepted loss.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _numbers: Final = msgspec.json.Decoder(list[int]).decode
 
 
 class AcceptLoss(Operation[None], frozen=True):
-    """The first operation on a file that was put back: see `guard`."""
+    """Go on with a file that has lost events: see `guard.py`."""
 
     loss: Loss
 
@@ -103,7 +103,7 @@ def _drain_host(tx: Transaction, host: HostId, draining: bool, by: str) -> bool:
 def change_record(
     tx: Transaction, operation: ChangeSchedule | RecordLoad | ChangeArray | SubmitBatch | ChangeBatch
 ) -> ScheduleWritten | ArrayRecord | JobGroup | list[Receipt] | None:
-    """A row that makes jobs, with the jobs."""
+    """Write an array, a batch or a schedule with the jobs that it makes, or the load of an hour."""
     if isinstance(operation, ChangeArray):
         return change_array(SqliteArrayRows(tx), operation)
     if isinstance(operation, SubmitBatch):
@@ -114,7 +114,10 @@ def change_record(
 
 
 def _write_schedule(tx: Transaction, operation: ChangeSchedule | RecordLoad) -> ScheduleWritten | None:
-    """A decision about a schedule, or the load of an hour by which one may choose its hour."""
+    """
+    Write a decision about a schedule, or the load of an hour. None: the schedule has changed since the
+    decision.
+    """
     if isinstance(operation, RecordLoad):
         record_load(tx, operation, tx.now)
         return None
@@ -155,7 +158,7 @@ def _prune(tx: Transaction, before: Moment, limit: int) -> int:
 
 
 def _old_done(tx: Transaction, values: dict[str, int]) -> tuple[dict[int, list[int]], list[tuple[Any, ...]]]:
-    """Which were done together, and all of them as rows of `old_jobs`."""
+    """Old DONE jobs: their numbers by batch of completions, and all of them as rows of `old_jobs`."""
     batches: dict[int, list[int]] = {}
     rows: list[tuple[Any, ...]] = []
     lists: Any = tx.con.execute(SQL["old_ended_jobs"], values)
@@ -196,7 +199,7 @@ def _reorder(tx: Transaction, aging: Aging, after: int, limit: int) -> int:
 
 
 def _accept_loss(tx: Transaction, loss: Loss) -> None:
-    """Event numbers go on behind those that were lost, so that no reader's cursor is ahead of the trail."""
+    """Continue the event numbers after the lost ones, so that no reader's cursor is ahead of the trail."""
     tx.batch = max(tx.batch, loss.known + 1)
     tx.add_note(tx.now, Note(EventKind.LOSS_ACCEPTED, data=loss._asdict()), NO_JOB)
 

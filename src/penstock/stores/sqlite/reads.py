@@ -1,8 +1,8 @@
 """
-What is read from the file without changing it. Each read has one snapshot, on a connection that never writes.
+Reads from the file. Each read has one snapshot, on a connection that never writes.
 
-A list of jobs is put together as SQL that goes by an index whatever the query filters by. Only fixed words are put
-together; every value is bound.
+`find_sql` composes the SQL for a list of jobs, which uses an index whatever the query filters by. It composes
+only fixed words; every value is bound.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def find_sql(query: Query) -> tuple[str, list[Any]]:
     if not query.states:
         end, values = _filters(query, "j", "j.no")
         return f"{SQL['all_jobs']} WHERE 1{end}", values
-    # One ordered walk per state, each no longer than the page: only the jobs of the page are then read whole.
+    # One ordered walk per state, limited to a page, so that only the jobs of the page are read whole.
     walks: list[str] = []
     values = []
     for state in query.states:
@@ -51,7 +51,7 @@ def find_sql(query: Query) -> tuple[str, list[Any]]:
 
 
 def _walk(state: JobState) -> tuple[str, str]:
-    """A walk over the jobs of a state, and the column that it is ordered by: the number of the job."""
+    """The statement that walks over the jobs of a state, and its column with the job's number."""
     if state is JobState.QUEUED:
         return "queued_jobs", "place.no"
     if state is JobState.DONE:
@@ -99,7 +99,8 @@ def _filters(query: Query, of: str, number: str) -> tuple[str, list[Any]]:
     if query.text is not None:
         where += _SEARCH.replace("?job", of)
         values += [MOST_SEARCHED, *[like_pattern(query.text)] * 4]
-    # One bound each way: of two the index would use the first. Below zero are leases without a job.
+    # One bound in each direction: of two the index would use only the first. Numbers below 0 are leases
+    # without a job.
     where += f" AND {number} > ?"
     values.append(0 if query.newest_first else query.after)
     if query.newest_first and query.after:
@@ -128,7 +129,7 @@ class SqliteReads(SqlReads[SqliteSession]):
 
     @contextmanager
     def _reading(self) -> Iterator[SqliteSession]:
-        """One snapshot. The connection is read-only, so this transaction cannot turn into a writer."""
+        """A snapshot on a read-only connection."""
         try:
             session = self._idle_reader() or self._new_reader()
             session.con.execute("BEGIN DEFERRED")
@@ -151,7 +152,9 @@ class SqliteReads(SqlReads[SqliteSession]):
             return None
 
     def _new_reader(self) -> SqliteSession:
-        """A connection that opens the file by its name must find the file that is written to."""
+        """
+        A new connection, after a check that the file's name still leads to the file that this process writes.
+        """
         try:
             self._guard.check_main()
         except FileLost as lost:

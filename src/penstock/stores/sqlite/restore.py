@@ -1,9 +1,9 @@
 """
-Put a backup in the place of a SQLite file.
+Replaces a SQLite file by a backup.
 
-No process may have the file open meanwhile: the `-open` lock of all of them proves it. Nothing is deleted: the file that was there, with its
-`-wal` and `-shm`, keeps its content under another name. A kill at any moment leaves either the old file, or no file beside a set-aside one, or the
-restored one; running the restore again completes it.
+The restore holds the `-open` lock alone, so no process has the file open. It deletes nothing: the old file,
+with its `-wal` and `-shm`, is set aside under another name. After a kill there is the old file, or only the
+set-aside one, or the restored one; a second restore completes the first.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from penstock.core.errors import StoreFailed
 from penstock.stores.sqlite.connection import connect, copy, failures, schema_version, write_copy
 from penstock.stores.sqlite.guard import reset_mark
 
-#: The main file first: a start refuses a `-wal` without it, but would take the main file alone for the whole database.
+#: In the order in which they are set aside. The main file goes first: a start refuses a `-wal` without it,
+#: but would take a main file without its `-wal` for the whole database.
 _PARTS: Final = ("", "-wal", "-shm")
 
 
 def restore(backup: Path, path: Path) -> Path | None:
     """
-    `backup` becomes the database at `path`. Returns the name under which the file that was there is kept; None if there was none.
-    Raises StoreFailed, and changes nothing, if the backup is damaged or a process uses the file at `path`.
+    Make `backup` the database at `path`. Returns the name of the set-aside old file; None: there was none.
+    StoreFailed, and nothing is changed: the backup is damaged, or a process uses the file at `path`.
     """
     with _alone(path):
         fresh = path.with_name(path.name + ".restoring")
@@ -42,7 +43,7 @@ def restore(backup: Path, path: Path) -> Path | None:
             fresh.unlink(missing_ok=True)
             raise
         kept = _set_aside(path)
-        # Before the file has its name: the mark of the old trail would make the next start refuse the restored one.
+        # Before the restored file has its name: by the old mark the next start would refuse it.
         reset_mark(path)
         fresh.replace(path)
         _sync(path.parent)
@@ -50,7 +51,10 @@ def restore(backup: Path, path: Path) -> Path | None:
 
 
 def _copy(backup: Path, target: Path) -> None:
-    """Also from a folder that may not be written. A `-wal` beside the backup, as a copy of all files has it, belongs to it."""
+    """
+    Copy a backup, also from a read-only folder. A `-wal` beside it, as in a copy of all files, is a part of
+    it.
+    """
     wal = backup.with_name(backup.name + "-wal")
     if wal.exists() and wal.stat().st_size:
         copy(backup, target)
@@ -100,7 +104,10 @@ def _set_aside(path: Path) -> Path | None:
 
 
 def _fold_in(path: Path) -> None:
-    """Put all of the `-wal` into the main file, so that one rename sets it aside. A damaged file is set aside in its parts."""
+    """
+    Move the `-wal` into the main file, so that one rename sets it aside. A damaged file is set aside in its
+    parts.
+    """
     if path.exists() and path.stat().st_size:
         with suppress(StoreFailed), failures(path), closing(connect(path)) as con:
             con.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

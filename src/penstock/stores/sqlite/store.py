@@ -1,8 +1,9 @@
 """
-Jobs in one SQLite file. Any process on the host may submit and read; the one that holds the dispatch lock dispatches.
+The SQLite store: jobs in one file. Any process of the host may submit and read; the process with the dispatch
+lock dispatches.
 
-Operations that arrive together share a transaction (`common/group_commit.py`); reads have connections of their own, so a long
-list on a page does not make a submit wait.
+Operations that arrive together share a transaction (`common/group_commit.py`). Reads have connections of
+their own, so a long list on a page does not make a submit wait.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, 
 from penstock.stores.sqlite.transaction import Transaction, WriteLock
 from penstock.stores.sqlite.wakeups import SocketNames, WakeupClient, WakeupServer, notify
 
-#: With less free space than this, some submits fail and others do not.
+#: With less free space than this, submits begin to fail.
 LEAST_FREE: Final = 1 << 20
 
 
@@ -117,8 +118,8 @@ class SqliteStore(SqliteReads):
 
     def _open(self, opened: ExitStack, accept_loss: bool) -> Loss | None:
         """
-        Open the files, checked in an order in which a refusal leaves all of them as they are. Returns what `accept_loss` has
-        accepted.
+        Check and open the files, in an order in which a refusal changes none of them. Returns the loss that
+        `accept_loss` accepted.
         """
         path = self._path
         refuse_network_file_system(path)
@@ -126,7 +127,7 @@ class SqliteStore(SqliteReads):
         known = read_mark(path)  # before the file: a commit in between must not look like a loss
         loss = refuse_missing(path, known, accept_loss=accept_loss)
         self._con = opened.enter_context(closing(connect(path)))
-        # A file that is refused keeps its `-wal`, which a close would empty into it and remove.
+        # A refused file must keep its `-wal`: by default a close writes it into the file and removes it.
         self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self._presence.examine(self._con)
         loss = refuse_behind(path, self._con, known, accept_loss=accept_loss) or loss
@@ -142,7 +143,10 @@ class SqliteStore(SqliteReads):
     # writes
 
     def commit(self, *operations: Operation[Any], wait: bool = False) -> list[Future[Any]]:
-        """A thread that waits for one submit hands it to the process that commits for others, if there is one."""
+        """
+        Write the operations in one transaction. A thread that waits for a single submit sends it to the
+        process that commits for others, if there is one.
+        """
         submit = operations[0]
         if wait and len(operations) == 1 and isinstance(submit, Submit) and self._relay is None:
             line = self._relay_client.line(len(submit.intents))
@@ -171,7 +175,9 @@ class SqliteStore(SqliteReads):
         return answers
 
     def _announce(self) -> None:
-        """After a transaction and its answers: what the answers start need not wait for it."""
+        """
+        Notify listeners and other processes of events. Called after the answers, which need not wait for it.
+        """
         if not self._has_events:
             return
         self._has_events = False
@@ -180,7 +186,7 @@ class SqliteStore(SqliteReads):
             if self._wakeups.clients:
                 self._wakeups.notify_clients()
         elif notify(self._names.wakeups, self._sender) and self._relay is not None:
-            self._stand_down()  # the dispatcher commits for all from now on, and starts what it commits
+            self._stand_down()  # from now on the dispatcher commits for all, and starts what it commits
 
     # submits of other processes
 
@@ -188,7 +194,7 @@ class SqliteStore(SqliteReads):
         self._writer.commit(submits, wait=True)
 
     def _stand_in(self) -> None:
-        """Several processes write, and none dispatches: this one commits for all of them."""
+        """Commit for all processes from now on: several of them write, and none dispatches."""
         with self._relay_lock, suppress(OSError):  # another process was quicker
             self._names.make()
             self._relay = self._relay or SubmitRelayServer(self._names.stand_in, self._commit_relayed)
@@ -213,7 +219,7 @@ class SqliteStore(SqliteReads):
         self._dispatch_lock = DispatchLock(self._path, holder)
         self._wakeups = WakeupServer(self._names, self._notify_listeners)
         self._stand_down()
-        # A dispatcher that stops at this moment still has the name: then the others write for themselves.
+        # A dispatcher that is stopping may still have the name: then other processes write for themselves.
         with suppress(OSError):
             self._relay = SubmitRelayServer(self._names.relay, relay or self._commit_relayed)
 
@@ -274,7 +280,7 @@ def _write(tx: Transaction, operation: Operation[Any]) -> Any:
 
 
 def _write_ends(tx: Transaction, operation: Complete | Apply) -> list[bool]:
-    """Changes, and then the dependencies on what they ended."""
+    """Write changes, then resolve the dependencies and arrays of the jobs that they ended."""
     if isinstance(operation, Complete):
         answers = complete(tx, operation.done)
     else:

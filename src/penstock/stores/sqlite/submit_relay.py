@@ -1,14 +1,16 @@
 """
-Submits of many processes in the commits of one.
+The submit relay: one process commits the submits of many.
 
-Eight processes that each commit for themselves pay for eight fsyncs, one behind the other. So a process that commits anyway
-takes submits of others: the one that dispatches, or else the first that had to wait for the write lock (a stand-in). It answers
-a submit when that is on disk.
+Eight processes that each commit for themselves need eight fsyncs, one after the other. So a process that
+commits anyway takes submits of others: the dispatcher, or else the first process that had to wait for the
+write lock (the stand-in). It answers a submit when the submit is on disk.
 
-Nothing depends on it. A submit without an answer may have been written or not; its sender then writes for itself, and finds its
-jobs if they are there, because it gave them their ids before. A process that is killed, on either side, loses nothing.
+The relay only saves time. A submit without an answer may be written or not. Its sender then writes it itself,
+and finds the jobs that exist already, because it has chosen their ids. A kill of either process loses
+nothing.
 
-Both ends check the other's user: the file's mode keeps strangers from submitting, and a name in the abstract namespace does not.
+Both ends check the other's user: the mode of the database file keeps other users from submitting, but any
+user may bind or connect to a name in the abstract namespace.
 """
 
 from __future__ import annotations
@@ -39,17 +41,19 @@ from penstock.stores.api import Depth, Receipt, Relay, Submit
 from penstock.stores.common.group_commit import failed
 from penstock.stores.sqlite.wakeups import SocketNames
 
-#: A larger submit pays for its own commit easily.
+#: A larger submit is worth a commit of its own.
 MOST_JOBS: Final = 64
 MOST_BYTES: Final = 60_000
-#: How long a sender waits for an answer, and how long it writes for itself after one that did not come.
+#: How long a sender waits for an answer, and how long it writes for itself if no answer came.
 PATIENCE_SEC: Final = 2.0
 AVOID_SEC: Final = 10.0
 _AT_ONCE: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 class NamedSubmit(Submit, frozen=True):
-    """A submit whose sender gave the jobs their ids. Not `sure`: another process may have written them already."""
+    """
+    A submit whose sender chose the ids of the jobs. `sure`: False if another process may have written them.
+    """
 
     job_ids: Sequence[JobId] = ()
     sure: bool = True
@@ -87,9 +91,11 @@ _open_servers: weakref.WeakSet[SubmitRelayServer] = weakref.WeakSet()
 
 class SubmitRelayServer:
     """
-    OSError: another process has this name already. `relay` is called from a thread of the server with all submits that have
-    arrived; it commits them, in that thread if it can. While one thread does what the relay left to it, the other takes
-    submits, and leaves nothing to itself: no submit may wait for the function of a job.
+    The end that takes submits and commits them. OSError: another process has this name already.
+
+    A thread of the server calls `relay` with all submits that have arrived. The relay commits them, and may
+    return a job for this thread to run; meanwhile the other thread takes submits, and runs no job
+    (`stays=False`), so that no submit waits for a job function.
     """
 
     def __init__(self, name: str, relay: Relay) -> None:
@@ -109,9 +115,10 @@ class SubmitRelayServer:
         self._sender_at: dict[int, socket.socket] = {}
         self._unanswered: set[socket.socket] = set()
         self._closed = False
-        #: Held to answer and to close a socket: its number may belong to another file after that.
+        #: Held to answer and to close a socket: a closed socket's number may soon belong to another file.
         self._lock = Lock()
-        #: Held by the thread that takes submits; which thread that is; the thread that runs a job, if one does.
+        #: Held by the thread that takes submits; the id of that thread; the id of a thread that runs a job,
+        #: or 0.
         self._turn, self._server, self._runs_job = Lock(), 0, 0
         self._over = Event()
         self._threads = [
@@ -122,9 +129,10 @@ class SubmitRelayServer:
         _open_servers.add(self)
 
     def close(self) -> None:
-        """Take no further submit; those taken before are still answered. A function that runs goes on."""
+        """Take no further submits, but answer those taken before. A job that runs goes on."""
         self._wake.send(b"0")
-        # The thread that takes submits may find out that another process takes them now.
+        # A server thread itself may call this, after its commit found a dispatcher: it must not wait for
+        # itself.
         if get_ident() != self._server:
             self._over.wait()
             for thread in self._threads:
@@ -140,7 +148,10 @@ class SubmitRelayServer:
             each.close()
 
     def leave_to_parent(self) -> None:
-        """A forked process has these sockets too, and no thread that serves them: senders would wait for ever."""
+        """
+        Close the sockets in a forked process: it has no thread that serves them, so senders would wait in
+        vain.
+        """
         self._lock = Lock()  # the thread that held it stayed in the parent
         self._shut(set(self._senders))
 
@@ -157,7 +168,7 @@ class SubmitRelayServer:
             self._runs_job = 0
 
     def _serve(self) -> Callable[[], None] | None:
-        """Until there is something else to do for this thread; None: no submit is taken any more."""
+        """Take submits until the relay returns a job to run. None: the server was closed."""
         going = not self._over.is_set()
         while going and not self._closed:
             submits: list[tuple[socket.socket, NamedSubmit]] = []
@@ -203,17 +214,17 @@ class SubmitRelayServer:
                 self._remove(sender)
 
     def _read(self, sender: socket.socket) -> NamedSubmit | None:
-        """None: the sender has gone."""
+        """The next submit of this sender. None: the sender has gone, or its message is of another version."""
         try:
             text = sender.recv(MOST_BYTES)
             return _decoded(text, on_answer=partial(self._answer, sender)) if text else None
-        except (OSError, ValueError):  # msgspec's errors are ValueErrors: a Penstock of another version
+        except (OSError, ValueError):  # msgspec's errors are ValueErrors
             return None
 
     def _answer(self, sender: socket.socket, answer: Future[list[Receipt]]) -> None:
         """
-        Send the receipts, which are durable; or None: nothing was written, and the sender writes for itself and learns why. A
-        failed commit is undone, whatever its outcome after a crash would be, so the sender may write in its place.
+        Send the receipts, which are durable. If the commit failed, send None: it was undone, so the sender
+        may write for itself, and gets the error.
         """
         receipts = (
             None
@@ -251,7 +262,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class SubmitRelayClient:
-    """Used by many threads. Each waits for its own answer, so no other thread of this process takes part in a submit."""
+    """
+    The end that sends submits, for many threads. Each thread waits for its own answer, so no thread wakes
+    another.
+    """
 
     def __init__(self, names: SocketNames) -> None:
         self._names = names
@@ -259,13 +273,15 @@ class SubmitRelayClient:
         self._avoid_until = 0.0
 
     def line(self, jobs: int) -> socket.socket | None:
-        """A connection to the process that takes submits now, for one submit of so many jobs."""
+        """
+        A connection to the process that takes submits, for a submit of `jobs` jobs. None: write for yourself.
+        """
         if jobs > MOST_JOBS or time.monotonic() < self._avoid_until:
             return None
         return self._line()
 
     def deliver(self, submit: NamedSubmit, line: socket.socket) -> tuple[list[Receipt] | None, bool]:
-        """The answer, if there was one; and whether it is certain that nothing was written without one."""
+        """The receipts; or None, and whether it is certain that nothing was written."""
         text = _encoded(submit)
         if len(text) > MOST_BYTES:
             self._idle.put(line)
@@ -274,7 +290,7 @@ class SubmitRelayClient:
         while connection is not None:
             try:
                 connection.send(text, socket.MSG_NOSIGNAL)
-            except OSError:  # that process has gone; perhaps another one takes submits now
+            except OSError:  # that process has gone; another one may take submits now
                 connection.close()
                 connection = self._line()
             else:
@@ -292,7 +308,7 @@ class SubmitRelayClient:
         except (OSError, ValueError):
             line.close()
             return None, False
-        except BaseException:  # Ctrl-C: the next submit must not take the answer that still comes
+        except BaseException:  # Ctrl-C: the next submit must not get this answer, which may still come
             line.close()
             raise
         if not message:

@@ -1,18 +1,19 @@
 """
-The write transaction of the SQLite store, one after the other, each shared by all operations that arrived together.
+The write transaction of the SQLite store, which all operations share that arrived together.
 
 How a write is made, from the outside in:
 
-1. `store.py` opens the transaction, hands each operation to the function that writes it, and closes it.
-2. `changes.py` writes submits, changes, completions and heartbeats. `admission.py` lets a round decide and writes what
-   starts. `maintenance.py` writes the rest. Each writes its rows at once, with the methods of `Transaction`.
-3. Three things wait for the end of the transaction, because one statement then serves many operations: new jobs (until
-   something reads jobs), the events, which are one text, and the totals, one row per key. A round sees new jobs before
-   they are written: one that starts in the transaction of its submit never enters the `queue` table.
+1. `store.py` opens the transaction, hands each operation to the function that writes it, and commits.
+2. `changes.py` writes submits, changes, completions and heartbeats. `admission.py` lets a round decide and
+   writes what starts. `maintenance.py` writes the rest. All of them use the methods of `Transaction`.
+3. Three things are written at the end of the transaction, because one statement then serves many operations:
+   new jobs (unless an operation reads jobs before), the events, which are one text, and the totals, one row
+   per key. A round sees new jobs before they are written: a job that starts in the transaction of its submit
+   never enters the `queue` table.
 
-`SqliteTotals` keeps what admission reads (ledger, accounts, job counts) from one commit to the next: half of what a single
-job had to read was what the commit before it had written. Everything kept is forgotten after a rollback, and when
-SQLite says that another connection has written.
+`SqliteTotals` keeps what admission reads (ledger, accounts, job counts) from one commit to the next: half of
+the rows that a single job needed were those that the commit before it had written. A rollback clears it, and
+so does a commit of another connection.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ from penstock.stores.common.writes import EventJob, EventRow, event_row
 from penstock.stores.sqlite.connection import SQL, failures
 from penstock.stores.sqlite.guard import FileGuard, FileLost
 
-#: Rows that one INSERT writes. `executemany` takes the statement out of the connection's cache and puts it back for every
-#: row, and each time the cache drops another one: a batch of a hundred compiled most statements of the store anew.
+#: How many rows one INSERT writes. `executemany` takes the statement out of the connection's cache and puts
+#: it back for every row, and each time the cache drops another one: a batch of a hundred made SQLite compile
+#: most statements again.
 ROWS_AT_ONCE: Final = (64, 16, 4, 3, 2, 1)
-#: So many arrays are kept; beyond that all are read again.
+#: How many arrays are kept; with more, the kept ones are dropped.
 MOST_ARRAYS: Final = 100
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -60,7 +62,7 @@ def listed(keys: Sequence[Any]) -> str:
 
 
 def by_name(dispatch_ids: Iterable[str]) -> str:
-    """Dispatch ids as one value: each with its job and its fence."""
+    """Dispatch ids as one value for `json_each`, each with its job and its fence."""
     return _encode([(name, *dispatch_parts(name)) for name in dispatch_ids]).decode()
 
 
@@ -91,13 +93,13 @@ class SqliteSession:
 
 class WriteLock:
     """
-    Held for one commit: SQLite's own busy handler sleeps up to 100 ms between tries, while the kernel wakes the next
-    waiter at once, and frees the lock of a process that dies.
+    The lock that a writer holds for one commit. SQLite's own busy handler sleeps up to 100 ms between tries;
+    the kernel wakes the next waiter at once, and frees the lock of a process that dies.
     """
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path.with_name(path.name + "-write"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        #: Another process writes as well: this one had to wait for the lock.
+        #: Whether this process had to wait for the lock, so that another process writes too.
         self.contended = False
 
     def __enter__(self) -> None:
@@ -116,8 +118,8 @@ class WriteLock:
 
 class Transaction(SqliteSession):
     """
-    Entered for one write transaction at a time: committed at the end, rolled back if anything raises. All that is committed
-    together has one moment, `now`, read from the clock when the lock has been waited for.
+    The write transaction, entered anew for each commit: committed at the end, rolled back if anything raises.
+    All that is committed together has one moment, `now`, which is read from the clock under the write lock.
     """
 
     def __init__(
@@ -142,13 +144,13 @@ class Transaction(SqliteSession):
         self.now = self._clock()
         #: The number of the first event of this transaction.
         self.batch = self.totals.last_event + 1
-        #: Called before the commit: the sync takes a while, and needs no interpreter.
+        #: Functions to call just before the commit: threads can prepare dispatches while the disk syncs.
         self.previews: list[Callable[[], None]] = []
-        #: The numbers of jobs that became DONE, by which pruning will find them.
+        #: The numbers of jobs that became DONE, for pruning.
         self.done: list[int] = []
-        #: What jobs of this transaction have in common that differ by their payload alone: see `changes.submit`.
+        #: The columns that jobs share which differ only by their payload: see `changes.submit`.
         self.templates: dict[Any, Any] = {}
-        #: Ends and retries of jobs, for what follows from them.
+        #: Ends and retries of jobs, for their dependents, batches and arrays.
         self.moves: list[StateMove] = []
         self._has_dependencies: bool | None = None
         self._last_job = self.totals.last_job
@@ -173,7 +175,8 @@ class Transaction(SqliteSession):
     def _begin(self) -> None:
         self._lock.__enter__()
         try:
-            # IMMEDIATE, always: a deferred transaction that turns into a writer fails at once, whatever the busy timeout.
+            # IMMEDIATE: a deferred transaction that turns into a writer may fail at once, whatever the busy
+            # timeout.
             self.con.execute("BEGIN IMMEDIATE")
             self._guard.look()
             self.totals.begin()
@@ -215,8 +218,8 @@ class Transaction(SqliteSession):
 
     def _commit(self) -> None:
         """
-        An error here leaves the outcome open: all that a commit writes may be in the `-wal` when its sync fails, and the next
-        process to open the file finds it there.
+        Commit. OutcomeUnknown: if the sync fails, the whole transaction may be in the `-wal`, where the next
+        process that opens the file finds it.
         """
         try:
             self.con.execute("COMMIT")
@@ -229,8 +232,9 @@ class Transaction(SqliteSession):
 
     def _erase(self) -> None:
         """
-        Overwrite in the `-wal` what a failed commit has written: a job that is not found now must not be there after the next
-        start. That holds for a kill even if this sync fails as well; only after a power cut the outcome is open.
+        Overwrite a failed commit in the `-wal`: a job that is not found now must not exist after the next
+        start. This holds after a kill even if this sync fails too; only after a power cut the outcome is
+        open.
         """
         with suppress(apsw.Error):
             self._undo()
@@ -238,7 +242,7 @@ class Transaction(SqliteSession):
             self.con.execute(f"BEGIN IMMEDIATE; PRAGMA user_version = {version}; COMMIT")
 
     def _undo(self) -> None:
-        """SQLite may have done its part already, as it does on a full disk."""
+        """Roll back, unless SQLite has done so already, as on a full disk; and forget what was kept."""
         if self.con.in_transaction:
             self.con.execute("ROLLBACK")
         self.classes.forget()
@@ -248,8 +252,8 @@ class Transaction(SqliteSession):
 
     def write(self, name: str, values: tuple[Any, ...], rows: int = 1) -> None:
         """
-        Execute a statement that must change so many rows. Each names the state that it leaves: if it does not find that
-        state, there is a bug in this store, and nothing of it may be committed.
+        Execute a statement that must change `rows` rows. Such a statement names the state that each row
+        leaves. A row in another state is a bug of this store, and the transaction must not commit.
         """
         before = self.con.total_changes()
         self.con.execute(SQL[name], values)
@@ -270,7 +274,10 @@ class Transaction(SqliteSession):
         intent: Intent,
         template: tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]],
     ) -> None:
-        """`template`: the columns behind these in the rows of `job`, `queue` and `intent`."""
+        """
+        Add a job, to be written later. `template`: the further columns of its rows in `job`, `queue` and
+        `intent`.
+        """
         self._last_job += 1
         of_job, of_queue, of_intent = template
         self._jobs.append((self._last_job, job_id, self.batch, *of_job))
@@ -279,7 +286,7 @@ class Transaction(SqliteSession):
         self.new_jobs[self._last_job] = intent
 
     def new_lines(self) -> dict[tuple[int, int], list[Queued]]:
-        """The jobs that are not written yet and are ready, by class number and line, as a round sees them."""
+        """The ready jobs that are not written yet, by class number and line, for a round."""
         lines: defaultdict[tuple[int, int], list[Queued]] = defaultdict(list)
         for no, job_id, class_no, line, turn, *_, priority, expected, max_runtime, max_active in self._queued:
             if line:
@@ -289,11 +296,11 @@ class Transaction(SqliteSession):
 
     @property
     def queue_is_empty(self) -> bool:
-        """Whether no row is in `queue`: every other job that waits is new."""
+        """Whether the `queue` table has no row: every queued job is new."""
         return self.totals.queued(None) == len(self.new_jobs)
 
     def flush_jobs(self, started: Container[int] = ()) -> None:
-        """Write the new jobs: before anything reads jobs. Those that have `started` are not queued."""
+        """Write the new jobs, before anything reads jobs. `started`: new jobs that get no row in `queue`."""
         if self._jobs:
             self.insert("insert_job", self._jobs)
             self.insert("insert_intent", self._intents)
@@ -304,9 +311,10 @@ class Transaction(SqliteSession):
 
     def add_events(self, *events: EventRow) -> None:
         """
-        As `rows.pack_events` says. Their numbers are taken under the write lock, so they follow commits and a reader's cursor skips
-        nothing. A job knows in which batch it was submitted, and an attempt in which it began and was completed; every
-        other event must be mentioned (`add_note`).
+        Add events, in the layout of `rows.pack_events`. They get their numbers under the write lock, in the
+        order of commits, so a reader's cursor skips none. Rows of jobs and attempts name the batches of
+        events in which the job was submitted, and the attempt began and was completed. For every other event
+        `add_note` writes a mention.
         """
         self.events += events
 
@@ -333,7 +341,9 @@ class Transaction(SqliteSession):
 
     @property
     def has_dependencies(self) -> bool:
-        """Whether any job waits for another. Asked once for a transaction: plain jobs pay no more than this."""
+        """
+        Whether any dependency exists. One query per transaction: jobs without dependencies cost no more.
+        """
         if self._has_dependencies is None:
             self._has_dependencies = bool(self.one("dependencies_exist")[0])
         return self._has_dependencies
@@ -345,7 +355,7 @@ class Transaction(SqliteSession):
     # what dispatches hold
 
     def give_back(self, host: HostId, class_no: int, n: int) -> AdmissionClass:
-        """Return what `n` dispatches held that have ended. Nowhere else are units returned."""
+        """Return the units of `n` dispatches that have ended. No other function returns units."""
         admission_class = self.classes.one(self, class_no)
         self.totals.hold(host, admission_class, -n)
         account = self.totals.account(admission_class.addon_id)
@@ -363,7 +373,7 @@ def _of_many_rows(name: str, size: int) -> str:
 
 
 class SqliteAdmissionClasses(AdmissionClasses):
-    """Forgotten on a rollback, which may undo one."""
+    """Admission classes by number. A rollback clears them, because it may remove a new class."""
 
     def number(self, session: SqliteSession, admission_class: AdmissionClass) -> int:
         no = self._numbers.get(admission_class)
@@ -389,19 +399,22 @@ _decode: Final = msgspec.json.Decoder(dict[str, int]).decode
 
 
 class GrantedLease(NamedTuple):
-    """All that a completion needs: the job's number and events, when the lease expires, and what its batch shares."""
+    """
+    What a completion needs: the job's number and count of events, when the lease expires, and `kind`, which
+    leases share that are granted together.
+    """
 
     no: int
     events: int
     expires_at: Moment
-    #: The number of the class, and the host.
+    #: The number of the admission class, and the host.
     kind: tuple[int, str]
 
 
 class SqliteTotals:
     """
-    The rows of `totals` as values, and the newest numbers of jobs and events. `ledger` has the units and the number of
-    dispatches of each row. A round changes the accounts as it picks.
+    The rows of `totals` as values, and the newest numbers of jobs and events. `ledger` has the units and the
+    number of dispatches of each row. A round changes the accounts as it picks.
     """
 
     def __init__(self, session: SqliteSession) -> None:
@@ -414,15 +427,16 @@ class SqliteTotals:
         self.ledger: dict[_Key, tuple[int, int]] = {}
         self.accounts: dict[AddonId, Account] = {}
         self._jobs: dict[AddonId, dict[str, int]] = {}
-        #: Leases that this writer granted, and that nothing but their completion has touched since.
+        #: Leases that this writer granted and has not changed since.
         self.leases: dict[DispatchId, GrantedLease] = {}
         #: Arrays that have not ended.
         self.arrays: dict[JobId, ArrayRecord] = {}
-        #: What the ledger had in a row before this transaction; None: the row is written in any case.
+        #: The ledger's part of each changed row before this transaction; None: the row is written in any
+        #: case.
         self._changed: dict[_Key, tuple[int, int] | None] = {}
 
     def begin(self) -> None:
-        """Inside a transaction that no other connection can write beside."""
+        """Read the totals again if another connection has written. Called inside the write transaction."""
         if self._con.data_version() != self._version:
             self.forget()
             self.read()
@@ -442,7 +456,7 @@ class SqliteTotals:
         self._version = self._con.data_version()
 
     def keep_array(self, record: ArrayRecord) -> None:
-        """For the next end of one of its jobs."""
+        """Keep an array for the next end of one of its jobs, until the array has ended."""
         self.arrays.pop(record.array.array_id, None)
         if record.progress.ended_at is None:
             if len(self.arrays) >= MOST_ARRAYS:
@@ -450,17 +464,17 @@ class SqliteTotals:
             self.arrays[record.array.array_id] = record
 
     def queued(self, addon_id: AddonId | None) -> int:
-        """How many jobs of an addon are queued, or in all (None)."""
+        """How many jobs of the addon are queued; None: of all addons."""
         counts = self._jobs.values() if addon_id is None else [self._jobs.get(addon_id, {})]
         return sum(jobs.get(JobState.QUEUED, 0) for jobs in counts)
 
     def account(self, addon_id: AddonId) -> Account:
-        """To be changed."""
+        """The account of the addon, for a caller that changes it: its row will be written."""
         self._changed["addon", addon_id] = None
         return self.accounts.setdefault(addon_id, Account())
 
     def hold(self, host: HostId, admission_class: AdmissionClass, n: int) -> None:
-        """`n` dispatches more; less than 0: so many have ended."""
+        """Count `n` more dispatches of this class; a negative `n`: dispatches that have ended."""
         for key in (("host", host), *keys_of(admission_class)):
             before = units, running = self.ledger.get(key, _NONE_HELD)
             self._changed.setdefault(key, before)
@@ -476,7 +490,10 @@ class SqliteTotals:
         self.count(addon_id, target, n)
 
     def changed_rows(self) -> list[tuple[Any, ...]]:
-        """Whole, to be written. Most of what a transaction gives back it also takes again: such rows are the same."""
+        """
+        The changed rows, whole. A row whose units and counts are as before is left out: most of what a
+        transaction gives back it takes again.
+        """
         changed, self._changed = self._changed, {}
         return [
             self._row(*key) for key, before in changed.items() if self.ledger.get(key, _NONE_HELD) != before

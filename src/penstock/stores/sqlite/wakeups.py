@@ -1,13 +1,13 @@
 """
-Wake-ups between processes: a datagram to the dispatcher of a file, and from it to the processes that wait for
-its commits.
+Wake-ups between processes: datagrams to the dispatcher of a file, and from the dispatcher to the processes
+that wait for its commits.
 
-Wake-ups are hints: they may be lost, and any process that can read the names of the sockets may send one.
+Wake-ups are hints: they may be lost, and any process that knows the name of a socket may send one.
 
-The names are in the abstract namespace: the folder does not limit their length, and nothing is left behind.
-Any user of the machine can bind such a name, so a name that can be guessed could be taken before the
-dispatcher starts. Each name therefore contains a secret, which lies in a file beside the database
-(`jobs.db-sockets`, mode 0600). Names in use are visible to all users: a dispatcher that finds its name taken
+The names are in the abstract namespace: the folder does not limit their length, and no files remain. Any user
+of the machine can bind such a name, so another user could take a name that can be guessed before the
+dispatcher starts. Each name therefore contains a secret, which is in a file beside the database
+(`jobs.db-sockets`, mode 0600). Names in use are visible to all users, so a dispatcher whose name is taken
 makes a new secret. Programs read the secret again when the file has changed, at most once a second.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Final
 
-#: How long the dispatcher goes on notifying a client that has not asked again.
+#: How long the dispatcher notifies a client after its last request.
 CLIENT_SEC: Final = 5.0
 MOST_CLIENTS: Final = 256
 
@@ -34,14 +34,14 @@ def notify(address: str | bytes, sender: socket.socket) -> bool:
     try:
         sender.sendto(b"1", socket.MSG_DONTWAIT, address)
     except BlockingIOError:
-        return True  # so many wake-ups wait there that one more adds nothing
+        return True  # enough wake-ups wait there already
     except OSError:
         return False
     return True
 
 
 def present(path: Path) -> bool:
-    """Whether a process dispatches from this file now. The dispatcher is not woken by the question."""
+    """Whether a process dispatches from this file now. The check does not wake it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
         try:
             caller.connect(SocketNames(path).wakeups)
@@ -51,25 +51,25 @@ def present(path: Path) -> bool:
 
 
 class WakeupServer:
-    """The dispatcher's end."""
+    """The dispatcher's socket for wake-ups."""
 
     def __init__(self, names: SocketNames, on_wakeup: Callable[[], None]) -> None:
         self._on_wakeup = on_wakeup
-        #: By its socket's name, until when a client wants to be notified.
+        #: By the name of a client's socket: until when the client is notified.
         self.clients: dict[bytes, float] = {}
         self._lock = Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         names.make()
         try:
             self._socket.bind(names.wakeups)
-        except OSError:  # taken: only the dispatcher comes here, so the other process is a stranger
+        except OSError:  # taken by another program: this process has the dispatch lock
             names.renew()
             self._socket.bind(names.wakeups)
         self._thread = Thread(target=self._listen, name="penstock-wakeups", daemon=True)
         self._thread.start()
 
     def notify_clients(self) -> None:
-        """After a commit."""
+        """Wake the clients, after a commit."""
         now = time.monotonic()
         with self._lock:
             self.clients = {
@@ -91,25 +91,28 @@ class WakeupServer:
             if not is_new or len(self.clients) < MOST_CLIENTS:
                 self.clients[client] = time.monotonic() + CLIENT_SEC
         if is_new:
-            notify(client, self._socket)  # something may have been committed while it asked
+            notify(client, self._socket)  # a commit may have come before its request
 
     def close(self) -> None:
         _end(self._socket, self._thread)
 
 
 class WakeupClient:
-    """The end of a process that waits for what the dispatcher does."""
+    """The socket of a process that waits for the dispatcher's commits."""
 
     def __init__(self, names: SocketNames, on_wakeup: Callable[[], None]) -> None:
         self._names, self._on_wakeup = names, on_wakeup
         self._asked_at = 0.0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind("")  # the kernel finds a name
+        self._socket.bind("")  # the kernel chooses a name
         self._thread = Thread(target=self._listen, name="penstock-wakeup-client", daemon=True)
         self._thread.start()
 
     def ask(self) -> None:
-        """To be called again and again: the dispatcher may have changed, and forgets a client that is silent."""
+        """
+        Ask the dispatcher for wake-ups. Callers repeat it: the dispatcher may have changed, and forgets a
+        silent client.
+        """
         now = time.monotonic()
         if now - self._asked_at > CLIENT_SEC / 10:
             self._asked_at = now
@@ -150,20 +153,20 @@ class SocketNames:
 
     @property
     def wakeups(self) -> str:
-        """Of the dispatcher's socket for wake-ups."""
+        """The name of the dispatcher's socket for wake-ups."""
         return self._name("wakeups")
 
     @property
     def relay(self) -> str:
         """
-        Of the dispatcher's submit relay. It names the file itself and not its path: a job must not be relayed into a file
-        that was replaced.
+        The name of the dispatcher's submit relay. It contains the file's identity, so that no submit is
+        relayed into a file that has replaced this one.
         """
         return self._name("relay") + self._identity
 
     @property
     def stand_in(self) -> str:
-        """Of the submit relay of a process that does not dispatch."""
+        """The name of the submit relay of a process that does not dispatch."""
         return self._name("stand-in") + self._identity
 
     @cached_property
@@ -172,19 +175,19 @@ class SocketNames:
         return f"-{state.st_dev:x}-{state.st_ino:x}"
 
     def make(self) -> None:
-        """For a process that is going to bind a name: make a secret if there is none."""
+        """Make a secret if there is none, before a name is bound."""
         self._read()
         if not self._secret:
             self._write(replace=False)
 
     def renew(self) -> None:
-        """For the dispatcher whose name is taken: make a new secret."""
+        """Make a new secret, for a dispatcher whose name is taken."""
         self._write(replace=True)
 
     def _name(self, purpose: str) -> str:
         if not self._secret or time.monotonic() >= self._look_at:
             self._read()
-        # Without a secret nothing is bound: a random name that leads nowhere.
+        # Without a secret no process has bound a name: a random name leads nowhere.
         return f"\0penstock-{purpose}-{self._secret or secrets.token_hex(_BYTES)}"
 
     def _read(self) -> None:
@@ -197,9 +200,13 @@ class SocketNames:
             self._secret, self._seen = "", None
 
     def _write(self, *, replace: bool) -> None:
-        """In one step. Of several processes that make the first secret at once, the first one's counts for all."""
+        """
+        Write a new secret in one step. If several processes make the first secret at once, one of them counts
+        for all.
+        """
         part = self._file.with_name(f"{self._file.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        # A folder that may not be written: no names, and other processes find changes by polling.
+        # In a folder without the right to write there are no names, and other processes find changes by
+        # polling.
         with suppress(OSError):
             part.touch(0o600, exist_ok=False)
             part.write_text(secrets.token_hex(_BYTES), "ascii")
