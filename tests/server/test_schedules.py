@@ -96,6 +96,7 @@ def test_every_edit_is_in_the_trail_with_its_principal(kit):
         ({"cron": None, "every_sec": 10**9}, ["every_sec"]),
         ({"cron": None, "at": "2020-01-01T00:00:00Z"}, ["at"]),
         ({"cron": None, "at": "2030-01-01T00:00:00"}, ["at"]),
+        ({"cron": None, "at": "9999-12-31T23:59:59Z", "zone": "Asia/Tokyo"}, ["at"]),
         ({"zone": "Europe/Nowhere"}, ["zone"]),
         ({"zone": "../../etc/passwd"}, ["zone"]),
         ({"overlap": "twice"}, ["overlap"]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from math import ceil
+from math import ceil, inf, isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -31,12 +31,13 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 def _seconds(value: str) -> float:
     text = value.strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
+        text += "s"
     parts = _PART.findall(text)
     written = "".join(number + unit for number, unit in parts) == text.replace(" ", "")
-    if not parts or not written or any(unit not in _UNITS for _, unit in parts):
-        raise click.BadParameter(f"{value!r} is not a duration: write 90s, 15m, 2h or 1h30m")
-    return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
+    seconds = sum(float(number) * _UNITS.get(unit, inf) for number, unit in parts)
+    if not parts or not written or not isfinite(seconds):
+        raise click.BadParameter(f"{value!r:.60} is not a duration: write 90s, 15m, 2h or 1h30m")
+    return float(seconds)
 
 
 def _moment(value: str) -> datetime:
@@ -45,16 +46,16 @@ def _moment(value: str) -> datetime:
     machine's.
     """
     text = value.strip()
-    if text.startswith(("+", "in ")):
-        return datetime.now(UTC) + timedelta(seconds=_seconds(text.removeprefix("in ").lstrip("+ ")))
     clock = re.fullmatch(r"(\d{1,2}):(\d{2})", text)
     try:
+        if text.startswith(("+", "in ")):
+            return datetime.now(UTC) + timedelta(seconds=_seconds(text.removeprefix("in ").lstrip("+ ")))
         if clock:
             now = datetime.now().astimezone()
             at = now.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
             return at if at > now else at + timedelta(days=1)
         return datetime.fromisoformat(text).astimezone()
-    except ValueError:
+    except (ValueError, OverflowError):
         raise click.BadParameter(f"{value!r} is not a time: write +10m, 22:30, or 2026-12-24 18:00") from None
 
 

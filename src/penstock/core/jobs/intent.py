@@ -23,6 +23,7 @@ from penstock.core.jobs.types import (
     BATCH_NAME,
     BATCH_NAME_WORDS,
     BATCH_TAG,
+    FAR_MOMENT,
     OWN_TYPES,
     AddonId,
     Constraint,
@@ -158,20 +159,17 @@ def _texts(intent: Intent) -> Iterator[tuple[str, str]]:
 
 def _times(intent: Intent, now: Moment) -> Iterator[tuple[str, str]]:
     deadline, earliest = intent.deadline_at, intent.earliest_start_at
-    if earliest is not None and not 0 <= earliest <= _FAR_MOMENT:
-        yield "earliest_start_at", "must lie between 1970 and 9999"
+    if earliest is not None and not 0 <= earliest < FAR_MOMENT:
+        yield "earliest_start_at", "must lie between the years 1970 and 9999"
     if deadline is None:
         if intent.time_sensitive:
             yield "time_sensitive", "needs deadline_at"
     elif deadline <= now:
         yield "deadline_at", "has passed already"
-    elif deadline > _FAR_MOMENT:
-        yield "deadline_at", "must lie before the year 10000"
+    elif deadline >= FAR_MOMENT:
+        yield "deadline_at", "must lie before the year 9999"
     elif earliest is not None and earliest >= deadline:
         yield "earliest_start_at", "must lie before deadline_at"
-
-
-_FAR_MOMENT: Final[Moment] = 253_402_300_799_000_000
 
 
 MAX_TITLE: Final = 200

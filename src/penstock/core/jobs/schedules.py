@@ -33,7 +33,7 @@ from penstock.core.jobs.intent import MAX_SPAN_SEC, Intent
 from penstock.core.jobs.intent import check as check_intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.moments import Timing, cron_problem, zone_problem
-from penstock.core.jobs.types import BATCH_TAG, HOUR, MINUTE, JobId, Moment, Span, when
+from penstock.core.jobs.types import BATCH_TAG, FAR_MOMENT, HOUR, MINUTE, JobId, Moment, Span, when
 
 #: The name is part of a tag of at most 64 characters.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,54}")
@@ -233,13 +233,10 @@ def _timing_problems(schedule: Schedule, now: Moment) -> Iterator[tuple[str, str
         yield "cron", problem
     if schedule.every_sec is not None and not 1 <= schedule.every_sec <= MAX_SPAN_SEC:
         yield "every_sec", f"must be 1..{MAX_SPAN_SEC}"
-    if schedule.at is not None and schedule.at > _FAR_MOMENT:
-        yield "at", "must lie before the year 10000"
+    if schedule.at is not None and schedule.at >= FAR_MOMENT:
+        yield "at", "must lie before the year 9999"
     elif schedule.at is not None and schedule.at <= now:
         yield "at", "has passed already"
-
-
-_FAR_MOMENT: Final[Moment] = 253_402_300_799_000_000
 
 
 # what people do with it

@@ -58,6 +58,8 @@ def seconds(span: Span) -> float:
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: The year 9999. A moment is shown in any zone, and the clocks of some would show the year 10000 in its last hours.
+FAR_MOMENT: Final[Moment] = 253_370_764_800_000_000
 
 
 def when(moment: Moment) -> datetime:
