@@ -54,7 +54,7 @@ def test_a_host_that_is_silent_is_lost_and_later_forgotten(kit):
 def test_a_name_is_refused_while_another_that_bears_it_lives(kit):
     committed(kit.store, RegisterHost(host(kit)))
 
-    with pytest.raises(DispatcherHeld, match="called here too"):
+    with pytest.raises(DispatcherHeld, match="has the name here"):
         committed(kit.store, RegisterHost(host(kit, instance="second")))
     committed(kit.store, RegisterHost(host(kit)))
     kit.later(30)

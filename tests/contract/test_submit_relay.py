@@ -34,8 +34,9 @@ JOB = Intent(addon_id="a", job_type="t")
 
 
 @pytest.fixture
-def make(tmp_path):
+def make(tmp_path, monkeypatch):
     """Stores as if in processes of their own; `commits` counts what each of them committed itself."""
+    monkeypatch.setattr(submit_relay, "PATIENCE_SEC", LONG)  # on a busy machine an answer takes its time
     made = []
 
     def make():
@@ -374,8 +375,9 @@ def test_a_stand_in_stands_down_for_a_dispatcher(make):
     committed(first, Submit([JOB], Depth()))
     committed(second, Submit([JOB], Depth()))
     third.acquire_dispatch("the third")
-    # Any of the three may commit this one: the stand-in learns of the dispatcher meanwhile.
+    # The stand-in learns of the dispatcher behind one of its answers: this one, or the one before.
     committed(second, Submit([JOB], Depth()))
+    until(lambda: first._relay is None)
     before = len(third.commits)
     committed(second, Submit([JOB], Depth()))
     committed(first, Submit([JOB], Depth()))

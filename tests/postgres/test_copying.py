@@ -130,7 +130,7 @@ def test_a_copy_that_is_not_the_same_is_not_kept(file, postgres, monkeypatch):
         copying, "TABLES", {table: mine for table, mine in copying.TABLES.items() if table != "checkpoint"}
     )
 
-    with pytest.raises(StoreFailed, match="differs in checkpoints"):
+    with pytest.raises(StoreFailed, match="differs from the file in checkpoints"):
         copy_to_postgres(file, postgres.dsn, SharedOptions(postgres.schema))
 
     store = PostgresStore(postgres.dsn, schema=postgres.schema)

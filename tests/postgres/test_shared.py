@@ -139,7 +139,7 @@ def test_whoever_is_asked_tells_of_all_hosts(daemons):
 def test_a_second_daemon_of_the_same_name_is_refused(daemons):
     daemons("one")
 
-    with pytest.raises(AssertionError, match="is called one too"):
+    with pytest.raises(AssertionError, match="has the name one"):
         daemons("one")
 
 
