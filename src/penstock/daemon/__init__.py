@@ -1,4 +1,4 @@
-"""The scheduler as a program: `run(settings)`, or `python -m penstock.daemon`."""
+"""The daemon: the scheduler as a program, started by `run(settings)` or `python -m penstock.daemon`."""
 
 from __future__ import annotations
 

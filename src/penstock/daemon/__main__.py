@@ -1,4 +1,4 @@
-"""`python -m penstock.daemon`"""
+"""The command line of `python -m penstock.daemon`: reads the settings and runs the daemon."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-The composition root: builds a running scheduler from settings, and stops it in time.
+The life of the daemon: builds a scheduler and its parts from the settings, runs it, and stops it within a
+time.
 
 It opens the store, takes the right to dispatch, listens, waits for a signal, and closes everything in the
 opposite order. A timer limits the stop: when the time is over the process exits, and the next start recovers
@@ -53,12 +54,12 @@ EXIT_BUG: Final = 70
 EXIT_UNAVAILABLE: Final = 75  # another daemon, a port in use, a database that cannot be opened
 
 
-#: The shares of running jobs, and then of requests under way, in the time of a stop.
+#: The parts of a stop's time in which it waits for running jobs, and then for requests under way.
 _RUNS: Final = 0.75
 _REQUESTS: Final = 0.15
 _LEAST_FOR_RUNS: Final = 0.1
-#: Seconds after which the process exits by itself when the time of a stop is over, and after which the kernel
-#: ends it without any thread of the process.
+#: Seconds after the end of a stop's time at which a thread makes the process exit, and at which the kernel
+#: ends the process even if none of its threads can run.
 _LEAVE_AFTER: Final = 0.4
 _KILL_AFTER: Final = 0.6
 
@@ -93,7 +94,7 @@ def run(
         except PenstockError as error:
             log.error("not started: %s", error)  # noqa: TRY400  # a line for a person
             return EXIT_UNAVAILABLE
-        except Exception:  # the last place that can log it; the exit code says that it is a bug
+        except Exception:  # no caller logs it; the exit code says that it is a bug
             log.exception("the daemon failed")
             return EXIT_BUG
         finally:
@@ -106,8 +107,8 @@ def run_program(
     settings: Settings, *, on_ready: Callable[[Server], None] | None = None, accept_loss: bool = False
 ) -> int:
     """
-    `run` in a process of its own. After a stop the process exits at once: everything is closed, and the
-    normal end of the interpreter would take a second on a busy machine.
+    Call `run` in a process that does nothing else. After a stop the process exits at once: everything is
+    closed, and the normal end of the interpreter would take a second on a busy machine.
     """
     code = run(settings, on_ready=on_ready, accept_loss=accept_loss)
     if code == 0:
@@ -121,8 +122,8 @@ def run_program(
 
 def stop_times(timeout: float) -> tuple[float, float]:
     """
-    How long a stop within `timeout` seconds waits for running jobs, and then for requests. The rest of the
-    time is for the end of the runner and of everything else.
+    The seconds that a stop within `timeout` waits for running jobs, and then for requests. The rest of the
+    time is for the end of the runner and of all other parts.
     """
     return max(_LEAST_FOR_RUNS, _RUNS * timeout - AFTER_STOP / 2), min(5.0, _REQUESTS * timeout)
 
@@ -140,7 +141,7 @@ def _start_all(settings: Settings, down: ExitStack, accept_loss: bool) -> Server
     service = SchedulerService(
         store,
         rules,
-        clock=None if settings.shared else clock,  # the server's clock decides there
+        clock=None if settings.shared else clock,  # with PostgreSQL the clock of its server counts
         survivors=runs.survivors(),
         pids=lambda: [pid for one in runner for pid in one.pids()],
         preempts=True,
@@ -151,7 +152,8 @@ def _start_all(settings: Settings, down: ExitStack, accept_loss: bool) -> Server
     down.callback(Alerting(store, settings).start().stop)
     for name, addon in settings.addons.items():
         if addon.webhook is not None:
-            # The webhook gets each reservation, so its receiver is a two-step worker that is always present.
+            # The webhook gets each reservation, so its receiver counts as a polling worker that is always
+            # present.
             service.fetchers.polled(WorkerKinds(AddonId(name)), until=FOR_EVER)
         if addon.weight is not None:
             committed(store, SetAddon(AddonId(name), weight=addon.weight, by="settings"))
@@ -163,7 +165,7 @@ def _start_all(settings: Settings, down: ExitStack, accept_loss: bool) -> Server
         server.set_runner(runner[0])
         down.callback(runner[0].stop, stop_times(seconds(settings.server.shutdown_timeout))[0])
     _send_metrics(settings, server, down)
-    # The first step of a stop: grant nothing more.
+    # One of the first steps of a stop: start no further job.
     down.callback(setattr, service.machine, "draining", True)
     _publish(settings, server, down)
     if server.url is not None:
@@ -173,8 +175,8 @@ def _start_all(settings: Settings, down: ExitStack, accept_loss: bool) -> Server
 
 def _instance(settings: Settings) -> str:
     """
-    The permanent id of this data directory. After a crash only the daemon with this id can take its host name
-    again.
+    The permanent id of this data directory. After a crash only a daemon with this id can take the host name
+    again at once.
     """
     file = settings.data_dir / "instance"
     if not file.exists():
@@ -265,7 +267,7 @@ def _info_file(settings: Settings) -> Path:
 
 
 def _unusable(error: OSError, settings: Settings) -> str:
-    """The file and what is wrong with it; if it is the data directory that cannot be used, what to do."""
+    """The file of an error and what is wrong with it; if it is in the data directory, also what to do."""
     file = Path(os.fsdecode(error.filename or settings.data_dir))
     refused = error.errno in (errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EROFS)
     hint = (
@@ -283,8 +285,8 @@ def _where(settings: Settings) -> str:
 
 class _Stop:
     """
-    The signals of a daemon. The first one requests a stop within the time; the second one, or the end of the
-    time, ends the process.
+    Handles the signals of a daemon. The first one requests a stop within the time. The second one, or the end
+    of the time, ends the process.
     """
 
     def __init__(self, within: float) -> None:
@@ -301,8 +303,8 @@ class _Stop:
         if self._requested.is_set():
             os._exit(128 + number)
         log.info("%s: stopping within %s s", number.name, self._within)
-        # The timer thread needs the interpreter, and may not get it on a busy machine or during a long C
-        # call. The kernel's timer does not need it.
+        # On a busy machine or during a long C call the timer's thread may not run. The kernel's timer works
+        # all the same.
         if self._alarmed:
             signal.setitimer(signal.ITIMER_REAL, self._within + _KILL_AFTER)
         self._requested.set()
@@ -329,7 +331,7 @@ def configure_logging(form: str, level: str, stream: TextIO | None = None) -> No
     out = sys.stderr if stream is None else stream
     last: list[structlog.typing.Processor]
     if form == "console" or (form == "auto" and out.isatty()):
-        # Without the values of variables in tracebacks: one may be a password.
+        # Show no values of variables in tracebacks: one may be a password.
         plain = structlog.dev.plain_traceback
         last = [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=plain)]
     else:
@@ -347,6 +349,6 @@ def configure_logging(form: str, level: str, stream: TextIO | None = None) -> No
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # No line for each request: the metrics count them.
+    # Their lines about each request or connection would fill the log.
     for noisy in ("uvicorn.access", "uvicorn.error", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,10 +1,10 @@
 """
 Sends the metrics of `/metrics` to an OpenTelemetry collector (OTLP over HTTP) at regular intervals.
 
-The metric families are converted as they are, so both readers get the same numbers and no event is counted
-twice. Of OpenTelemetry's SDK only the data types and the exporter are used, which handles headers,
-certificates and retries. While the collector is away one line is logged; the next sums contain what it
-missed.
+The metric families of `/metrics` are converted, so Prometheus and the collector get the same numbers, and no
+event is counted twice. OpenTelemetry's SDK provides only the data types and the exporter, which handles
+headers, certificates and retries. While the collector is away this module logs one line; the next sums
+contain what the collector missed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class OtlpExport:
         resource = {"service.name": "penstock", "service.version": penstock.__version__, **attributes}
         self._resource = Resource(resource).merge(
             OTELResourceDetector().detect()
-        )  # OTEL_SERVICE_NAME and the like
+        )  # adds those of OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
         self._began_ns = time.time_ns()
         self._over, self._refused = threading.Event(), False
         self._refusals = _RefusalLog()
@@ -98,7 +98,7 @@ class OtlpExport:
         try:
             data = measured(self._families(), self._resource, self._began_ns, time.time_ns())
             sent = self._exporter.export(data, timeout_millis=timeout_ms) is MetricExportResult.SUCCESS
-        except Exception:  # an exporter may raise anything; other parts report a store in trouble
+        except Exception:  # an exporter may raise anything; other parts report errors of the store
             log.debug("metrics were not sent", exc_info=True)
             sent = False
         if sent and self._refused:
@@ -112,7 +112,8 @@ class OtlpExport:
 
 class _RefusalLog(logging.Handler):
     """
-    Keeps the last error that the exporter logged. The exporter logs each try; this module logs one line.
+    Keeps the last error that the exporter logged, in place of its log line for each try: this module logs one
+    line.
     """
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ def measured(families: Iterable[Family], resource: Resource, began_ns: int, now_
 
 
 def _metric(family: Family, began_ns: int, now_ns: int) -> Metric:
-    """One metric. A collector that passes it on to Prometheus restores the name in `/metrics`."""
+    """One metric. If a collector passes it on to Prometheus, it gets the name of `/metrics` again."""
     name, unit = family.name.replace("_", ".", 1), ""
     if name.endswith("_seconds"):
         name, unit = name.removesuffix("_seconds"), "s"
@@ -151,7 +152,10 @@ def _metric(family: Family, began_ns: int, now_ns: int) -> Metric:
 
 
 def _distributions(samples: list[Sample], began_ns: int, now_ns: int) -> Iterator[HistogramDataPoint]:
-    """Histograms: Prometheus counts the values up to each bound, OpenTelemetry those between two bounds."""
+    """
+    The data points of a histogram. Prometheus counts the values up to each bound, OpenTelemetry those between
+    two.
+    """
     rising = [
         (float(sample.labels["le"]), int(sample.value))
         for sample in samples

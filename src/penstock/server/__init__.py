@@ -1,5 +1,5 @@
 """
-The scheduler over HTTP. `routes` is the table of the API, `app` serves it, `listener` listens.
+The scheduler over HTTP: `routes` is the table of the API, `app` serves it, `listener` accepts connections.
 
-Nothing is imported here, so that importing one module does not import the whole server.
+This file imports nothing, so that importing one module does not import the whole server.
 """

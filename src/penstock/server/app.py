@@ -3,8 +3,8 @@ The API as an ASGI application: every request passes the same checks in the same
 
     host, origin, site -> token -> route -> scope -> limits -> query, body -> handler -> answer
 
-There is no web framework: it doubled the cost of a small request, and the route table has all that it would
-add.
+There is no web framework: it doubled the cost of a small request, and the route table has everything that a
+framework would add.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ _ALWAYS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits of one token, and of one request."""
+    """Limits of one token (open requests, of these the waiting ones), and of one request."""
 
     requests: int = 256
     waiting: int = 64
     #: The longest wait that a client may ask for: some proxies close a silent connection early.
     longest_wait_sec: float = wire.MAX_WAIT_SEC
-    #: Seconds after which a stream is closed whose client reads nothing.
+    #: A stream is closed if its client reads nothing for this many seconds.
     unread_sec: float = 10.0
 
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _SAME_SITE: Final = frozenset({b"same-origin", b"none"})
-#: Headers that may be sent only once: a proxy could read another copy than this server.
+#: Headers that a request may have only once: of two copies a proxy could read one, and this server the other.
 _SINGLE: Final = frozenset(
     {b"host", b"authorization", b"origin", b"content-type", b"content-length", b"sec-fetch-site"}
 )
@@ -76,8 +76,8 @@ def check_origin(headers: Mapping[bytes, bytes], hosts: frozenset[str], *, any_s
     Refuse a request that another site makes in a user's browser. `hosts`: the names of this server, without a
     port. `any_site`: accept any Sec-Fetch-Site.
 
-    A page in a browser on this machine can reach a loopback port, by a form, a script, or a name that it
-    later points at 127.0.0.1. It cannot choose its Host, its Origin or its Sec-Fetch-Site.
+    A web page in a browser on this machine can reach a loopback port: by a form, by a script, or by a name
+    that it points at 127.0.0.1 later. It cannot choose the headers Host, Origin and Sec-Fetch-Site.
     """
     host = _without_port(headers.get(b"host", b"").decode("latin-1")).lower()
     if host not in hosts:
@@ -204,7 +204,7 @@ class Api:
         except TooLarge as error:
             raise _naming_payload(error, route) from None
         if route.body is None or route.decode is None:
-            # The route has no fields, so an empty object counts as no body.
+            # The route takes no body. An empty object is accepted as none.
             return _NOTHING(content, request.headers) if content else None
         if not content and route.body_optional:
             return route.body()
@@ -259,7 +259,7 @@ _NOTHING: Final = Decoder(wire.Nothing)
 
 
 def _came_without_tls(headers: Iterable[Header]) -> bool:
-    """Whether a declared proxy received the request without TLS. Of other peers this header is ignored."""
+    """Whether the headers of a declared proxy say that it received the request without TLS."""
     return any(name == b"x-forwarded-proto" and value.lower() != b"https" for name, value in headers)
 
 
@@ -292,7 +292,9 @@ def _naming_payload(error: TooLarge, route: Route) -> TooLarge:
 
 
 class Router:
-    """Finds the route of a path. Most paths are looked up as they are; an id in a path is replaced first."""
+    """
+    Finds the route of a path. If the path is not in the table as it is, the part after a known head is an id.
+    """
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self._verbs: dict[str, dict[str, Route]] = {}
@@ -306,7 +308,7 @@ class Router:
                 self._heads.add(head)
 
     def find(self, verb: str, path: str) -> tuple[Route, str]:
-        """The route, and the value of its path parameter."""
+        """The route, and the value of its path parameter. Raises NoRoute or WrongVerb."""
         parameter, verbs = "", self._verbs.get(path)
         if verbs is None:
             parameter, verbs = self._with_id(path)

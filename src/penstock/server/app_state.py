@@ -34,7 +34,7 @@ T = TypeVar("T")
 #: Threads for blocking calls, and how many of them one addon (or one unbound token) may use at once.
 _THREADS: Final = 12
 _THREADS_PER_OWNER: Final = 8
-#: The owner of the server's own calls. They take turns like those of others, but have no limit.
+#: The owner of the server's own calls. It takes its turn like other owners, but has no limit.
 SERVER_OWNER: Final = ""
 
 
@@ -84,8 +84,8 @@ class AppState:
 
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
         """
-        Run a call in one of a few threads, on behalf of all clients: the store may wait for a disk or a lock,
-        and the event loop must not.
+        Call `function` in a thread, for the server itself: the store may wait for a disk or a lock, and the
+        event loop must not.
         """
         return self.pool.run(SERVER_OWNER, function, *args)
 
@@ -98,8 +98,8 @@ class AppState:
 
     async def is_healthy(self) -> bool:
         """
-        Whether the store answers. Checked at most once a second: any client may ask without a token, so it
-        must be cheap.
+        Whether this host has no problems. Checked at most once a second: a client needs no token to ask, so
+        it must be cheap.
         """
         at, healthy = self._health
         now = self.loop.time()
@@ -150,8 +150,8 @@ class FairPool:
     A few threads for blocking calls, shared fairly: each owner (an addon, or an unbound token) has its own
     queue, and the owners take turns.
 
-    With a single queue one owner with hundreds of slow reads would delay the heartbeats of all others until
-    their leases end. `per_owner`: the threads that one owner may use at once. All but the calls themselves
+    With a single queue, one owner with hundreds of slow reads would delay the heartbeats of all others until
+    their leases end. `per_owner`: the most threads that one owner may use at once. Everything but the calls
     runs on one event loop, so there is no lock.
     """
 
@@ -176,7 +176,7 @@ class FairPool:
                 self._queues.move_to_end(owner)
             else:
                 del self._queues[owner]
-            if not waiting.answer.done():  # done: its client has gone away
+            if not waiting.answer.done():  # if done, the client has gone away
                 self._free -= 1
                 self._running[owner] += 1
                 self._threads.submit(self._call, owner, waiting)
@@ -192,7 +192,7 @@ class FairPool:
         result, error = None, None
         try:
             result = waiting.function()
-        except BaseException as raised:  # noqa: BLE001 - it belongs to the caller
+        except BaseException as raised:  # noqa: BLE001 - the caller gets it
             error = raised
         with suppress(RuntimeError):  # the loop is closed: the server has stopped
             self._loop.call_soon_threadsafe(self._ended, owner, waiting.answer, result, error)
@@ -214,8 +214,8 @@ class FairPool:
 
 class EventAddons:
     """
-    The addon of each event, which the event itself does not name. A job never changes its addon, so a found
-    addon is cached.
+    Finds the addon of an event, which the event itself does not name. A job never changes its addon, so
+    addons are cached.
     """
 
     _KEPT: Final = 50_000
@@ -240,7 +240,7 @@ class EventAddons:
         if addon_id is None and (job := self._store.job(job_id)) is not None:
             addon_id = self._addons[job_id] = job.intent.addon_id
         if addon_id is None and (group := self._store.group(job_id)) is not None:
-            addon_id = group.addon_id  # of an array or a batch; a name may mean another batch later
+            addon_id = group.addon_id  # not cached: the name may be that of another batch later
         return addon_id
 
     def _of(self, event: Event) -> str | None:
@@ -279,8 +279,8 @@ class AttachedPrograms:
 
     def _make_room(self, addon_id: str | None) -> None:
         """
-        Remove a program of the addon that has the most, unless the new program's addon would then have as
-        many. So no addon can take all places.
+        Remove the oldest snapshot of the addon that has the most programs. Raises TooMany if the new
+        program's addon would then have as many. So no addon can take all places.
         """
         held = Counter(owner for owner, _ in self._snapshots)
         [(largest, most)] = held.most_common(1)

@@ -1,17 +1,17 @@
 """
 Connections: how many each peer may have, and the limits that hold before the application gets a request.
 
-A client that opens connections and sends nothing must not lock the others out. So a full listener accepts a
-new connection and closes an idle one: the oldest first, and those whose client has shown a valid token last.
-Requests are limited by token, so only clients with a token can fill a listener for good, and each peer only
-up to its own budget.
+A client that opens connections and sends nothing must not lock others out. So a full listener accepts a new
+connection and closes an idle one: the oldest first, and those whose client has shown a valid token last. The
+application limits requests by token, so only clients with a token can fill a listener for good, and each peer
+only up to its own budget.
 
-The servers of asyncio count no connection before its TLS handshake is over. So each listener accepts by
+The servers of asyncio count a connection only after its TLS handshake. So each listener accepts connections
 itself, and takes a place in the budget before TLS and before it reads a byte. The Unix socket has a budget of
 its own, so its owner can always connect, whatever happens on TCP.
 
-The head of a request has an absolute deadline and size, so sending a byte now and then gains no time. An
-answer that is not read has a deadline too.
+The head of a request has a fixed deadline and size, so a client gains no time by sending a byte now and then.
+There is a deadline for reading an answer too.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class ConnectionLimits:
     `connections`: the most over TCP, of which one peer may have `per_peer`. `local`: the most over the Unix
     socket.
 
-    `head_sec`: for the head of a request, from its first byte or from the connection, and for a TLS
-    handshake. `body_sec`: for the body. `unread_sec`: for a client to read the bytes that wait to be sent.
+    `head_sec`: the time for a TLS handshake, and for the head of a request from its first byte or from the
+    connection. `body_sec`: the time for the body. `unread_sec`: the time in which a client must read the
+    bytes that wait to be sent.
     """
 
     connections: int = 1_000
@@ -110,7 +111,7 @@ class SocketListener:
             self.loop.remove_reader(self._sock)
 
     def _accept(self) -> None:
-        """Accept a few at a time: the event loop serves open connections in between."""
+        """Accept a few connections at a time, so that the event loop can serve open ones in between."""
         for _ in range(_AT_ONCE):
             try:
                 sock, _ = self._sock.accept()
@@ -119,7 +120,7 @@ class SocketListener:
                     log.warning("no connection can be accepted now: %s", error.strerror)
                     self._pause()
                     self._again = self.loop.call_later(_WAIT_FOR_DESCRIPTORS, self._resume)
-                return  # no connection waits any more
+                return  # no further connection waits
             sock.setblocking(False)
             try:
                 self._admit(sock)
@@ -158,7 +159,7 @@ class SocketListener:
     def _opened(self, task: asyncio.Task[Any], sock: socket.socket, connection: HttpConnection) -> None:
         self._opening.discard(task)
         if task.cancelled() or task.exception() is not None:
-            # The handshake failed, took too long, or was ended to make room.
+            # The handshake failed, took too long, or was canceled to make room.
             self.budget.leave(connection)
             sock.close()
 
@@ -215,7 +216,7 @@ class Peers:
 
 
 def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The address; an IPv4 address that came by an IPv6 socket as IPv4."""
+    """The address. An IPv4 address that an IPv6 socket reports becomes IPv4 again."""
     read = ipaddress.ip_address(address.partition("%")[0])
     return (read.ipv4_mapped or read) if isinstance(read, ipaddress.IPv6Address) else read
 
@@ -231,8 +232,8 @@ def _limited(address: str) -> str:
 
 class ConnectionBudget:
     """
-    The places for connections, in all and per peer. `unlimited`: peers without a limit of their own, because
-    many clients come through them (declared proxies).
+    Counts connections, in all and per peer. `unlimited`: declared proxies, which have no limit of their own
+    because many clients come through them.
     """
 
     def __init__(self, most: int, per_peer: int, unlimited: frozenset[str] = frozenset()) -> None:
@@ -244,7 +245,7 @@ class ConnectionBudget:
         return sum(map(len, self._peers.values()))
 
     def enter(self, connection: HttpConnection) -> bool:
-        """Take a place, if necessary that of an idle connection. False: there is none."""
+        """Take a place; if all are taken, close an idle connection for it. False: no connection is idle."""
         own = self._peers.get(connection.peer, {})
         if len(own) >= self._per_peer and connection.peer not in self._unlimited:
             candidates = [own]
@@ -285,13 +286,13 @@ class ConnectionBudget:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """One HTTP connection. `local`: it came by the Unix socket. `proxied`: a declared proxy made it."""
+    """One HTTP connection. `local`: it is on the Unix socket. `proxied`: a declared proxy opened it."""
 
     def __init__(self, listener: SocketListener, peer: str, *, proxied: bool) -> None:
         super().__init__(listener.config, listener.state, {}, listener.loop)
         self._limits, self._budget, self.peer = listener.limits, listener.budget, peer
         self.local, self.proxied = listener.local, proxied
-        #: The TLS handshake, until the connection is made.
+        #: The task that opens the connection, with its TLS handshake.
         self.opening: asyncio.Task[Any] | None = None
         self._made = self._had_request = False
         self._timer: asyncio.TimerHandle | None = None
@@ -319,6 +320,9 @@ class HttpConnection(HttpToolsProtocol):
         return cycle is None or cycle.response_complete
 
     def give_way(self) -> None:
+        """
+        Close, to make room for another connection. A client that has sent no request gets an answer first.
+        """
         if self._made:
             if not self._had_request:
                 self._refuse(503, "too_many", "too many connections are open")
@@ -364,7 +368,7 @@ class HttpConnection(HttpToolsProtocol):
             self._start_deadline(self._limits.body_sec)
         elif self._in_head or self.cycle.response_complete:
             # Between requests too: a client may send the rest of an answered request slowly, or line feeds
-            # before the next.
+            # before the next request.
             self._start_deadline(self._limits.head_sec)
 
     def on_message_begin(self) -> None:
@@ -380,7 +384,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers += 1
         self._count(len(name) + len(value))
-        # After the head these are trailers, which are ignored: they were not checked with the headers.
+        # After the head these are trailers, which are ignored: the application checks headers alone.
         if self._in_head:
             super().on_header(name, value)
 
@@ -421,11 +425,11 @@ class HttpConnection(HttpToolsProtocol):
     def _on_deadline(self) -> None:
         self._timer = None
         if self.cycle is not None and not self.cycle.response_complete and not self._in_body:
-            return  # a request is being served: this server delays the next one
+            return  # the server itself is slow: it still serves a request
         self._refuse(408, "too_slow", "the request did not arrive in time")
 
     def _refuse(self, status: int, code: str, detail: str) -> None:
-        """Answer before there is a request, and close the connection."""
+        """Send a refusal without the application, and close the connection."""
         self.transport.write(refusal(status, code, detail, "Send a smaller request, at once."))
         self.transport.close()
 

@@ -1,10 +1,10 @@
 """
-The sources that clients wait for: new events, jobs to claim, and live stats. Each is read once for all
-clients, and no waiting client takes a thread.
+The event hub, the claim queue and the stats stream: new events, jobs and live stats for the clients that wait
+for them. Each is read once for all clients, and no waiting client takes a thread.
 
 The store calls `notify` after each commit, from its own thread. One task then reads the new events and keeps
-the last few thousand, so a hundred streams cost one read. A client that has fallen further behind reads the
-store itself. While no client waits, nothing is read.
+the last few thousand in memory, so a hundred streams cost one read. A client that is further behind reads the
+store. While no client waits, nothing is read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EventRun(Protocol):
 
 _KEPT: Final = 5_000
 _PAGE: Final = 500
-#: Events after which a job may start that could not before.
+#: Events after which another job may start.
 STARTABLE: Final = frozenset(EventKind) - {
     EventKind.DENIED, EventKind.RUNNING, EventKind.CHECKPOINT, EventKind.ADMITTED, EventKind.ALERT,
     EventKind.TOKEN_MADE, EventKind.TOKEN_REVOKED, EventKind.LOGIN, EventKind.RESTORED,
@@ -71,7 +71,7 @@ class EventHub:
         self.closed = False
 
     def notify(self) -> None:
-        """Read new events soon. May be called from any thread; further calls meanwhile add nothing."""
+        """Read new events soon. May be called from any thread; calls before that read add nothing."""
         if not self._pending and not self._loop.is_closed():
             self._pending = True
             try:
@@ -90,7 +90,7 @@ class EventHub:
             self._stale = False
             try:
                 batch = await self._run(self._store.events, self.position, _PAGE)
-            except Exception:  # waiting clients read again anyway, and get the store's error themselves
+            except Exception:  # waiting clients read again after a time, and get the store's error themselves
                 log.exception("the trail cannot be read")
                 return
             if batch:
@@ -117,7 +117,7 @@ class EventHub:
         return len(self._waiters)
 
     async def __aenter__(self) -> Self:
-        """Become a reader. The first reader finds the end of the trail; the others wait for that."""
+        """Become a reader. The first reader finds the end of the trail, and the others wait until it has."""
         async with self._entry:
             if not self._readers:
                 await self._find_end()
@@ -136,7 +136,9 @@ class EventHub:
             self._after = self.position = end
 
     async def page(self, after: int, limit: int, run: EventRun | None = None) -> list[Event]:
-        """A page of events, from memory if it reaches back far enough, else from the store by `run`."""
+        """
+        A page of events: from memory if that has all events after `after`, else from the store by `run`.
+        """
         if self._readers and self._after <= after:
             start = bisect_right(self._events, after, key=lambda event: event.seq)
             return list(islice(self._events, start, start + limit))
@@ -144,9 +146,9 @@ class EventHub:
 
     async def wait(self, since: int, seconds: float, wants: Callable[[Event], bool]) -> bool:
         """
-        Wait until such an event is read, the time is over, or the server stops. Returns whether there was
-        one. `since`: the `position` before the caller last read, so that no event in between is missed. For
-        readers.
+        Wait until the hub reads an event that `wants` accepts, the time is over, or the server stops. Returns
+        whether there is one. `since`: the `position` before the caller's last read, so that no event in
+        between is missed. Only for readers.
         """
         if self.closed or seconds <= 0:
             return False
@@ -168,7 +170,7 @@ class EventHub:
         self._wake(self._waiters)
 
 
-#: Seconds for which an empty answer stays valid without an event: only the time can change it then.
+#: Without an event, "no job for these kinds" stays valid for this many seconds: only the time can change it.
 _EMPTY_FOR: Final = 1.0
 _MOST_KINDS: Final = 1_000
 
@@ -177,8 +179,8 @@ class ClaimQueue:
     """
     The clients that wait for jobs, in a queue for each combination of addon and types.
 
-    After an event the first client claims; the next claims only if the first got as many jobs as it wanted.
-    So a thousand idle workers cost one claim and not a thousand.
+    After an event the first client claims. The next one claims only if the first got as many jobs as it
+    wanted. So a thousand idle workers cost one claim and not a thousand.
     """
 
     def __init__(self, job_service: JobService, hub: EventHub) -> None:
@@ -222,7 +224,7 @@ def event_view(event: Event) -> wire.EventInfo:
 
 
 _EVERY: Final = 1.0
-#: After so many seconds without a notification the store is read anyway: one may have been lost.
+#: After this many seconds without a commit the store is read anyway: a notification may have been lost.
 _UNNOTIFIED: Final = 10
 
 
@@ -264,7 +266,7 @@ class StatsStream:
         while not self.closed:
             try:
                 await self.measure_second()
-            except Exception:  # other parts report a store in trouble; the next second may succeed
+            except Exception:  # other parts report the store's error; the next second may succeed
                 log.exception("the live stats of this second are missing")
                 self.changed = True
             async with self._made:

@@ -1,5 +1,5 @@
 """
-The listener: serves a loopback port and a Unix socket, on one event loop in a thread of its own.
+The server: listens on a TCP address and a Unix socket, with one event loop in a thread of its own.
 
 uvicorn's protocol class reads and writes HTTP. Its server class is not used: it wakes ten times a second even
 without clients, and cannot end a stream.
@@ -49,8 +49,8 @@ class Config:
     The options of a server. `directory` has the tokens and must be private. `bind` None: no TCP. `socket`
     None: no Unix socket.
 
-    The settings refuse an address beyond loopback without TLS and `allowed_hosts`. If one gets here all the
-    same, connections and requests from other machines are refused (`Peers`, `check_origin`).
+    The settings refuse an address beyond loopback without TLS and `allowed_hosts`. If such an address gets
+    here, connections and requests from other machines are refused (`Peers`, `check_origin`).
     """
 
     directory: Path
@@ -75,7 +75,7 @@ class Config:
 
 
 def serve(service: SchedulerService, config: Config) -> Server:
-    """Start a server. It listens when this returns."""
+    """Start a server; it listens when this returns."""
     return Server(service, config).start()
 
 
@@ -86,7 +86,7 @@ class Server:
         self.tokens = TokenFile(config.directory, service.store.now, first=config.token_file)
         self.token_file = config.token_file or config.directory / FIRST_FILE
         self.port = 0
-        #: None: no Unix socket, or its path is too long for the kernel. The server then listens on TCP alone.
+        #: None: the server listens on TCP alone. Also if the path of the socket is too long for the kernel.
         self.socket = config.socket
         if self.socket is not None and len(bytes(self.socket)) > _MAX_SOCKET_PATH:
             log.warning("no Unix socket: the path %s is too long; clients need PENSTOCK_URL", self.socket)
@@ -263,7 +263,7 @@ class Server:
 
 
 def _clear_stale(path: Path) -> None:
-    """Remove the socket of a daemon that was killed. Refused if another process listens on it."""
+    """Remove the socket of a daemon that was killed. Raises Unavailable if another process listens on it."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -276,8 +276,8 @@ def _clear_stale(path: Path) -> None:
 
 def most_connections(limits: ConnectionLimits, *, unix: bool) -> int:
     """
-    The most connections. Half of the descriptors of this process are reserved for jobs, their output and the
-    database.
+    The most connections that a listener may have. Half of this process's descriptors are reserved for jobs,
+    their output and the database.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if most == resource.RLIM_INFINITY:

@@ -1,8 +1,9 @@
 """
 `/metrics` for Prometheus: counters from the trail, and gauges that are read at each request.
 
-Labels are bounded. Users name addons, so only the fifty addons with most jobs get a label of their own; the
-rest are `other`. Of job types, the fifty with most attempts are shown.
+The number of label values is limited, because users name addons and job types. The fifty addons with most
+jobs have a label of their own, and the others share `other`. Of job types, the fifty with most attempts are
+shown.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ class MetricsCollector(Collector):
 
 
 def _type_gauges(stats: list[TypeStats]) -> Iterator[Metric]:
-    """Gauges of the fifty types with most attempts, without their sizes: users name those."""
+    """
+    Gauges of the fifty types with most attempts; their sizes are left out, because users name these too.
+    """
     ranked = sorted((one for one in stats if not one.size), key=lambda one: -one.runs)[:_NAMED_TYPES]
     for name, about, field in (
         ("penstock_type_duration_seconds", "Median duration of a job type, learned.", "duration_sec"),
@@ -138,7 +141,8 @@ def _bounded(addons: list[Addon]) -> dict[str, list[Addon]]:
 
 def _bounded_labels(waiting: Mapping[tuple[str, ...], WaitingWork]) -> dict[tuple[str], WaitingWork]:
     """
-    The most used label sets. Jobs without labels are always included, so that an autoscaler gets a number.
+    The label sets with the most waiting units; the others share `other`. Jobs without labels are always
+    included, so that an autoscaler gets a number.
     """
     ranked = sorted(waiting.items(), key=lambda item: -item[1].units)
     named = {("",): WaitingWork(0, 0)} | {

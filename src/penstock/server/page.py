@@ -1,5 +1,5 @@
 """
-The web page: its files, and the request that turns the code of a login link into a session.
+Serves the web page: its files, and the request that turns the code of a login link into a session.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class WebPage:
 
     def is_opened_by(self, request: Request[Any, Any]) -> bool:
         """
-        Whether this request opens the page by a link, as from a mail, which the browser marks as cross-site.
-        No other path accepts such requests.
+        Whether this request opens the page itself. A link in a mail does that too, and the browser marks such
+        a request as cross-site; no other path accepts those.
         """
         return bool(request.scope["path"] == "/" and request.scope["method"] == "GET")
 

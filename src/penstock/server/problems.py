@@ -1,8 +1,9 @@
 """
-Every error as application/problem+json: what happened, which fields, and what to do about it.
+Turns every error into application/problem+json: what happened, which fields are wrong, and what to do about
+it.
 
-Errors of the core have their code, status and data. The refusals of HTTP itself are added to the same tree
-here. Any other error is a bug of Penstock: it is logged with its traceback, and the client learns only that
+Errors of the core have a code, a status and data. This file adds the refusals of HTTP itself to the same
+tree. Any other error is a bug of Penstock: it is logged with its traceback, and the client learns only that
 it happened.
 """
 
@@ -46,7 +47,7 @@ class Forbidden(Refused):
 
 
 class OverLimit(Refused):
-    """The token may submit, but not this much."""
+    """The request goes beyond the limits of its token: its addon, units, priority or rights."""
 
     code = "over_token_limit"
     status = 403
@@ -130,7 +131,8 @@ HINTS: Final[dict[str, tuple[str, str]]] = {
 _OURS: Final = ("Something went wrong in Penstock", "The log of the daemon has the details.")
 
 
-#: The most fields in an answer, and the longest quotation: an answer must not be larger than its request.
+#: The most wrong fields in an answer, and the most characters of a message and of a field's name: an answer
+#: must not be larger than its request.
 MOST_PROBLEMS: Final = 20
 _MOST_WORDS: Final = 1_000
 _MOST_NAME: Final = 100

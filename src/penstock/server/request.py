@@ -1,8 +1,8 @@
 """
 One request: reads its headers, query and body within limits, names every wrong field, and sends the answer.
 
-msgspec decodes a body in one pass. Only if that fails the body is decoded field by field, to name all wrong
-fields and not just the first: the client can then correct them all at once.
+msgspec decodes a body in one pass. If that fails, the body is decoded again field by field, to name all wrong
+fields and not just the first: then the client can correct them all at once.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ Header = tuple[bytes, bytes]
 #: The name of a field, and what is wrong with it.
 Problem = tuple[str, str]
 
-#: Seconds between two checks of a waiting request: some changes (an earliest start, a quiet machine) cause no
-#: event.
+#: The most seconds between two checks of a waiting request: some changes (an earliest start has come, the
+#: machine is quiet) cause no event.
 _LOOK_AGAIN: Final = 2.0
 
 
@@ -128,7 +128,7 @@ class Request(Generic[Q, B]):
         return job
 
     def _why_no_job(self, job_id: JobId) -> str:
-        """Why there is no such job. An index of an array that still waits has none yet."""
+        """Why there is no such job. An index of an array may have no job yet, or no longer."""
         member = member_of(job_id)
         record = None if member is None else self.store.array(member[0])
         if member is None or record is None or not self.owns(record.array.intent.addon_id):
@@ -163,8 +163,8 @@ class Request(Generic[Q, B]):
 
     def run(self, function: Callable[..., T], *args: Any) -> Awaitable[T]:
         """
-        Call `function` in a thread, within the client's share of the threads. All tokens of an addon share
-        one.
+        Call `function` in a thread, within the client's share of the threads. The tokens of one addon have
+        one share together.
         """
         return self.app_state.pool.run(self.principal.addon_id or self.principal.name, function, *args)
 
@@ -238,7 +238,8 @@ class Request(Generic[Q, B]):
             body = message["body"]
             size += len(body)
             too_large = too_large or size > MAX_BODY
-            # Read on for a while and drop it: a client that still sends would not read the answer.
+            # Read and drop some of a body that is too large: a client that still sends would not read the
+            # answer.
             if not too_large:
                 parts.append(body)
             if not message["more_body"] or size > 16 * MAX_BODY:
@@ -266,7 +267,7 @@ _MOST_DIGITS: Final = 19
 
 def number(text: bytes) -> int | None:
     """
-    The whole number, 0 or more, of a header. None for anything else, and for too many digits.
+    The value of a header as a whole number, 0 or more; None: it is something else, or has too many digits.
     """
     return int(text) if text.isdigit() and len(text) <= _MOST_DIGITS else None
 
@@ -328,8 +329,8 @@ _TOO_DEEP: Final = ("body", f"must not be nested deeper than {MAX_DEPTH}")
 
 def _refusal(problems: Iterable[Problem], otherwise: Problem) -> BadFields:
     """
-    A refusal with as many problems as an answer shows, and one more to say so: a megabyte of unknown fields
-    need not be listed.
+    A refusal with at most one problem more than an answer lists, so that the answer can say that there are
+    more. `otherwise`: the problem if none is found.
     """
     return naming_fields(BadFields, *(list(islice(problems, MOST_PROBLEMS + 1)) or [otherwise]))
 
@@ -340,10 +341,10 @@ _REST: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 def too_deep(body: bytes) -> bool:
     """
-    Whether the body is nested too deep, without parsing it: remove everything but the brackets, then the
-    innermost level in each pass. 32 passes over a megabyte of brackets take a few milliseconds; a loop over
-    its characters would block the event loop for half a second. A regular expression would start again at
-    every quote of an unterminated string, which takes a minute for 64 KB.
+    Whether the body is nested too deep, found without parsing it: remove everything but the brackets, then
+    the innermost level in each pass. 32 passes over a megabyte of brackets take a few milliseconds. A loop
+    over its characters would block the event loop for half a second. A regular expression would start again
+    at every quote of an unterminated string, which takes a minute for 64 KB.
     """
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return False
@@ -412,7 +413,7 @@ def _field_problems(
 
 
 def _problem_of(error: msgspec.ValidationError, field: str = "") -> Problem:
-    """The field and the problem in a message of msgspec. The field is after the last ` - at `."""
+    """The field and the problem from a message of msgspec, which has the field after the last ` - at `."""
     message, _, place = str(error).rpartition(" - at ")
     path = place.removeprefix("`key` in ")
     if not message or not (path.startswith("`$") and path.endswith("`")):
@@ -457,7 +458,7 @@ def as_answer(kind: type[S], *sources: object, **fields: object) -> S:
     Make an answer from `fields`; each further field comes from the first source that has one of this name.
     Moments become datetimes.
 
-    A name that no source has raises AttributeError, so a test with one request of each kind finds wrong
+    A field that no source has raises AttributeError, so a test with one request of each kind finds wrong
     names.
     """
     for name, at, is_moment in _origins(kind, *map(type, sources)):

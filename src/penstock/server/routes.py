@@ -1,10 +1,10 @@
 """
-The API as one table, and its OpenAPI 3.1 description. Routing, rights, validation and the list in
+The table of the API, and its OpenAPI 3.1 description. Routing, rights, validation and the list in
 `docs/http.md` are made from the table.
 
-Every route must name the scope that it needs: the field has no default. Routes without a token are OPEN, and
-a test lists them. The types of query, body and answer of a route are those that its handler declares: `def
-edit(request: Request[None, wire.Edit]) -> wire.JobInfo`.
+Every route must name the scope that it needs: the field has no default. A route that needs no token is OPEN,
+and a test lists these. The handler declares the types of its query, body and answer: `def edit(request:
+Request[None, wire.Edit]) -> wire.JobInfo` has no query, the body `Edit` and the answer `JobInfo`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ OPEN: Final = OpenRoute.OPEN
 
 @dataclass
 class Route:
+    """A line of the table: verb and path, the scope that they need, and the handler that answers."""
+
     verb: str
     path: str
     scope: Scope | OpenRoute
     handler: Callable[..., Any]
     summary: str
-    #: The type of the server-sent events that are the answer, for as long as the client reads.
+    #: For an answer that is a stream: the type of its server-sent events.
     streams: type[msgspec.Struct] | None = None
     #: The content type of an answer that is not JSON.
     plain: bytes = b""
@@ -205,13 +207,13 @@ async def healthz(request: Request[None, None]) -> wire.Health:
 
 
 def openapi(_: Request[None, None]) -> wire.Description:
-    """Not a coroutine: the first description takes long, so it is made in a thread."""
+    """No coroutine, so that it runs in a thread: making the first description takes long."""
     return _description()
 
 
 @cache
 def _description() -> wire.Description:
-    """The description, made at the first request: it takes longer than the rest of a start."""
+    """The description, made at the first request: it takes longer than starting the rest of the server."""
     return wire.Description(**describe(ALL_ROUTES))
 
 

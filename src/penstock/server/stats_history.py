@@ -1,11 +1,12 @@
 """
-The figures of the last seven days, minute by minute, for the page's charts; kept across restarts.
+The stats history: the live stats of the last seven days by the minute, for the page's charts, in a file.
 
-Each minute is appended as one line of JSON to a file in the data directory: at most 10,080 lines, about a
-megabyte. Nothing but the charts depends on the file: if it cannot be read or written, the charts lose their
-past and a line is logged. At the start it is rewritten without the lines that are too old.
+The server appends each minute as one line of JSON to a file in the data directory: at most 10,080 lines,
+about a megabyte. At its start it rewrites the file without the lines that are too old. Nothing but the charts
+depends on the file: if it cannot be read or written, the server logs that once, and the charts lose their
+past.
 
-A minute in which the scheduler did not run has no line. A reader gets an entry without figures for it, so
+A minute in which the scheduler did not run has no line. `points` makes an entry without figures for it, so
 that a chart shows a gap.
 """
 
@@ -67,7 +68,8 @@ class StatsHistory:
 
     def add(self, second: wire.StatsSecond) -> None:
         """
-        Add a second. The first second of another minute writes the minute before. Older seconds are ignored.
+        Add a second. The first second of a new minute writes the minute before. A second that is not newer
+        than the last one is ignored.
         """
         if self._seconds and second.at <= self._seconds[-1].at:
             return
@@ -76,7 +78,7 @@ class StatsHistory:
         self._seconds.append(second)
 
     def is_due(self, now: float) -> bool:
-        """Whether a second at this moment finishes a minute."""
+        """Whether a second at this moment is the first of a new minute."""
         return bool(self._seconds) and int(now // MINUTE) != int(self._seconds[0].at // MINUTE)
 
     def _finish(self) -> None:
@@ -115,8 +117,8 @@ class StatsHistory:
 
 def merged(at: float, points: Sequence[wire.StatsPoint]) -> wire.StatsPoint:
     """
-    Merge several points: the mean of counts per second and of gauges, the median of the medians, and the
-    highest 95th percentile.
+    One point for several: the mean of the counts and gauges, the median of the medians, and the highest 95th
+    percentile.
     """
     figures: dict[str, float | None] = {}
     for names, of in ((_COUNTS + _GAUGES, _mean), (_P50, median), (_P95, max)):

@@ -1,14 +1,13 @@
 """
-Bearer tokens and sessions of the page: what each client may do. Also ends waiting requests whose token has
-ended.
+Bearer tokens, sessions of the page, and what each allows. Also ends waiting requests whose token has ended.
 
-A token is 256 random bits, so its plain SHA-256 is enough to keep. Tokens are in a file beside the database,
-not in a table: a backup of the jobs has no hashes of secrets, and a locked-out operator can edit a text file.
-The file is replaced as a whole, so a reader sees the old or the new one; every process notices a change
-within half a second.
+A token is 256 random bits, so its plain SHA-256 is safe to store. Tokens are in a file beside the database,
+not in a table: then a backup of the jobs has no hashes of secrets, and an operator without a token can edit a
+text file. The file is replaced as a whole, so a reader sees the old or the new one. Every process notices a
+change within half a second.
 
 A token made with another token is that token's child: it expires no later, and it ends when its parent is
-revoked, expires or is taken out of the file.
+revoked, expires or is removed from the file.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _PREFIX: Final = "pst"
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The client of a request, whose token was checked."""
+    """The client of a request, after its token was checked."""
 
     name: str
     scopes: frozenset[Scope]
@@ -99,7 +98,7 @@ class TokenFile:
         return self.verify(token_id.decode("latin-1"), secret.strip())
 
     def verify(self, token_id: str, proof: bytes) -> Principal:
-        """The principal of the token, if `proof` is the one that was given to `add`."""
+        """The principal of the token, if `proof` is the one with which it was added; else BadToken."""
         self._refresh()
         entry = self._kept.get(token_id)
         digest = hashlib.sha256(proof).hexdigest()
@@ -135,7 +134,7 @@ class TokenFile:
         return self.add(token_id, secret, new, by), secret
 
     def add(self, token_id: str, proof: str, new: NewToken, by: Principal | None = None) -> Token:
-        """Add a token as a child of that of `by`. Only the hash of `proof` is kept."""
+        """Add a token, as a child of the token of `by`. Only the hash of `proof` is kept."""
         with self._lock:
             self._load()
             if by is not None and not self.alive(by):
@@ -170,7 +169,7 @@ class TokenFile:
     def _make_first_token(self, secret_file: Path) -> None:
         token_id, secret = _new_secret()
         kept = self._new(token_id, secret, NewToken(name="made at first start", scopes=list(Scope)))
-        # Write the secret first: a list with its hash and no secret would lock all clients out.
+        # Write the secret first: the token file with its hash, but no secret, would lock all clients out.
         replace_file(secret_file, f"{secret}\n".encode())
         self._save([kept])
 
@@ -255,8 +254,8 @@ class TokenWatch:
     """
     Ends streams and long polls when their token ends.
 
-    A token is checked when a request comes in, but some requests last for hours. While there are such
-    requests, this checks their tokens several times a second. It belongs to one event loop.
+    The application checks a token when a request comes in, but some requests last for hours. While there are
+    such requests, this checks their tokens several times a second. It belongs to one event loop.
     """
 
     def __init__(self, tokens: TokenFile, loop: asyncio.AbstractEventLoop) -> None:
@@ -302,7 +301,7 @@ _SESSION: Final = "page"
 
 
 class OpenedSession(NamedTuple):
-    """A new session. `cookie` and `half` are its two halves; `principal` requested the link."""
+    """A new session. `cookie` and `half` are its two halves; `principal` made the login link."""
 
     cookie: str
     half: str
@@ -315,11 +314,11 @@ class Sessions:
     Sessions of the page: the code of a login link works once and becomes a session of two halves.
 
     A session is a token that expires after twelve hours: it is listed, revoked and kept over a restart like
-    any other, and it ends with the token that requested it. The browser must send two independent random
+    any other, and it ends with the token that made its link. The browser must send two independent random
     halves: a cookie, which no script can read, and a header from the page's script. Browsers send a cookie to
-    every port of a host, so another local server may learn it. The cookie alone is of no use: the other half
-    cannot be computed from it, it is no bearer token, and the daemon keeps only one hash over both halves and
-    the cookie's name.
+    every port of a host, so another local server may learn it. The cookie alone is of no use: it says nothing
+    about the other half, it is no bearer token, and the daemon keeps only one hash over both halves and the
+    cookie's name.
 
     The cookie's name contains the port and a hash of the token file's path, because all schedulers of a host
     share the browser's cookies.
@@ -343,7 +342,10 @@ class Sessions:
         return Login(f"{self._url}/#code={code}", when(now + _CODE_LASTS))
 
     def open(self, code: str, now: Moment) -> OpenedSession:
-        """Turn a code into a session. A code ends with the token that requested it."""
+        """
+        Turn the code of a login link into a session, and remove expired sessions. BadToken: the code is not
+        valid.
+        """
         with self._lock:
             kept = self._codes.pop(_digest(code), None)
         if kept is None or kept[0] <= now:
@@ -381,7 +383,8 @@ class Sessions:
 
     def _proof(self, cookie: str, half: str) -> str:
         """
-        The text that is hashed. It begins unlike any bearer token, so that neither can replace the other.
+        The text that is hashed for a session. It begins unlike any bearer token, so neither can replace the
+        other.
         """
         return f"session {self.cookie} {cookie} {half}"
 

@@ -208,7 +208,7 @@ def _check_known(request: Request[Any, Any], addon_id: AddonId, *, create: bool)
 
 
 def kick(request: Request[None, None]) -> wire.Ok:
-    """Run a round now. The scheduler does not need it; it reassures people."""
+    """Run a round now. The scheduler does not need this: it is for people who want to see one."""
     request.app_state.service.wake()
     return wire.Ok()
 
@@ -306,7 +306,7 @@ def token_make(request: Request[None, wire.NewToken]) -> wire.TokenMade:
     token, secret = request.app_state.tokens.make(body, own)
     try:
         request.app_state.record(EventKind.TOKEN_MADE, "", own, _facts(token))
-    except BaseException:  # every token must be in the trail: without its event the client gets no secret
+    except BaseException:  # the trail must have every token: without its event the client gets no secret
         request.app_state.tokens.revoke(token.token_id)
         raise
     return wire.TokenMade(token, secret)

@@ -88,7 +88,7 @@ def _own(request: Request[Any, Any]) -> ArrayRecord:
 
 
 def _failed(request: Request[Any, Any], record: ArrayRecord) -> str:
-    """As ranges; cut when they grow long."""
+    """The failed indices as ranges, cut after `_MOST_TEXT` characters."""
     text = ""
     for each in _service(request).failed_indices(record):
         text += f",{each}"

@@ -1,9 +1,9 @@
 """
 Handlers for jobs: submit, list, get, cancel, retry, edit, explain.
 
-A client that may submit a command has a shell on the host, so commands need a scope of their own, and shell
-scripts another. A payload that the runner would refuse is refused at the submit, while the client waits for
-the answer.
+A client that may submit a command can run any program on the host, so commands need a scope of their own, and
+shell scripts another. A payload that the runner would refuse is refused at the submit, where the client sees
+it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ async def submit_bulk(request: Request[None, wire.SubmitMany]) -> wire.BulkSubmi
 
 
 def _every_problem(request: Request[Any, Any], intents: list[Intent]) -> BadIntent | None:
-    """One error with the problems of all jobs, each with its place in the list; None: each of them alone is right."""
+    """
+    One error with the problems of all jobs, each with its position in the list; None: no job alone is wrong.
+    """
     now, most = request.store.now(), request.app_state.service.rules.capacity.most
     problems: list[tuple[str, str]] = []
     for i, intent in enumerate(intents):
@@ -83,6 +85,7 @@ def _every_problem(request: Request[Any, Any], intents: list[Intent]) -> BadInte
 
 
 def check_submit(request: Request[Any, Any], intent: Intent, at: str = "") -> None:
+    """Refuse a job that the token may not submit. `at`: where in the body the job's fields are."""
     check_runner(request, intent, at)
     if not request.owns(intent.addon_id):
         message = f"must be {request.principal.addon_id} with this token"
@@ -112,8 +115,8 @@ def _may_see(request: Request[Any, Any], parent: JobId) -> bool:
 
 async def _submit(request: Request[Any, Any], intents: list[Intent], wait_sec: float) -> Sequence[Receipt]:
     """
-    Submit without a waiting thread: the writer answers, and many submits share a commit. A submit that waits
-    for room is dropped when its client goes away.
+    Submit without a thread that waits: the writer answers, and many submits share a commit. A submit that
+    waits for room is dropped when its client goes away.
     """
     app_state = request.app_state
     answer = asyncio.wrap_future(app_state.job_service.submit_soon(intents, wait_sec), loop=app_state.loop)
@@ -129,6 +132,7 @@ async def _submit(request: Request[Any, Any], intents: list[Intent], wait_sec: f
 
 
 def check_runner(request: Request[Any, Any], intent: Intent, at: str = "") -> None:
+    """Refuse a command, script or function that the token may not submit, or that the runner would refuse."""
     if intent.job_type not in JOB_TYPES:
         return
     scope = _SCOPES[intent.job_type]
@@ -145,7 +149,7 @@ def check_runner(request: Request[Any, Any], intent: Intent, at: str = "") -> No
 
 _FAILED: Final = (JobState.FAILED, JobState.BLOCKED)
 _ALLOWED: Final = {state: tuple(str(move) for move in allowed(state)) for state in JobState}
-#: Both directions as tables: combining flags costs more than decoding the rest of a submit.
+#: Tables for both directions: combining flags would cost more than decoding the rest of a submit.
 CONSTRAINT_FLAGS: Final = {
     Constraint(bits): wire.Constraints(
         **{str(flag.name).lower(): bool(flag & Constraint(bits)) for flag in Constraint if flag}
@@ -181,7 +185,7 @@ def intent_from(submit: wire.SubmitBody) -> Intent:
         earliest_start_at=_moment(submit.earliest_start_at),
         max_runtime_sec=submit.max_runtime_sec,
         max_active_sec=submit.max_active_sec,
-        # Rounded up: a limit below a millionth must not become none.
+        # Rounded up: a limit below a millionth must not become 0.
         cost_limit=None if submit.cost_limit is None else max(1, money_of(submit.cost_limit)),
         unit=submit.unit,
         idempotency_key=submit.idempotency_key,
@@ -231,13 +235,15 @@ def _without_foreign_names(request: Request[Any, Any], job: Job) -> Job:
 
 
 def _before(request: Request[Any, Any], jobs: Sequence[Job]) -> dict[int, int]:
-    """By job number: how many jobs are before it in its ready queue, if nothing else tells why it waits."""
+    """
+    By job number: how many jobs are before it in its ready queue. Only for jobs that wait for their turn.
+    """
     now = request.store.now()
     return request.store.jobs_before([job.no for job in jobs if waits_for_turn(job, now)], MOST_BEFORE)
 
 
 def _standing(request: Request[Any, Any], job: Job, last: Dispatch | None, before: int) -> str:
-    """Why the job waits, from data that was read already: a list must not run a round for each row."""
+    """The standing of a job, from data that was read already: a list must not run a round for each row."""
     rules = request.app_state.service.rules
     now = request.store.now()
     return recorded_standing(job, now, last, rules.schedules, before)
@@ -284,7 +290,7 @@ def dependencies(request: Request[None, None]) -> wire.JobDependencies:
         return wire.RelatedJob(other, *words, title_of(j.intent))
 
     def group(dependency: StoredDependency) -> wire.RelatedJob | None:
-        """A batch or an array that the job waits for."""
+        """The batch or array that the job waits for; None: it does not exist, or the token may not see it."""
         record = request.store.array(dependency.parent)
         parent_group = request.store.group(dependency.parent) if record is None else group_of_array(record)
         if parent_group is None or not request.owns(parent_group.addon_id):
@@ -315,7 +321,7 @@ def listing(request: Request[wire.JobsQuery, None]) -> wire.Jobs:
         _search(request, query), newest_first=query.newest_first, limit=query.limit, after=query.after
     )
     jobs = [_without_foreign_names(request, job) for job in request.store.find(search)]
-    # Only these jobs show how their last attempt ended.
+    # Only the standing of these jobs says how their last attempt ended.
     now = request.store.now()
     failed = [
         job for job in jobs if job.state in _FAILED or (job.state == JobState.QUEUED and job.ready_at > now)

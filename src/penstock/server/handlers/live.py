@@ -3,8 +3,8 @@ Handlers for live data: the trail as JSON pages and as server-sent events, the l
 graphs of attached programs, and the output of commands and functions.
 
 The ids of a stream are numbers of the trail, so a client that reconnects with its Last-Event-ID misses no
-event and gets none twice. Each stream reads at its own pace. A stream whose client does not read is closed,
-without effect on the others.
+event and gets none twice. Each stream reads at its own pace. If a client does not read, its stream is closed,
+and the others go on.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ async def events(request: Request[wire.EventsQuery, None]) -> wire.Events:
 
 
 async def _page(cursor: _Cursor, limit: int) -> wire.Events:
-    """Read the store and not the hub: a client whose submit was answered must find it in the trail."""
+    """A page read from the store, not from the hub: a client whose submit was answered must find it there."""
     entries = await cursor.read(limit, direct=True)
     return wire.Events([event_view(event) for entry in entries for event in shown(entry)], cursor.after)
 
 
 async def stream(request: Request[wire.StreamQuery, None]) -> AsyncIterator[bytes]:
-    """Follow the trail. The first step checks the request and may refuse it."""
+    """Follow the trail. The request is checked here, before the stream begins, so that it can be refused."""
     query = request.query
     after = _last_event_id(request) if b"last-event-id" in request.headers else or_none(query.after)
     addon_id = or_none(query.addon_id)
@@ -80,7 +80,7 @@ async def _stream(
     request: Request[Any, Any], cursor: _Cursor, worker: WorkerKinds | None, *, from_now: bool
 ) -> AsyncIterator[bytes]:
     """
-    The lines of a stream. `worker`: the kinds of jobs of a two-step worker that learns of reservations from
+    The lines of a stream. `worker`: the kinds of jobs of a polling worker that learns of reservations from
     this stream; it counts as present while it reads.
     """
     gone, app_state = request.watch(), request.app_state
@@ -104,7 +104,7 @@ async def _stream(
 
 
 class _Cursor:
-    """The position of a reader: of one job by its `n`, else by `seq`."""
+    """The position of a reader of the trail: `seq`, or `n` if it reads the events of one job."""
 
     def __init__(
         self, request: Request[Any, Any], after: int, job_id: str | None, addon_id: str | None
@@ -118,7 +118,7 @@ class _Cursor:
             await self._call.run(self._call.own_job, self.job_id)
 
     async def read(self, limit: int, *, direct: bool = False) -> list[Event]:
-        """Read the next events of this reader, and move on past those that are not for it."""
+        """Read the next events for this reader, and skip those that it may not see."""
         app_state = self._call.app_state
         if self.job_id is not None:
             entries = await self._call.run(app_state.store.events, self.after, limit, self.job_id)
@@ -137,8 +137,8 @@ class _Cursor:
 
     async def _seen(self, events: list[Event]) -> list[Event]:
         """
-        The events that this token may see. Runs in a thread, because the addon of a job may have to be looked
-        up.
+        The events without what this token may not see. Runs in a thread, because it may have to read the
+        addon of a job.
         """
         viewer = self._call.viewer
         if viewer is None or not events:
@@ -151,7 +151,7 @@ class _Cursor:
     def line(self, event: Event) -> bytes:
         number = event.seq if self.job_id is None else event.n
         if event.kind is EventKind.ADMITTED and event.job_id is not None:
-            number -= 1  # so that a client that reconnects also gets the other event of this entry
+            number -= 1  # a client that reconnects after this event must get the entry's other event
         data = msgspec.json.encode(event_view(event))
         return b"id: %d\nevent: %b\ndata: %b\n\n" % (number, event.kind.encode(), data)
 
@@ -200,7 +200,7 @@ def alerts(request: Request[None, None]) -> wire.AlertList:
     return wire.AlertList(alert_list[:_MOST_ALERTS])
 
 
-#: Ranges up to so many seconds are shown second by second.
+#: Ranges up to this many seconds are shown second by second.
 _BY_SECOND: Final = 900
 
 
@@ -255,7 +255,7 @@ def _logs(request: Request[wire.LogsQuery, None]) -> wire.Logs:
     attempt = job.fence if isinstance(query.attempt, UnsetType) else query.attempt
     if attempt > job.fence:
         raise NotFound(f"there is no attempt {attempt} of job {job.job_id}", job_id=job.job_id)
-    # Checked before the last read, so that the read includes all output of an ended attempt.
+    # Check this before reading the output: then the output of an ended attempt is complete.
     over = _is_over(request, job, attempt)
     pieces = [] if not attempt else list(_pieces(request, job, attempt))
     return wire.Logs(

@@ -124,7 +124,7 @@ def _standalone_lease(request: Request[None, wire.LeaseRequest]) -> wire.LeaseGr
         missing.remove("addon_id")
     if missing:
         raise naming_fields(BadIntent, *((name, "is needed when there is no job_id") for name in missing))
-    # A lease without a job is admitted like a job of that kind, with the same limits.
+    # A standalone lease is admitted like a job of that type, with the same limits.
     intent = intent_from(
         wire.SubmitBody(
             addon_id=str(request.addon(body.addon_id)),
@@ -184,8 +184,8 @@ def _check_pair(request: Request[Any, Any], lease_id: str) -> None:
 
 def _job_of(lease_id: str) -> JobId | None:
     """
-    The job of a lease, by the lease's id: the job's id and the fence. The fence of a lease without a job is
-    0.
+    The job of a lease, from the lease's id, which is the job's id and the fence. A standalone lease has the
+    fence 0; None: it has no job.
     """
     job_id, _, fence = lease_id.rpartition(".")
     return None if fence == "0" else JobId(job_id)
@@ -197,7 +197,7 @@ def heartbeat(request: Request[None, wire.Heartbeat]) -> wire.HeartbeatAnswer:
 
 
 def _check_lease(request: Request[Any, Any], lease_id: str) -> None:
-    """Refuse a lease of another addon. Only bound tokens are checked; others may see all leases."""
+    """Refuse a lease of another addon. A token that is bound to no addon may use all leases."""
     if request.principal.addon_id is not None:
         request.own_lease(lease_id)
 
@@ -234,7 +234,7 @@ def _end(request: Request[Any, Any], outcome: wire.OutcomeReport | wire.LeaseRep
 
 def complete_bulk(request: Request[None, wire.Outcomes]) -> wire.OutcomeAnswers:
     """
-    Report outcomes in one commit. Each is judged on its own: one that is too late does not affect the others.
+    Report outcomes in one commit. Each one is decided alone: one that is too late does not affect the others.
     """
     reports = [_report(outcome) for outcome in request.body.outcomes]
     for report in reports:
@@ -313,7 +313,7 @@ def release(request: Request[None, wire.Release]) -> wire.Completed:
 
 
 def report(request: Request[None, wire.LeaseReport]) -> wire.LeaseReported:
-    """Report progress and spending, then the outcome: the spending must count for this attempt."""
+    """Report progress and spending, then the outcome. In this order the spending counts for this attempt."""
     body = request.body
     lease = request.own_lease(body.lease_id)
     answer = wire.LeaseReported(body.lease_id, when(lease.expires_at), 0.0)
