@@ -1,12 +1,13 @@
 """
-Admission classes, and what a round sees of the database: the ledger, and one ready queue for each class.
+The view that a round gets: the ledger, and one ready queue for each admission class; and the rows of the
+classes.
 
-Admission classes are written before the transaction that needs them, in a transaction of their own. That
-transaction may be the caller's, and it must not keep other processes waiting for a row that all of them need.
-A class that no job uses does no harm.
+An admission class is written in a transaction of its own, before the transaction that needs it. That one may
+be the caller's, and must not make other processes wait for a row that all of them need. An unused class does
+no harm.
 
-The view reads a ready queue in pieces. The first piece of all queues is one statement, as long as the last
-round went, because a round trip costs more than a few rows too many. Reading locks nothing.
+The view reads a ready queue in pieces. One statement reads the first piece of all queues, about as far as the
+last round went, because a round trip takes longer than a few rows too many. Reading locks nothing.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import Values, columns
 
 PIECE: Final = 1_000
-#: A round reads all queues only once in so many times as long as that takes, or so many seconds.
+#: After a read of all queues, rounds read from hints for this many times as long as the read took, but not
+#: longer than `MOST_REST_SEC`.
 REST: Final = 50
 MOST_REST_SEC: Final = 5.0
-#: If it took longer, this holds even if this process has added to the queues since.
+#: After a slower read, rounds read from hints even if this process has added to the queues.
 SLOW_SEC: Final = 0.003
 #: How many rows the first pieces of all queues have together.
 FIRST: Final = 1_000
-#: Before and behind all others.
+#: Before all turns.
 _FIRST_TURN: Final = (-(2**63), 0)
+#: After the numbers of all classes.
 _LAST_CLASS: Final = 2**31 - 1
 #: A ready queue: the number of its class, and 1, or 2 for its urgent jobs.
 QueueKey: TypeAlias = tuple[int, int]
@@ -51,7 +54,7 @@ class PostgresAdmissionClasses(AdmissionClasses):
         self._database = database
 
     def make(self, classes: Iterable[AdmissionClass]) -> None:
-        """Write those that are new, before the transaction that needs their numbers."""
+        """Write new classes, before the transaction that needs their numbers."""
         for admission_class in classes:
             if admission_class not in self._numbers:
                 self._numbers[admission_class] = self._database.transact(
@@ -77,9 +80,8 @@ def _number(session: DatabaseSession, admission_class: AdmissionClass) -> int:
 
 class Heads:
     """
-    The first piece of every ready queue, or of those that `ScanHint` knows (`everything`: False).
-
-    The last of the `rows` says how long the server took.
+    The first piece of every ready queue; with `everything=False` read from the hints of `ScanHint`. The last
+    of the `rows` says how long the server took.
     """
 
     def __init__(self, rows: Sequence[Any], most: int, *, everything: bool = True) -> None:
@@ -92,31 +94,34 @@ class Heads:
 
 class ScanHint:
     """
-    How the next round reads the ready queues, by how the last one went: how far, and from where.
+    How the next round reads the ready queues: how far and from where, by what the last round found.
 
-    While another program has a transaction open for long, the server cannot clear away the rows of started
-    jobs, and each read from the beginning steps over all of them. So rounds that follow each other begin
-    where the last one found the first job, and one in a while reads everything. Both find a queue that is
-    new. But a job that comes before the first of its queue by another process, or because it has become due,
-    waits for the next round that reads everything.
+    While another program has a long transaction open, the server cannot remove the rows of started jobs, and
+    each read from the beginning steps over all of them. So most rounds begin where the last one found the
+    first job of each queue, and one in a while reads everything. Both find new queues. But if another process
+    submits a job that comes before the first of its queue, or such a job becomes due, it waits for the next
+    round that reads everything.
     """
 
     def __init__(self) -> None:
         self._rows, self._queues = 16, 1
-        #: Turn and number of the first job of each queue, or of its last one if it is empty now.
+        #: Turn and number of the first job of each queue; of its last first job if the queue is empty now.
         self._first: dict[QueueKey, tuple[int, int]] = {}
         self._read_all_at, self._slow = 0.0, False
-        #: How often this process added to the queues: until now, and until everything was last read.
+        #: How often this process added to the queues: until now, when the last full read was sent, and when
+        #: it came back.
         self._additions = self._additions_seen = self._additions_read = 0
 
     def disturb(self) -> None:
-        """This process has added to the queues, perhaps before all others. Called in any thread."""
+        """
+        Record that this process has added to the queues, perhaps at their heads. Any thread may call it.
+        """
         self._additions += 1
 
     def call(self, ended: int) -> tuple[int, tuple[str, Values]]:
         """
-        How many rows of each queue, and the statement. `ended`: so many dispatches may make room, in the same
-        transaction.
+        How many rows of each queue to read, and the statement. `ended`: how many dispatches may end in the
+        same transaction, and so let jobs start.
         """
         rows = self._rows
         if ended:
@@ -143,12 +148,15 @@ class ScanHint:
         self._first.update((key, (rows[0][_TURN], rows[0][_NO])) for key, rows in heads.queues.items())
 
     def has_run(self, rows: int, queues: int) -> None:
-        """How far the round went. A short round shortens the next one only by an eighth."""
+        """Record how far the round went. A short round shortens the next read only by an eighth."""
         self._rows, self._queues = min(PIECE, max(8, rows + 1, self._rows * 7 // 8)), max(1, queues)
 
 
 class PostgresAdmissionView:
-    """`without`: the numbers of jobs that another transaction is changing, or this one has changed."""
+    """
+    What a round sees of the database. `without`: the numbers of jobs to leave out, because another
+    transaction is changing them, or this one has changed them.
+    """
 
     def __init__(
         self,
@@ -201,7 +209,10 @@ class PostgresAdmissionView:
 
 
 def changed_heads(result: RoundResult) -> dict[int, int]:
-    """The jobs that the round changes, the picks first, and how many events each had when it was read."""
+    """
+    The numbers of the jobs that the round changes, picks first, each with its count of events when it was
+    read.
+    """
     denied = [denial.waiting for denial in result.denials]
     heads = [*(pick.waiting for pick in result.picks), *denied, *result.passed]
     return {job.no: job.events for job in cast("list[Queued]", heads)}
@@ -215,7 +226,7 @@ def accounts_from(rows: Iterable[Any]) -> dict[AddonId, Account]:
 
 
 def add_rows(ledger: Ledger, rows: Iterable[Any], host: HostId) -> None:
-    """Put rows of the table `ledger` into the ledger that a round of this host sees."""
+    """Add rows of the table `ledger` to the ledger that a round of this host sees."""
     for scope, name, units, running in rows:
         if scope != "host":
             ledger.counts[scope, name] = running

@@ -19,16 +19,16 @@ from penstock.stores.postgres.submit import RowCache, defer_named
 
 def lock_arrays(array_ids: Collection[JobId]) -> tuple[str, Values]:
     """
-    The call that locks the rows of arrays until the COMMIT, so of several hosts one makes the next jobs. A
-    transaction locks them behind its dispatches and before the ledger.
+    The call that locks rows of arrays until the COMMIT, so that only one of several hosts makes the next
+    jobs. A transaction locks them after its dispatches and before the ledger.
     """
     return "lock_arrays", {"ids": array(sorted(array_ids))}
 
 
 class PostgresArrayRows:
     """
-    `rows`: of `lock_arrays`. `cache` has prepared the rows of their jobs. `writes`: gets the events, and is deferred
-    by the caller.
+    The arrays of one transaction. `rows`: of `lock_arrays`. `cache` has prepared the rows of their jobs.
+    `writes`: gets the events; the caller defers it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PostgresArrayRows:
         return {job_id: JobState(state) for job_id, state in rows}
 
     def first_again(self, array_id: JobId, chunk: int, size: int) -> list[int]:
-        self._session.flush()  # what this transaction has changed
+        self._session.flush()  # this transaction may have changed the indices
         values = {"array_id": array_id, "chunk": chunk, "most": size}
         return indices_in(map(index_chunk, self._session.execute("indices_again", values)))
 

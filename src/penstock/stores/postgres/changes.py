@@ -1,12 +1,12 @@
 """
-What one transaction changes, gathered and then written in one go (`PostgresWriteBatch`, `Effects`); the
+What one transaction changes, collected and then written at once (`PostgresWriteBatch`, `Effects`); the
 changes and completions that arrived together; and the writer of heartbeats.
 
 The transaction locks all rows that the changes name (jobs, then their queue rows, then their dispatches),
-reads them as the values that the core decides on, applies one change after the other to these values, and
-writes all of it in one go. The ledger rows come last: `rounds.py` locks them, and only when a dispatch ended.
+reads them, applies one change after the other to these values, and writes the result at once. The ledger rows
+are locked last, and only if a dispatch may end (`rounds.py`).
 
-Completions have one statement for all of a transaction, because nearly every job ends like this.
+One statement writes all completions of a transaction, because most jobs end by one.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def lock_ledger(keys: Iterable[Key]) -> tuple[str, Sequence[bytes]]:
 
 
 class PostgresWriteBatch:
+    """Rows of a transaction other than jobs and dispatches: events, job counts, ledger and accounts."""
+
     def __init__(self) -> None:
         #: Events, or functions that make many.
         self._events: list[EventRow | Callable[[], Iterable[EventRow]]] = []
@@ -67,7 +69,7 @@ class PostgresWriteBatch:
         self._units: Counter[tuple[HostId, AdmissionClass]] = Counter()
         #: How many dispatches of a flight ended.
         self.ended_by_flight: Counter[int] = Counter()
-        #: Jobs that retention may prune some day.
+        #: Jobs that have ended, for retention.
         self._settled: list[int] = []
         self._settled_at: Moment = 0
 
@@ -80,8 +82,8 @@ class PostgresWriteBatch:
 
     def note_many(self, make_events: Callable[[], Iterable[EventRow]]) -> None:
         """
-        Events of jobs whose dispatch row names the batch of the event, so that no mention is needed.
-        `make_events` is called when the statements before this batch are with the server: both work at once.
+        Add events of jobs whose dispatch row names the batch of the event, so that they need no mention.
+        `make_events` is called when the earlier statements have been sent, while the server works on them.
         """
         self._events.append(make_events)
 
@@ -91,21 +93,23 @@ class PostgresWriteBatch:
             self.tally[addon_id, target] += n
 
     def settled(self, nos: Iterable[int], at: Moment) -> None:
-        """`at` is the same for all jobs of a transaction."""
+        """Add jobs that have ended. `at` is the same for all jobs of a transaction."""
         self._settled += nos
         self._settled_at = at
 
     def use_units(self, host: HostId, admission_class: AdmissionClass, dispatches: int) -> None:
-        """Negative: units go back. The transaction has locked the ledger rows of these keys."""
+        """
+        Count more dispatches of this class; a negative number: ended ones. The ledger rows must be locked.
+        """
         self._units[host, admission_class] += dispatches
 
     def account(self, addon_id: AddonId) -> Account:
-        """The account, to be changed: the batch writes it."""
+        """The account of the addon, for a caller that changes it: the batch writes it."""
         self._changed.add(addon_id)
         return self.accounts.setdefault(addon_id, Account())
 
     def defer(self, session: DatabaseSession) -> bool:
-        """Hand everything to the session, which writes it with the COMMIT. True: there are events."""
+        """Defer everything to the session, which writes it with the COMMIT. True: there are events."""
         ledger = self._ledger()
         changed = self._changed | {AddonId(name) for scope, name, *_ in ledger if scope == "addon"}
         accounts = [(addon_id, self.accounts[addon_id]) for addon_id in sorted(changed)]
@@ -127,9 +131,9 @@ class PostgresWriteBatch:
 
     def _packed_events(self) -> tuple[int, bytes]:
         """
-        How many events, and their text. The batch drops them: their makers refer to the batch, and as long as
-        they refer to each other, everything that a round read is left to the garbage collector, which took
-        an eighth of a worker's time for it.
+        The number of the events, and their text. The batch drops its events here, because the functions that
+        make them refer to it: such a cycle leaves everything that a round read to the garbage collector,
+        which took an eighth of a worker's time for it.
         """
         parts, self._events = self._events, []
         events: list[EventRow] = []
@@ -139,9 +143,10 @@ class PostgresWriteBatch:
 
     def _ledger(self) -> list[tuple[str, str, int, int]]:
         """
-        The ledger rows that change. A row that gets back as much as it gives is left out; under load that is
-        every row. Its account stays right too: it depends on the units in use and on when they changed. While
-        another program reads for long, no version of a row goes away, and readers step over all of them.
+        The ledger rows that change. A row that gets back as many units as it gives is left out; under load
+        most rows are. Its account stays right too, because it depends only on the units in use and the
+        moments of changes. Each row that is not written helps readers: during a long transaction of another
+        program the server removes no old version of a row, and readers step over all of them.
         """
         rows: dict[Key, list[int]] = {}
         for (host, admission_class), n in self._units.items():
@@ -158,14 +163,17 @@ class PostgresWriteBatch:
 
 @dataclass(slots=True)
 class Effects:
-    """What the operations of a transaction change. `jobs`, `dispatches`: locked, and as they are by now."""
+    """
+    What the operations of a transaction change. `jobs`, `dispatches`: the locked ones, with the changes so
+    far.
+    """
 
     now: Moment
     jobs: dict[JobId, Job] = field(default_factory=dict)
     dispatches: dict[DispatchId, Dispatch] = field(default_factory=dict)
     #: How many events each job has.
     events: dict[JobId, int] = field(default_factory=dict)
-    #: The flight that each dispatch started in.
+    #: The number of the flight in which each dispatch started.
     flights: dict[DispatchId, int] = field(default_factory=dict)
     #: The jobs that changed, with the dispatch that each had before.
     moved_jobs: dict[JobId, DispatchId | None] = field(default_factory=dict)
@@ -173,12 +181,12 @@ class Effects:
     #: Dispatches that end or stop sooner than their flight says.
     hastened: set[DispatchId] = field(default_factory=set)
     places: dict[JobId, Place] = field(default_factory=dict)
-    #: Units go back by this count alone, and a dispatch ends once.
+    #: Only this count returns units, and a dispatch ends once.
     ended: Ended = field(default_factory=Counter)
     writes: PostgresWriteBatch = field(default_factory=PostgresWriteBatch)
-    #: One list for each operation.
+    #: One list of answers for each operation.
     answers: list[list[bool]] = field(default_factory=list)
-    #: Ends and retries of jobs; and the numbers of those from which something follows.
+    #: Ends and retries of jobs, and the numbers of the jobs that have dependents.
     moves: list[StateMove] = field(default_factory=list)
     with_dependencies: set[int] = field(default_factory=set)
 
@@ -245,7 +253,7 @@ class Effects:
         self.writes.ended_by_flight[flight] += n
 
     def defer(self, session: DatabaseSession, classes: PostgresAdmissionClasses) -> None:
-        """Hand the rows of jobs and dispatches to the session; `writes` has the rest."""
+        """Defer the rows of jobs and dispatches to the session, and their units to `writes`."""
         if self.moved_jobs:
             session.defer("move_jobs", columns([self._job_row(job_id) for job_id in self.moved_jobs]))
         if self.places:
@@ -295,7 +303,7 @@ def _dispatch_row(dispatch: Dispatch) -> tuple[Any, ...]:
 
 
 class Changes:
-    """Changes of several operations; each applies or not on its own."""
+    """The changes of several operations. Each change applies or not on its own."""
 
     def __init__(self, classes: PostgresAdmissionClasses, operations: Sequence[Sequence[Change]]) -> None:
         self._classes, self._operations = classes, operations
@@ -343,9 +351,9 @@ class Changes:
 
 class Completions:
     """
-    Completions of several operations, perhaps of none. `expect_children`: look for children of the jobs along with
-    the completions. The transaction says whether any job waits for another, so plain jobs pay nothing for this; if a
-    job does and no look was expected, it costs a round trip.
+    The completions of several operations, perhaps of none. `expect_children`: query the children of the jobs
+    in the round trip of the completions. Without it, the query costs a round trip of its own if a dependency
+    exists, and nothing otherwise.
     """
 
     def __init__(
@@ -376,7 +384,7 @@ class Completions:
         return [("complete", done), *look]
 
     def arrays(self) -> set[JobId]:
-        """The arrays of the jobs."""
+        """The arrays of the completed jobs."""
         jobs = (dispatch_parts(dispatch_id)[0] for dispatch_id in self._first if SEPARATOR in dispatch_id)
         return {array_id for job_id in jobs if (array_id := array_of_member(job_id)) is not None}
 
@@ -407,7 +415,7 @@ class Completions:
         return effects
 
     def _parents(self, session: DatabaseSession, rows: Sequence[Sequence[Any]]) -> Sequence[Any]:
-        """The numbers of those that others wait for."""
+        """The numbers of the jobs for which others wait."""
         if not rows or not session.has_dependencies:
             return ()
         if self._expect_children:
@@ -415,7 +423,7 @@ class Completions:
         return session.execute("dispatches_with_dependencies", {"ids": array(sorted(self._first))})
 
 
-#: What a round's transaction begins with.
+#: The ends with which a transaction of `RoundBatcher` begins.
 Ends: TypeAlias = Changes | Completions
 
 
@@ -431,7 +439,7 @@ class _Completed(NamedTuple):
     at: Moment
 
 
-#: Makes one of a whole row in half the time.
+#: Makes a `_Completed` of a whole row in half the time.
 _completed: Final[Callable[[Any], _Completed]] = partial(tuple.__new__, _Completed)
 _KIND: Final = attrgetter("host", "class_no", "flight")
 
@@ -445,9 +453,9 @@ def _done_events(completed: Sequence[_Completed], now: Moment) -> Iterator[Event
 
 class RenewBatcher(GroupCommit):
     """
-    The writer of heartbeats. Those that arrived together lock and read their dispatches in one go, and are written in one go.
-    `wait_for_rounds` returns when the changes and completions that were handed in before are written: a heartbeat behind the
-    end of its dispatch must see that end. `on_commit`: as in `RoundBatcher`.
+    The writer of heartbeats: it locks, reads and writes the dispatches of all heartbeats that arrived
+    together. `wait_for_rounds` returns when earlier changes and completions are written: a heartbeat after
+    the end of its dispatch must see that end. `on_commit`: as in `RoundBatcher`.
     """
 
     def __init__(
@@ -486,5 +494,5 @@ class RenewBatcher(GroupCommit):
 
 
 def _reports(renewal: Renewal) -> bool:
-    """Whether the row of its job may be written, and must be locked."""
+    """Whether the heartbeat may change the row of its job, so that the row must be locked."""
     return renewal.progress is not None or renewal.spent is not None or renewal.checkpoint is not None

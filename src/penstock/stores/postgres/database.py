@@ -1,20 +1,20 @@
 """
 The database: its connections, its transactions, and its schema.
 
-A transaction is a function that gets a `DatabaseSession`. It may be called again: after a deadlock, after a
-conflict with another transaction, after a connection that turned out to be dead. It defers its writes to the
-session, and they go out with the COMMIT in one round trip. A transaction of one statement with unique names
-needs no more than that statement (`once`).
+A transaction is a function that gets a `DatabaseSession`. `Database` may call it again: after a deadlock,
+after a conflict with another transaction, or on a connection that turned out to be dead. The function defers
+its writes to the session, which sends them with the COMMIT in one round trip. A transaction of one statement
+that writes unique names needs only that statement (`once`).
 
-Only a row of our own proves that a transaction was committed: a crashed server gives out transaction ids
-again that never reached its log. So each transaction that must not run twice inserts a row with a token of
-its own (`commit_marker`). When the answer to its COMMIT is lost, `Database` inserts the same token as void:
-if that fails, the transaction was committed; else it never will be, and runs again. Only if the server cannot
-be asked in time does the caller learn that the outcome is unknown.
+Only a row proves that a transaction was committed: after a crash the server assigns transaction ids again
+that never reached its log. So each transaction that must not run twice inserts a row with a token
+(`commit_marker`). If the answer to its COMMIT is lost, `Database` inserts the same token as void. If the
+token exists already, the transaction was committed; else it never will be, and `Database` runs it again. Only
+if the server cannot be reached in time, the caller gets OutcomeUnknown.
 
-The schema comes forward in numbered steps, each in a transaction, one process at a time. A new daemon brings
-it forward while old ones run, so a step only adds. What must break, a later step breaks; it sets the mark
-`needs` to the schema that a Penstock must know. A Penstock that does not is refused; an older one is not.
+The schema is migrated in numbered steps, by one process at a time, in one transaction. A new daemon migrates
+while old ones run, so a step only adds. A step that must break old versions sets the mark `needs` to the
+schema that a Penstock must know; a Penstock that does not know it is refused.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ T = TypeVar("T")
 
 #: How often a transaction that conflicts with others runs.
 TRIES: Final = 12
-#: For so long the outcome of a COMMIT is asked for while the server is away.
+#: How long `Database` tries to learn the outcome of a COMMIT while the server is away.
 FIND_OUT_SEC: Final = 5.0
-#: Taken while a process changes the schema. Any number will do that is the same for all.
+#: The number of the advisory lock for changes of the schema.
 SCHEMA_LOCK: Final = 0x50454E31
 BEGIN: Final = statement("BEGIN")
 SNAPSHOT: Final = statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -66,7 +66,7 @@ class _Unanswered(Exception):
 
 
 class DatabaseSession:
-    """One transaction. It begins with the first statement and is over with `finish`."""
+    """One transaction, from its first statement until `finish`."""
 
     def __init__(
         self,
@@ -75,7 +75,10 @@ class DatabaseSession:
         begin: Sequence[Statement],
         notice: Callable[[], tuple[str, Values] | None] = lambda: None,
     ) -> None:
-        """`notice`: goes out behind the COMMIT of a transaction with events. It may fail unnoticed."""
+        """
+        `notice`: makes the notice that follows the COMMIT of a transaction with events. It may fail
+        unnoticed.
+        """
         self._con, self._sql, self._begin, self._notice = con, sql, begin, notice
         self.deferred: list[tuple[str, Values]] = []
         #: Marks the transaction in the database, to prove its COMMIT. None: it may run twice.
@@ -83,7 +86,7 @@ class DatabaseSession:
         self.writes = False
         #: The batch number of its events, and whether there are any.
         self.batch, self.has_events = 0, False
-        #: Whether any job waits for another, as of the last locks.
+        #: Whether any dependency existed when the locks were taken last.
         self.has_dependencies = False
         self.finishing = False
 
@@ -91,13 +94,13 @@ class DatabaseSession:
         return self.execute_many((name, values))[0]
 
     def execute_many(self, *calls: tuple[str, Values]) -> list[list[Any]]:
-        """All of them in one round trip."""
+        """Run all statements in one round trip."""
         return self._run([(self._sql[name], values) for name, values in calls])
 
     array = staticmethod(array)
 
     def execute_sql(self, sql: str, values: Values = None) -> list[Any]:
-        """For lists, whose conditions are put together from fixed words."""
+        """Run the statement of a list, whose conditions are composed from fixed words."""
         return self._run([(statement(sql, prepared=False), values)])[0]
 
     def defer(self, name: str, values: Values) -> None:
@@ -106,11 +109,13 @@ class DatabaseSession:
         self.deferred.append((name, values))
 
     def defer_rows(self, name: str, values: Mapping[str, Any], use: Callable[[list[Any]], None]) -> None:
-        """`use` gets the rows while the server writes and commits what comes behind; see `EarlyRows`."""
+        """
+        Defer a statement; `use` gets its rows while the server writes and commits the rest (see `EarlyRows`).
+        """
         self.defer(name, EarlyRows(values, use))
 
     def flush(self) -> None:
-        """Run what is deferred: the next statement must see it."""
+        """Run the deferred statements now, so that the next statement sees their effect."""
         self._run_deferred(())
 
     def finish(self) -> None:
@@ -131,12 +136,14 @@ class DatabaseSession:
 
 
 class Database:
+    """One schema of a database: connections, transactions, migration and the clock."""
+
     def __init__(self, dsn: str, schema: str, options: ConnectionOptions, clock: Clock | None) -> None:
         self.schema, self._options, self._clock = schema, options, clock
         self._dsn = options.conninfo(dsn)
         self.quoted = psycopg.sql.Identifier(schema).as_string()
         self.sql = {name: statement(self.in_schema(text)) for name, text in statements("postgres").items()}
-        #: The last one used is used next: its server process has everything in its cache.
+        #: The connection that was used last is used next: the caches of its server process are warm.
         self._idle: deque[PipelineConnection] = deque()
         self._room = BoundedSemaphore(options.connections)
         self._offset, self._asked, self._latest = 0, float("-inf"), 0
@@ -153,8 +160,8 @@ class Database:
 
     def now(self) -> Moment:
         """
-        The server's clock. It is asked once a second; the monotonic clock carries it on in between, and while
-        the server is away.
+        The time of the server's clock. It is read once a second; in between, and while the server is away,
+        the monotonic clock continues it.
         """
         if self._clock is not None:
             return self._clock()
@@ -175,13 +182,13 @@ class Database:
                 raise
 
     def given_now(self) -> Moment | None:
-        """The moment for a statement that judges by one. None: the server's own."""
+        """The moment for a statement that compares with one. None: the statement uses the server's clock."""
         return None if self._clock is None else self._clock()
 
     def lock(self, session: DatabaseSession, *calls: tuple[str, Values]) -> tuple[Moment, list[list[Any]]]:
         """
-        Run statements that lock, then take the moment, the batch number, and whether any job waits for another:
-        none of them may be older than a lock that was waited for.
+        Run statements that lock, then read the moment, the batch number, and whether a dependency exists:
+        these must be newer than any lock for which the statements waited.
         """
         *answers, [(now, session.batch, session.has_dependencies)] = session.execute_many(
             *calls, ("opening", None)
@@ -197,9 +204,10 @@ class Database:
 
     def once(self, name: str, values: Values) -> None:
         """
-        A transaction of one statement, which writes unique names. If its answer is lost, it is sent again as
-        it was: either the first never happened, or the second is refused because the names exist. To look for
-        the names would not do: the first may still be under way, and the second waits for it.
+        Run a transaction of one statement that writes unique names. If its answer is lost, the statement is
+        sent again: either the first transaction never happened, or the second is refused because the names
+        exist. A query for the names would prove nothing while the first one is under way; the second one
+        waits for it.
         """
         with self.failures():
             try:
@@ -236,11 +244,11 @@ class Database:
         raise _unknown()
 
     def snapshot(self, work: Callable[[DatabaseSession], T]) -> T:
-        """Read only: everything is as of one moment."""
+        """Run reads in one snapshot."""
         return self._reading(work, (SNAPSHOT,))
 
     def query(self, name: str, values: Values = None) -> list[Any]:
-        """Run one statement, which needs no transaction around it."""
+        """Run one reading statement without a transaction around it."""
         return self._reading(lambda session: session.execute(name, values), ())
 
     def _reading(self, work: Callable[[DatabaseSession], T], begin: Sequence[Statement]) -> T:
@@ -256,7 +264,9 @@ class Database:
             return self._insist(read)
 
     def _begin(self, begin: Sequence[Statement]) -> Sequence[Statement]:
-        """Behind a pooler settings hold for one transaction: the next may run on another connection."""
+        """
+        The statements that begin a transaction; behind a pooler also the settings, which hold only for it.
+        """
         return (*begin, self._options.settings_statement) if begin and self._options.pooler else begin
 
     def _insist(self, attempt: Callable[[], T]) -> T:
@@ -269,7 +279,7 @@ class Database:
                     raise
                 sleep(0.002 * again)
             except psycopg.OperationalError as error:
-                # An idle connection whose server has gone since. The others are no better than it.
+                # The server closed an idle connection, and so probably the other idle ones too.
                 if error.sqlstate not in _GONE or dead:
                     raise
                 dead += 1
@@ -284,7 +294,8 @@ class Database:
                 result = work(session)
                 token = session.token if session.writes else None
                 if token is not None:
-                    # Two threads may take them at once and lose one: its row stays until `forget_commits`.
+                    # Two threads may take the list at once and lose a token: its row stays until
+                    # `forget_commits`.
                     answered, self._answered = self._answered, []
                     session.defer("mark_commit", {"token": token, "answered": array(answered)})
                 session.finish()
@@ -299,7 +310,9 @@ class Database:
         return result
 
     def _was_committed(self, token: str) -> bool:
-        """If not, it cannot be committed any more, even if the server still works on it."""
+        """
+        Whether the transaction was committed. If not, it never will be, even if the server still works on it.
+        """
         until = monotonic() + FIND_OUT_SEC
         while monotonic() < until:
             try:
@@ -358,7 +371,10 @@ class Database:
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        """StoreFailed for what PostgreSQL reports about itself. A broken constraint is our own bug."""
+        """
+        Turns errors of the server or the connection into StoreFailed. A broken constraint is a bug and stays
+        as it is.
+        """
         try:
             yield
         except (
@@ -392,7 +408,7 @@ class Database:
 
     def _version(self, con: PipelineConnection, known: int) -> int:
         """The number of the schema; 0 if there is none."""
-        # From the catalogue itself: `to_regclass` may answer from before the lock that we have waited for.
+        # Read from the catalog: `to_regclass` may answer from a snapshot older than the lock.
         tables = con.execute(
             "SELECT relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE nspname = %s",
             [self.schema],
@@ -422,7 +438,8 @@ def _unknown() -> OutcomeUnknown:
     )
 
 
-#: No code: the connection broke. The others: the server shuts down, starts up, or has ended this session.
+#: The connection is lost. None: it broke. The codes: the server shuts down, starts up, or has ended this
+#: session.
 _GONE: Final = frozenset({None, "57P01", "57P02", "57P03", "57P05", "08006", "08003", "08001", "25P03"})
 _WHY: Final = {
     "55P03": ("busy", "is busy"),

@@ -24,8 +24,9 @@ from penstock.stores.postgres.pipeline import Values, array, columns
 
 class PostgresDependencyRows:
     """
-    `effects`: of this transaction; not written yet. What this writes goes behind it (`defer`). A child is locked like a job
-    that changes: its row, then its place in the queue. It has no dispatch while it waits.
+    The rows of one transaction for `resolve`. `effects`: of this transaction, not written yet; `defer` writes
+    the dependencies after them. A child is locked like a job that changes: its row, then its row in the
+    queue. A waiting child has no dispatch.
     """
 
     def __init__(
@@ -51,13 +52,13 @@ class PostgresDependencyRows:
         values = [array([end.no for end in ends]), array([end.after for end in ends]), limit]
         rows = self._session.execute("children", values)
         ids = sorted({row[4] for row in rows if row[3] < FIRST_GROUP} - self._locked)
-        if ids:  # nothing adds a child to a parent that is locked, so the same rows are found again, or fewer
+        if ids:  # no transaction adds a child to a locked parent, so the second query finds no other rows
             self._locked.update(ids)
             jobs = {"ids": array(ids)}
             *_, rows = self._session.execute_many(
                 ("lock_jobs", jobs), ("lock_queued", jobs), ("children", values)
             )
-        # A child that ends in this transaction still has its row in the queue.
+        # A child that ends in this transaction still has its row in the database's queue.
         changed = self._effects.jobs
         return [
             row
@@ -69,7 +70,7 @@ class PostgresDependencyRows:
         values = {"children": array(children)}
         rows = self._session.execute("parents", values)
         if rows and not self._parents_locked:
-            # A parent that ends meanwhile would not find the child, which is not in the queue yet.
+            # The end of a parent would not find this child, which is not in the queue yet: lock the parents.
             *_, rows = self._session.execute_many(*_locks({row[1] for row in rows}), ("parents", values))
         dependencies = map(OpenDependency._make, rows)
         changed = self._effects.jobs
@@ -111,7 +112,9 @@ class PostgresDependencyRows:
         return list(map(OpenDependency._make, rows))
 
     def groups(self, nos: Sequence[int]) -> dict[int, JobGroup]:
-        """Locked behind the jobs and dispatches that end, as a submit locks them."""
+        """
+        The batches, locked after the jobs and dispatches that end: the order in which a submit locks them.
+        """
         rows = self._session.execute("groups_by_no", {"nos": array(nos)})
         return {no: group_from(row) for no, *row in rows}
 
@@ -142,8 +145,8 @@ def _locks(parents: Collection[JobId]) -> list[tuple[str, Values]]:
 
 def lock_parents(parents: Collection[JobId]) -> list[tuple[str, Values]]:
     """
-    The calls before a submit of children, or of members of batches: none of the parents and groups can end then. The last two
-    give the groups and the jobs that exist.
+    The calls before a submit of children or of members of batches: they lock the parents and groups, so that
+    none of these can end. The last two return the groups and the jobs that exist.
     """
     return [*_locks(parents), ("known_jobs", {"ids": array(sorted(parents))})]
 
@@ -155,7 +158,9 @@ def resolve_moves(
     aging: Aging,
     new: Sequence[int] = (),
 ) -> PostgresDependencyRows:
-    """Resolve what the moves in `effects` and new jobs with parents change. The caller defers both."""
+    """
+    Resolve dependencies after the moves in `effects` and for `new` jobs with parents. The caller defers both.
+    """
     rows = PostgresDependencyRows(session, effects, classes, aging, parents_locked=bool(new))
     moves = [move for move in effects.moves if move.no in effects.with_dependencies]
     if moves or new:
@@ -170,7 +175,10 @@ def depend(
     classes: PostgresAdmissionClasses,
     aging: Aging,
 ) -> None:
-    """New jobs wait for their parents, and batches for new members. `dependencies`: as `new_dependencies` makes them."""
+    """
+    Make new jobs wait for their parents, and batches for new members. `dependencies`: rows of
+    `new_dependencies`.
+    """
     session.defer("insert_dependencies", columns(list(dependencies)))
     session.flush()
     ids = sorted({child for _, child, *_ in dependencies})
@@ -183,7 +191,7 @@ def depend(
 def resolve_pending(
     session: DatabaseSession, effects: Effects, classes: PostgresAdmissionClasses, aging: Aging
 ) -> int:
-    """Go on where a transaction had to stop. Returns how many ends are left."""
+    """Resolve ends that earlier transactions postponed. Returns how many remain."""
     rows = PostgresDependencyRows(session, effects, classes, aging)
     taken = session.execute("take_pending_ends", {"most": MOST_RESOLVED})
     if ends := [StateMove(no, job_id, JobState(state), after) for no, job_id, state, after in taken]:

@@ -20,7 +20,7 @@ from penstock.stores.postgres.submit import RowCache, SubmitBatcher
 
 
 class GroupRow(NamedTuple):
-    """`has_released`: jobs have become ready."""
+    """A changed batch or array. `has_released`: jobs that waited for it have become ready."""
 
     group: JobGroup | None
     has_released: bool = False
@@ -33,7 +33,10 @@ def add_group(session: DatabaseSession, group: JobGroup) -> None:
 def add_batch(
     session: DatabaseSession, database: Database, submits: SubmitBatcher, operation: SubmitBatch
 ) -> list[Receipt]:
-    """A row of this name that another transaction inserts meanwhile makes this one run again, and then it finds the row."""
+    """
+    Submit a batch. If another transaction inserts a batch of this name meanwhile, this one runs again and
+    finds it.
+    """
     now, [known] = database.lock(session, ("lock_groups", {"ids": array([operation.group.group_id])}))
     group = replace(operation.group, created_at=now)
     if known:
@@ -46,7 +49,7 @@ def add_batch(
     session.flush()
     receipts = submits.submit_all_in(session, Submit(operation.intents, operation.depth))
     session.flush()
-    # It has ended if it is closed and has no members.
+    # A closed batch without members has ended.
     change_batch(session, database, submits.rows, group.group_id, settle)
     return receipts
 
@@ -74,7 +77,9 @@ def change_group(
     writes: PostgresWriteBatch,
     now: Moment,
 ) -> GroupRow:
-    """`writes`: gets the events, and is deferred by the caller. What the transaction has deferred before is written first."""
+    """
+    Change a batch or array. Runs deferred statements first. `writes`: gets the events; the caller defers it.
+    """
     session.flush()
     found = session.execute("lock_groups", {"ids": array([group_id])})
     if not found:

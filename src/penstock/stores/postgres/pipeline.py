@@ -1,9 +1,9 @@
 """
-Connections: their options, statements on their way to the server, and rows on their way back.
+Connections: their options, and round trips of many statements in libpq's pipeline mode.
 
-psycopg makes the connection and knows the types. A psycopg cursor for every statement would cost more than
-most of our statements take to run, so a round trip uses libpq's own calls: a connection prepares every
-statement once, values go out as text, and rows come back in binary and are loaded by psycopg.
+psycopg makes the connection and converts rows. A psycopg cursor for every statement would take longer than
+most statements run, so a round trip uses libpq's own calls: a connection prepares every statement once,
+values go out as text, and rows come back in binary and are loaded by psycopg.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from psycopg.rows import TupleRow
 
 from penstock.core.errors import StoreFailed
 
-#: In order, or by name. A function is called when the statements before are with the server already.
+#: Values in order, or by name. A function is called when the earlier statements have been sent to the server.
 Values: TypeAlias = (
     "Sequence[Any] | Mapping[str, Any] | Callable[[], Sequence[Any] | Mapping[str, Any]] | EarlyRows | None"
 )
@@ -35,8 +35,8 @@ Values: TypeAlias = (
 
 class EarlyRows(NamedTuple):
     """
-    `use` gets the rows as soon as they arrive, while the server works on the statements behind. It is not
-    known yet whether the transaction succeeds.
+    Values of a statement whose rows `use` gets as soon as they arrive, while the server works on later
+    statements. The transaction may still fail.
     """
 
     values: Mapping[str, Any]
@@ -44,11 +44,11 @@ class EarlyRows(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """`names`: of its values, in the order of its text; None if the values come in that order."""
+    """An SQL statement. `names`: of its values, in the order of the text; None: values come in that order."""
 
     text: bytes
     names: tuple[str, ...] | None = None
-    #: False for a statement that is put together for one question.
+    #: False for a statement that is composed for one query.
     prepared: bool = True
 
     def bind(self, values: Values) -> list[bytes | None]:
@@ -66,7 +66,7 @@ Call: TypeAlias = tuple[Statement, Values]
 
 @cache
 def statement(sql: str, *, prepared: bool = True) -> Statement:
-    """From our way to write values, %s or %(name)s, to the server's, $1."""
+    """The statement with the server's placeholders ($1) in place of ours (%s or %(name)s)."""
     names: list[str] = []
     in_order = 0
 
@@ -85,22 +85,24 @@ def statement(sql: str, *, prepared: bool = True) -> Statement:
 
 
 class RoundTrip(Protocol):
+    """A connection that runs many calls in one round trip."""
+
     def exchange(self, calls: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
         """
-        The rows of each call. When one fails, those after it do not run, and its failure is raised. Without a
-        BEGIN all of them are one transaction. `behind` is another transaction: no caller waits for it, and
-        it may fail unnoticed.
+        The rows of each call. If a call fails, later ones do not run, and its error is raised. Without a
+        BEGIN all calls are one transaction. `behind`: calls of another transaction, which follow; no caller
+        waits for them, and they may fail unnoticed.
         """
         ...
 
 
-#: After so many uses a connection prepares a statement again: the server made its plan for tables as they
-#: were the first time, and on empty tables any plan is as good as the right one.
+#: A connection prepares a statement again when it was used this often: the server's first plan may be for
+#: empty tables, on which a bad plan looks as good as the right one.
 PREPARE_AGAIN_AT: Final = frozenset({16, 128, 1_024})
 
 
 class _Prepared:
-    """A statement as the server knows it on this connection. The loaders of its rows are looked up once."""
+    """A prepared statement of one connection. The loaders of its rows are looked up once."""
 
     __slots__ = ("_has_loaders", "_rows", "name", "uses")
 
@@ -116,7 +118,7 @@ class _Prepared:
 
 
 class _Sent(NamedTuple):
-    """`preparing`: how many results come before its own."""
+    """A statement that was sent. `preparing`: how many results of its preparation come before its own."""
 
     text: bytes
     prepared: _Prepared
@@ -124,7 +126,8 @@ class _Sent(NamedTuple):
     early: EarlyRows | None
 
 
-#: After so long a server that does not answer counts as gone; in seconds, and the last in milliseconds.
+#: When a server that does not answer counts as gone: libpq's options, in seconds, the last one in
+#: milliseconds.
 _PRESENCE: Final = {
     "keepalives_idle": 5,
     "keepalives_interval": 2,
@@ -135,11 +138,14 @@ _PRESENCE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """Limits on a server that other programs use too. `pooler`: behind a PgBouncer in transaction mode."""
+    """
+    Options of a store's connections; other programs may use the server too. `pooler`: the connections go
+    through a PgBouncer in transaction mode.
+    """
 
     statement_timeout_ms: int = 30_000
     lock_timeout_ms: int = 10_000
-    #: A process that stops in the middle of a transaction keeps others waiting for no longer.
+    #: How long a process that stops in the middle of a transaction can keep others waiting.
     idle_timeout_ms: int = 5_000
     connect_timeout_sec: int = 10
     connections: int = 16
@@ -152,21 +158,21 @@ class ConnectionOptions:
             "statement_timeout": str(self.statement_timeout_ms),
             "lock_timeout": str(self.lock_timeout_ms),
             "idle_in_transaction_session_timeout": str(self.idle_timeout_ms),
-            # A plan is kept as long as its connection, and statistics of such tables are always old: a plan
-            # made for small tables would scan them for ever. All of ours go from key to key.
+            # A connection keeps its plans, and the statistics of queue tables are always old: a plan that was
+            # made for small tables would scan large ones. All of our statements can use indexes.
             "enable_seqscan": "off",
             "enable_hashjoin": "off",
             "enable_mergejoin": "off",
-            # Making a plan costs more than a batch of ten jobs, and there is only one good plan.
+            # Making a plan takes longer than a batch of ten jobs, and there is only one good plan.
             "plan_cache_mode": "force_generic_plan",
             "jit": "off",
-            # Starting a process takes longer than any of our statements.
+            # To start a parallel process takes longer than any of our statements.
             "max_parallel_workers_per_gather": "0",
         }
 
     @property
     def settings_statement(self) -> Statement:
-        """Sets them for one transaction: behind a pooler the next may run on another connection."""
+        """The statement that sets `settings` for one transaction."""
         calls = (f"set_config('{name}', '{value}', true)" for name, value in self.settings.items())
         return statement(f"SELECT {', '.join(calls)}")
 
@@ -174,7 +180,7 @@ class ConnectionOptions:
         try:
             given = conninfo_to_dict(dsn)
         except psycopg.ProgrammingError:
-            # libpq's message quotes the part that it cannot read, and that may be the password.
+            # No words of libpq's error: it quotes the part that it cannot read, which may be the password.
             raise StoreFailed(
                 "the address of the database cannot be read: write postgresql://USER@HOST:PORT/NAME, "
                 "with %40 for an @ and %2F for a / in a name or password",
@@ -192,27 +198,30 @@ class ConnectionOptions:
 
 
 class PipelineConnection(psycopg.Connection[TupleRow]):
+    """A psycopg connection that also exchanges many statements in one round trip."""
+
     def __init__(self, pgconn: PGconn) -> None:
         super().__init__(pgconn)
-        #: False behind a pooler: the next transaction may run on a server connection without our statements.
+        #: False behind a pooler: the next transaction may run on a server connection that has not prepared
+        #: them.
         self.prepares = True
         self._by_text: dict[bytes, _Prepared] = {}
-        #: Those whose preparation has been sent, and not been answered yet.
+        #: Statements whose preparation was sent and is not answered yet.
         self._preparing_by_text: dict[bytes, _Prepared] = {}
         self._names = count(1)
         self._poll = poll()
         self._poll.register(pgconn.socket, POLLIN)
-        #: Calls behind the last round trip whose results are outstanding.
+        #: The `behind` calls of the last round trip, while their results are outstanding.
         self._behind: list[_Sent] = []
 
     @property
     def is_behind(self) -> bool:
-        """Whether results of `behind` are outstanding. Everything before them has succeeded."""
+        """Whether results of `behind` calls are outstanding. All calls before them have succeeded."""
         return bool(self._behind)
 
     def exchange(self, calls: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
-        """All of them in one round trip. The results of `behind` are received with the next one."""
-        if any(one.preparing for one in self._behind):  # whether that succeeded is not known yet
+        """Run the calls in one round trip. The results of `behind` are received with the next one."""
+        if any(one.preparing for one in self._behind):  # the preparation may have failed
             self._receive_behind()
         try:
             self.pgconn.enter_pipeline_mode()
@@ -224,7 +233,7 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
             if not behind:
                 self.pgconn.exit_pipeline_mode()
         except BaseException:
-            self.close()  # results of unknown number are still on their way
+            self.close()  # an unknown number of results is outstanding
             raise
         if failure is not None:
             self._receive_behind()
@@ -232,7 +241,7 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
         return answers
 
     def _receive_behind(self) -> None:
-        """Receive what is outstanding. Its failure does not matter, but the loss of the connection does."""
+        """Receive the outstanding results. Raises if the connection is lost, and not if the calls failed."""
         if self._behind:
             try:
                 self._receive(self._behind)
@@ -243,7 +252,7 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
                 raise
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
-        """psycopg's own ways need a connection without outstanding results."""
+        """psycopg's cursor, which needs a connection without outstanding results."""
         self._receive_behind()
         return super().cursor(*args, **kwargs)
 
@@ -252,7 +261,9 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
         return super().transaction(*args, **kwargs)
 
     def notices(self, within_sec: float) -> list[str]:
-        """The notices that come first in that time. psycopg's own way wakes up ten times a second."""
+        """
+        The next notices; none if none comes in that time. psycopg's own method wakes up ten times a second.
+        """
         if self._poll.poll(int(within_sec * 1_000)):
             self.pgconn.consume_input()
         notices = []
@@ -261,7 +272,7 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
         return notices
 
     def check_alive(self) -> None:
-        """Raise what an exchange would if the server has gone already. Nothing has been sent then."""
+        """Raise the error of a lost connection before anything is sent on it."""
         while self._poll.poll(0):
             self.pgconn.consume_input()
 
@@ -284,7 +295,7 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
         if prepared is None:
             prepared, preparing = self._prepare(statement, 0), 1
         elif bound and prepared.uses in PREPARE_AGAIN_AT:
-            # A statement without values has one plan, or is a BEGIN, before which nothing may come.
+            # Not for statements without values: they have one plan, and no statement may come before a BEGIN.
             self.pgconn.send_query_params(b"DEALLOCATE " + prepared.name, [])
             prepared, preparing = self._prepare(statement, prepared.uses), 2
         prepared.uses += 1
@@ -300,7 +311,7 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
         return prepared
 
     def _receive(self, sent: Sequence[_Sent]) -> tuple[list[list[Any]], psycopg.Error | None]:
-        """The rows of each, and the first failure: the statements behind it did not run."""
+        """The rows of each statement, and the first failure: later statements did not run."""
         while self.pgconn.flush():
             self._wait(POLLIN | POLLOUT)
         answers: list[list[Any]] = []
@@ -317,11 +328,14 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
                 one.early.use(rows)
             answers.append(rows)
         while (result := self._result(failure)).status != ExecStatus.PIPELINE_SYNC:
-            failure = failure or _failure(result)  # all statements succeeded, but not the commit at the end
+            failure = failure or _failure(result)  # the implicit commit at the end may fail
         return answers, failure
 
     def _result(self, failure: psycopg.Error | None) -> PGresult:
-        """The next result. `failure`: what the server reported before the connection was lost, if it is."""
+        """
+        The next result. `failure`: an error that the server reported before, to raise if the connection is
+        lost.
+        """
         pgconn = self.pgconn
         while True:
             while pgconn.is_busy():
@@ -333,7 +347,9 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
                 raise failure or psycopg.OperationalError("the connection is lost")
 
     def _wait(self, events: int) -> None:
-        """Take in what has come, also while we send: a server that cannot answer does not read on."""
+        """
+        Wait for the socket, and read from it also while sending: a server that cannot send stops reading.
+        """
         if events != POLLIN:
             self._poll.modify(self.pgconn.socket, events)
         [(_, ready)] = self._poll.poll()
@@ -354,14 +370,15 @@ def text(value: Any) -> bytes | None:
 
 
 _encode: Final = msgspec.json.Encoder().encode
-#: Instead of the character NUL, which a text in PostgreSQL cannot have.
+#: Replaces the character NUL, which a text in PostgreSQL cannot have.
 _NUL: Final = "\N{SYMBOL FOR NULL}"
 
 
 def columns(rows: Sequence[Sequence[Any]], width: int = 0) -> list[bytes]:
     """
-    Rows as one array per column, for `unnest`: one statement for any number of rows. `width`: how many
-    columns, if there may be no row. A column without any value is an empty array: `unnest` fills it up.
+    Rows as one array per column, for `unnest`: one statement serves any number of rows. `width`: the number
+    of columns, needed if there may be no row. A column of None alone is an empty array, which `unnest` fills
+    with NULL.
     """
     return [column(values) for values in zip(*rows, strict=True)] or [b"{}"] * width
 
@@ -372,8 +389,8 @@ def column(values: Sequence[Any]) -> bytes:
 
 def array(values: Sequence[Any]) -> bytes:
     """
-    An array as PostgreSQL reads it. But for what JSON escapes this is how JSON writes it, and an element
-    costs a hundredth of what it costs psycopg.
+    An array in PostgreSQL's text format. Without escapes this is JSON with other brackets, and an element
+    takes a hundredth of the time that psycopg needs.
     """
     encoded = _encode(values)
     if b"\\" in encoded:

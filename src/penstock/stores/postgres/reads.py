@@ -1,4 +1,4 @@
-"""The reads of the PostgreSQL store that differ from those of SQLite: the round's view, lists, and numbering the trail."""
+"""The reads of PostgreSQL that differ from SQLite's: the round's view, lists, and the numbering of events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock.stores.postgres.pipeline import array
 T = TypeVar("T")
 #: How many rows of each ready queue `read_view` reads at first.
 LOOK: Final = 16
-#: How many batches are searched at a time for certain kinds of events.
+#: How many batches of events one statement reads.
 PIECE: Final = 100
 _JOBS: Final = statements("postgres")["job_columns"]
 
@@ -44,7 +44,10 @@ class PostgresReads(SqlReads[DatabaseSession]):
         return self.database.query(name, values)
 
     def _batches(self, name: str, values: dict[str, Any]) -> Generator[tuple[int, str], None, None]:
-        """The reader numbers the events: those that were committed before this call are among them."""
+        """
+        Batches of events. Readers number the events, so all that were committed before this call are
+        included.
+        """
         self._number()
         values = {"most": PIECE} | values | {"kinds": array(values.get("kinds", ()))}
         while rows := self._query(name, values):
@@ -114,7 +117,7 @@ _CONDITIONS: Final = {
 
 
 def _where(query: Query) -> tuple[str, dict[str, Any]]:
-    """The condition, order and limit of a query. Only fixed words are put together; every value is bound."""
+    """The condition, order and limit of a query. Only fixed words are composed; every value is bound."""
     where: list[str] = ["true"]
     values: dict[str, Any] = {"limit": query.limit}
     if query.states:
@@ -134,7 +137,7 @@ def _where(query: Query) -> tuple[str, dict[str, Any]]:
 
 
 def _by_index(states: frozenset[JobState]) -> list[str]:
-    """The same condition again, in the form of the index that has such jobs and few others."""
+    """The same condition again, in the form of an index that has such jobs and few others."""
     if states <= {JobState.QUEUED}:
         return ["j.no IN (SELECT no FROM penstock.queue)"]
     if states <= IN_FLIGHT:

@@ -1,22 +1,21 @@
 """
-The writer of changes, completions and rounds. One transaction ends dispatches and then starts jobs: the round
-uses the units that the ends give back.
+The writer of changes, completions and rounds. One transaction ends dispatches and then starts jobs, so the
+round can use the units that the ends return.
 
-The transaction locks the ledger rows that it decides on, in one order for all processes: those of its host,
-then the shared ones. They are the rows of the admission classes that are queued. A process that wants to
-start a job of such a class, on any host, needs the same rows and waits; one that ends a job waits too, and
-gives its units to the next round. So the jobs need no lock while the round decides; only those that it starts
-or refuses are locked at the end. The round does not wait for a job that another process is changing: it
-leaves that job out and decides again. Without the ledger locks two hosts would both see the last free unit.
+The transaction locks the ledger rows on which it decides: those of its host and of the admission classes that
+are queued. All processes lock them in the same order. A process that starts a job of such a class, on any
+host, needs the same rows and waits; so does one that ends a job. Without these locks two hosts would both see
+the last free unit. Jobs need no lock while the round decides; only those that it starts or refuses are locked
+at the end. The round does not wait for a job that another process is changing: it leaves that job out and
+decides again.
 
-A round trip costs more than all statements of a round, so there are two: one locks and reads, one writes and
-commits. The transaction guesses the rows to lock from the round before, because it reads the queues in the
-same trip, and assumes that the heads can be had. Where either is wrong the server writes nothing, and the
-round runs again with what it knows by then. A transaction without a round guesses the same way, if it may end
-dispatches.
+A round trip takes longer than all statements of a round, so there are two: one locks and reads, one writes
+and commits. The first trip also reads the queues, so the transaction guesses the rows to lock from the round
+before, and assumes that no head is locked. If a guess is wrong, the server writes nothing, and the round runs
+again with what it has learned. A transaction without a round guesses the same way, if it may end dispatches.
 
-The second trip first sends what the server needs to begin. The values for the claimant and the events are
-made while the server works: both sides work at the same time for the larger half of a round.
+The second trip first sends the values that the server needs to begin. This process makes the events and the
+jobs for the claimant while the server works.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ STEPS: Final = 5_000
 
 
 class StartedRound(NamedTuple):
-    """What a round started, complete when the transaction is. `jobs`: those that it leased."""
+    """What a round started; complete when the transaction is. `jobs`: the leased ones."""
 
     dispatches: list[Dispatch]
     jobs: dict[JobId, Job]
@@ -89,8 +88,8 @@ class StartedRound(NamedTuple):
 
 class Written(NamedTuple):
     """
-    The answers to changes and completions, whether events were written, what each round started, and whether
-    children of ended jobs are in line now.
+    What a transaction wrote. `answers`: to changes and completions. `started`: by each round. `has_released`:
+    whether children of ended jobs have become ready.
     """
 
     answers: list[list[bool]]
@@ -109,9 +108,9 @@ class NotLocked(Exception):
 
 class RoundBatcher(GroupCommit):
     """
-    Changes, completions and rounds. `rows`: of jobs that arrays make. `read_jobs`: for a round whose answer was lost
-    with its connection.
-    `on_commit` is called after each transaction with whether it wrote events.
+    The writer of changes, completions and rounds. `read_jobs`: reads the started jobs if the answer to a
+    round was lost with its connection. `on_commit` is called after each transaction with whether it wrote
+    events.
     """
 
     def __init__(
@@ -128,9 +127,9 @@ class RoundBatcher(GroupCommit):
         self.rows = RowCache(classes, ordering)
         self._read_jobs, self._on_commit = read_jobs, on_commit
         self.scan_hint = ScanHint()
-        #: Whether any job waited for another when the last transaction ended jobs.
+        #: Whether a dependency existed when the last transaction took its locks.
         self.has_dependencies = False
-        #: The ledger rows of hosts, which exist by now.
+        #: The ledger rows of hosts that exist by now.
         self._hosts: set[Key] = set()
         #: The ledger rows that the last round needed.
         self._likely: set[Key] = set()
@@ -144,11 +143,11 @@ class RoundBatcher(GroupCommit):
         return answers
 
     def wait(self) -> None:
-        """Until the operations that were handed in so far are answered."""
+        """Wait until the operations that were handed in so far are answered."""
         self._last.exception()
 
     def _write_all(self, operations: Sequence[Operation[Any]]) -> list[Any]:
-        """The ends before the rounds, so that the rounds have the units that were given back."""
+        """Write the ends before the rounds, so that the rounds can use the returned units."""
         admissions = [op for op in operations if isinstance(op, Admit)]
         completions = [op for op in operations if isinstance(op, Complete)]
         ends: Ends
@@ -202,7 +201,9 @@ class RoundBatcher(GroupCommit):
 
 
 def _changes(operation: Operation[Any], now: Moment) -> Sequence[Change]:
-    """Beside changes, completions are changes too, so that all apply in the order of their arrival."""
+    """
+    The changes of an operation. A completion becomes a change, so that all apply in the order of arrival.
+    """
     if isinstance(operation, Complete):
         return [completed(done.dispatch_id, now, done.result) for done in operation.done]
     assert isinstance(operation, Apply)
@@ -220,7 +221,7 @@ class RoundAttempt:
         self.needed: set[Key] = set()
 
     def run(self, session: DatabaseSession, ends: Ends, admissions: Sequence[Admit]) -> Written:
-        """What ended, then the rounds, each of which sees what was before it."""
+        """Write the ends, then run the rounds. Each round sees what came before it."""
         self.needed = set()
         state = _LockedState(self._batcher, session, self._keys, admissions, ends)
         self._batcher.has_dependencies = session.has_dependencies
@@ -241,11 +242,11 @@ class RoundAttempt:
         if not admissions:
             effects.writes.accounts = state.accounts(effects.ended)
             effects.writes.defer(session)
-        if admissions and released:  # the first round shall see what has become ready
+        if admissions and released:  # the first round must see the released jobs
             session.flush()
             batch = session.batch
             state = _LockedState(self._batcher, session, self._keys, admissions)
-            session.batch = batch  # new jobs of arrays name it as the batch of their events
+            session.batch = batch  # rows of new jobs of arrays name this batch of events
         for number, admission in enumerate(admissions):
             if number:
                 session.flush()
@@ -256,7 +257,9 @@ class RoundAttempt:
         return Written(first.answers, session.has_events, started, released)
 
     def _advance_arrays(self, session: DatabaseSession, effects: Effects, rows: Sequence[Any]) -> bool:
-        """Go on with the arrays of jobs that ended. True: they have made jobs, or released those that waited for them."""
+        """
+        Advance the arrays of jobs that ended. True: they made jobs, or released jobs that waited for them.
+        """
         cache = self._batcher.rows
         arrays = PostgresArrayRows(session, rows, cache, effects.writes, effects.now)
         for record in arrays.records.values():
@@ -267,7 +270,7 @@ class RoundAttempt:
     def _round(
         self, session: DatabaseSession, admission: Admit, state: _LockedState, effects: Effects
     ) -> StartedRound:
-        """`effects`: of what ended in this transaction; it is not written yet."""
+        """Run one round. `effects`: of the ends in this transaction, which may not be written yet."""
         batcher, host, heads = self._batcher, admission.host, state.heads
         classes = batcher.classes.read(session, {no for no, _ in heads.queues})
         self._need({key for no, _ in heads.queues for key in keys_of(classes[no])})
@@ -297,7 +300,7 @@ class RoundAttempt:
     def _lock_heads(self, session: DatabaseSession, result: RoundResult) -> set[int]:
         """The jobs that have changed since the round saw them, or are locked by another transaction."""
         if result.picks and not self._careful:
-            return set()  # the statement that starts the picks checks all heads itself
+            return set()  # the statement that starts the picks also checks all heads
         heads = changed_heads(result)
         if not heads:
             return set()
@@ -306,8 +309,8 @@ class RoundAttempt:
 
 class _LockedState:
     """
-    What rounds decide on, read behind the locks. A round changes its own copy, and may run again. Without `admissions`
-    there is no round, and nothing but the ledger is read.
+    What a round decides on, read after the locks. Without `admissions` there is no round, and only the rows
+    of the ends and the ledger are read.
     """
 
     def __init__(
@@ -323,7 +326,7 @@ class _LockedState:
         array_ids = set() if ends is None else ends.arrays()
         of_arrays = [lock_arrays(array_ids)] if array_ids else []
         addons = {EVERYTHING, *(name for scope, name in keys if scope == "addon")}
-        # After the locks: the ledger row of an addon guards its account.
+        # Accounts are read after the lock: the ledger row of an addon guards its account.
         ledger: list[tuple[str, Values]] = [
             lock_ledger(keys),
             ("accounts", {"addons": array(sorted(addons))}),
@@ -349,7 +352,7 @@ class _LockedState:
             self._spent = spent_from(chain.from_iterable(spent), periods["day"])
 
     def accounts(self, ended: Ended) -> dict[AddonId, Account]:
-        """The accounts after these dispatches gave their units back."""
+        """A copy of the accounts after these dispatches returned their units."""
         accounts = accounts_from(self._accounts)
         for (_, admission_class), n in ended.items():
             account = accounts.setdefault(admission_class.addon_id, Account())
@@ -377,7 +380,7 @@ _KIND: Final = attrgetter("admission_class", "offer")
 
 
 class _Start:
-    """Hands to the session what a round decided."""
+    """Defers the result of a round to the session."""
 
     def __init__(
         self,
@@ -395,7 +398,7 @@ class _Start:
         denied = denial_rows(result, self._now, self._writes.note)
         if result.picks or result.standalone_lease is not None:
             self._start(result)
-        # Behind the start, which checks that the heads are as they were read.
+        # After the start, which checks that the heads are as they were read.
         if denied:
             self._session.defer("deny_jobs", columns(denied))
         if result.passed:
@@ -441,7 +444,7 @@ class _Start:
         self._started.jobs.update((job.job_id, job) for job in jobs)
 
     def _start_standalone(self, admission_class: AdmissionClass, common: dict[str, Any]) -> DispatchId:
-        """A lease without a job."""
+        """Defer a lease without a job. Returns its id."""
         dispatch_id = DispatchId(f"{self._batcher.new_id()}.0")
         number = self._batcher.classes.number(admission_class)
         values = common | {"dispatch_id": dispatch_id, "class_no": number}
@@ -455,7 +458,7 @@ class _Start:
         return dispatch_id
 
     def _start_events(self, picks: list[Pick], limits: list[StopLimit]) -> Iterator[EventRow]:
-        """The events of the picks. Makes their dispatches too, which come before a lease without a job."""
+        """The events of the picks. Also makes their dispatches, in front of a lease without a job."""
         dispatches: list[Dispatch] = []
         for pick, limit in zip(picks, limits, strict=True):
             made, events = start_dispatch(pick, limit, self._admit, self._now, self._batcher.ordering.aging)
@@ -465,7 +468,7 @@ class _Start:
 
 
 def _heads(result: RoundResult, limits: list[StopLimit]) -> dict[str, bytes]:
-    """The values of `start_jobs`: the picks first; of the other heads only how they were read."""
+    """The values of `start_jobs`: the picks first. For other heads it needs only their count of events."""
     heads, picks = changed_heads(result), result.picks
     return {
         "heads": array(list(heads)),

@@ -1,23 +1,26 @@
 """
-Jobs in a PostgreSQL database, for any number of hosts. Every process may submit, read and dispatch.
+The PostgreSQL store: jobs in one database for any number of hosts. Every process may submit, read and
+dispatch.
 
-What a commit does: each operation goes to one of three writers, and what arrives together at a writer is one
+`commit` hands each operation to one of three writers. Operations that arrive together at a writer share a
 transaction (`common/group_commit.py`).
 
-- `SubmitBatcher` (submit.py) inserts jobs. It locks no row that another transaction needs.
+- `SubmitBatcher` (submit.py) inserts jobs. Without a depth limit, parents and batches it locks no row that another
+  transaction needs.
 - `RoundBatcher` (rounds.py) applies changes and completions and runs rounds, in that order. It locks rows of
   the ledger until its COMMIT is on disk.
 - `RenewBatcher` (changes.py) renews leases. It locks dispatches, and waits for the rounds handed in before it.
 
-There are three because a round holds the ledger for as long as a sync takes: a submit or a heartbeat in the
-same transaction would wait for the rounds of all other hosts. So a commit that mixes them becomes several
-transactions, one behind the other: `commit(Submit, Admit)` writes the jobs, and then a round sees them. A job
-that an `Apply` puts back into the queue is seen by the next round, not by one of the same transaction. Upkeep
-(addons, hosts, retention, order keys) is rare, and the calling thread writes it.
+There are three writers because a round locks the ledger until the disk has synced: a submit or a heartbeat in
+the same transaction would wait for the rounds of all other hosts. So a commit of operations for several
+writers becomes several transactions, one after the other: `commit(Submit, Admit)` writes the jobs, and then a
+round sees them. A job that an `Apply` requeues is first seen by the next round, not by one in the same
+transaction. Maintenance (addons, hosts, schedules, arrays, batches, retention, order keys) is rare, and the
+calling thread writes it.
 
 Each transaction locks and reads in its first round trip, decides in Python, and writes with its COMMIT in
-the second (`database.py`). The server's clock is the clock. After a commit with events the process notifies
-its own listeners and the other processes (`wakeups.py`).
+the second (`database.py`). All moments come from the server's clock. After a commit with events the process
+notifies its own listeners and the other processes (`wakeups.py`).
 """
 
 from __future__ import annotations
@@ -89,8 +92,8 @@ from penstock.stores.postgres.wakeups import NotificationListener
 
 class PostgresStore(PostgresReads):
     """
-    `clock` is for tests; without it the server's clock decides. The store makes `schema`, or brings it up to
-    date.
+    The store in the schema `schema` of a database, which it makes or brings up to date. `clock`: for tests,
+    instead of the server's.
     """
 
     shared = True
@@ -109,8 +112,8 @@ class PostgresStore(PostgresReads):
         database = Database(dsn, schema, options, clock)
         try:
             database.migrate()
-            database.now()  # from now on the time is known while the server is away
-        except BaseException:  # Ctrl-C included: no caller will get this store, so its connections go
+            database.now()  # read the server's clock now, so that the time is known while the server is away
+        except BaseException:  # Ctrl-C included: no caller gets this store, so its connections must be closed
             database.close()
             raise
         classes = PostgresAdmissionClasses(database)
@@ -140,7 +143,7 @@ class PostgresStore(PostgresReads):
         return self.renewals.commit if isinstance(operation, Renew) else self._commit_upkeep
 
     def _commit_in_turn(self, operations: Sequence[Operation[Any]]) -> list[Future[Any]]:
-        """Hand each operation to its writer when the one before it has its answer."""
+        """Hand each operation to its writer after the answer to the operation before it."""
         answers: list[Future[Any]] = [Future() for _ in operations]
 
         def hand_in(at: int) -> None:
@@ -164,8 +167,8 @@ class PostgresStore(PostgresReads):
 
     def submit_within(self, connection: Any, intents: Sequence[Intent], depth: Depth) -> list[Receipt]:
         """
-        `connection`: a psycopg Connection, or a SQLAlchemy Session or Connection on psycopg. Its commit
-        notifies the workers.
+        Submit in the transaction of the caller's connection: a psycopg Connection, or a SQLAlchemy Session or
+        Connection on psycopg. The caller's commit notifies the workers.
         """
         notice = ("notify", {"channel": self.wakeups.channel, "by": ""})
         receipts = self.submits.submit_within(connection, Submit(intents, depth), notice)
@@ -205,7 +208,7 @@ class PostgresStore(PostgresReads):
             self.submits.rows.prepare([operation.intent])
         if isinstance(operation, SubmitBatch):
             self.submits.rows.prepare(operation.intents)
-        if isinstance(operation, Prune):  # if no process reads events, none has numbered them
+        if isinstance(operation, Prune):  # readers number the events, and there may have been none
             self._number()
 
         def write(session: DatabaseSession) -> tuple[Any, bool]:
@@ -227,7 +230,7 @@ class PostgresStore(PostgresReads):
             case Prune(before, limit):
                 return self._prune(session, before, limit)
             case Shift():
-                return 0  # the clock is the server's: a jump of ours moves no lease
+                return 0  # moments come from the server's clock, so a jump of this host's clock moves none
             case Reorder(aging, after, limit):
                 values = {"after": after, "most": limit, "per_point": aging.per_point}
                 return int(session.execute("reorder", values)[0][0])
@@ -290,8 +293,9 @@ class PostgresStore(PostgresReads):
         self, session: DatabaseSession, operation: ChangeSchedule | RecordLoad
     ) -> ScheduleWritten | None:
         """
-        The row stays locked until the COMMIT, so of several schedulers one submits. A row that another
-        transaction inserts meanwhile makes this one run again, and then it finds the row.
+        Write a decision about a schedule, or the load of an hour. The row of the schedule stays locked until
+        the COMMIT, so one of several schedulers submits the job. If another transaction inserts the row
+        meanwhile, this one runs again and finds it.
         """
         if isinstance(operation, RecordLoad):
             record_load(session, operation, self.database.now())
@@ -313,7 +317,7 @@ class PostgresStore(PostgresReads):
             session.defer("remove_schedule", {"name": change.name})
         else:
             session.defer("set_schedule" if known else "add_schedule", schedule_values(record))
-        if job_id is None:  # else the submit has written them
+        if job_id is None:  # else the submit has written the events
             writes = PostgresWriteBatch()
             for note in change.events(None):
                 writes.note(change.at, note)
@@ -354,7 +358,7 @@ class PostgresStore(PostgresReads):
         return len(old)
 
     def _old_jobs(self, session: DatabaseSession, before: Moment, limit: int) -> tuple[Moment, list[Any]]:
-        """The oldest settled jobs, locked, and taken off the lists of ended jobs by which they are found."""
+        """The moment, and the oldest settled jobs: locked, and removed from the lists of ended jobs."""
         old: list[Any] = []
         #: Jobs that a child waits for: they stay on their lists.
         waited_for: list[tuple[int, int, int]] = []
@@ -368,7 +372,7 @@ class PostgresStore(PostgresReads):
                 ((batch, at, no) for batch, at, jobs in lists for no in jobs), key=lambda job: job[1:]
             )
             finished |= {batch for batch, *_ in lists}
-            while listed and len(old) < limit:  # some may have been revived since they were listed
+            while listed and len(old) < limit:  # `old_jobs` leaves some of them out
                 piece, listed = listed[: limit - len(old)], listed[limit - len(old) :]
                 nos, moments = array([no for *_, no in piece]), array([at for _, at, _ in piece])
                 _, rows, awaited = session.execute_many(

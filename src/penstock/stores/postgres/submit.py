@@ -1,11 +1,12 @@
 """
-The writer of submits: those that arrived together, or one in a transaction of the caller's.
+The writer of submits: of those that arrived together, or of one in a transaction of the caller's.
 
-Most submits have nothing to check first: no key that may have been used, no limit that may be reached. They
-are one statement and one round trip. Most are calls of the same few functions, so everything that does not
-depend on the moment is encoded once and kept (`RowCache`): it was a third of what a submit costs its process.
+Most submits need no check: they have no idempotency key, no parents, and no depth limit that they may reach.
+Such submits are one statement and one round trip. Most jobs are calls of the same few functions, so the
+values that do not depend on the moment are encoded once and kept (`RowCache`); without that, encoding took a
+third of the time of a submit.
 
-In a transaction of the caller our statements run like the caller's own, and the caller ends it.
+In a transaction of the caller's the caller decides whether the jobs are committed.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.dependencies import depend, lock_parents
 from penstock.stores.postgres.pipeline import Call, EarlyRows, Statement, Values, array, columns, text
 
-#: So many go to the server while the next are put into rows.
+#: How many jobs one statement inserts: the server writes them while this process makes the rows of the next
+#: ones.
 PIECE: Final = 250
-#: So far below a limit a count that is no older than `FRESH_SEC` will do: all hosts together do not submit as
-#: many jobs in that time.
+#: This far below a depth limit, a count that is at most `FRESH_SEC` old is enough: all hosts together submit
+#: fewer jobs in that time.
 FAR: Final = 100_000
 FRESH_SEC: Final = 1.0
 #: How often a submit in a transaction of the caller's runs again because another process used its key.
@@ -62,7 +64,7 @@ TRIES: Final = 3
 
 
 class SubmitBatcher(GroupCommit):
-    """`on_commit` is called after each transaction with whether it created jobs."""
+    """The writer of submits. `on_commit` is called after each transaction with whether it created jobs."""
 
     def __init__(
         self,
@@ -77,16 +79,17 @@ class SubmitBatcher(GroupCommit):
         self.rows = RowCache(classes, ordering)
         #: When the queued jobs were last counted, and how many each addon had.
         self._counted: tuple[float, Counter[AddonId]] = (-1e9, Counter())
-        #: The thread that has taken it writes its own submit. If a Ctrl-C at the wrong moment loses it, the
-        #: thread of this group writes all submits.
+        #: Holds one pass; a thread that takes it writes its own submit. If a Ctrl-C at the wrong moment loses
+        #: the pass, the writer's thread writes all submits.
         self._pass = deque([object()])
         super().__init__(self._write_all)  # type: ignore[arg-type]  # nothing but submits comes here
 
     def commit(self, operations: Sequence[Operation[Any]], *, wait: bool = False) -> list[Future[Any]]:
         """
-        While no other thread submits, the calling thread writes, so that two threads need not wake each
-        other. Unlike a round, the main thread does so too: no other thread waits for these answers, and a
-        submit that a Ctrl-C interrupts is as undecided as one that is waited for.
+        Submit. While no other thread submits, a thread that waits for the answer writes itself, so that two
+        threads need not wake each other. The main thread does so too, although Ctrl-C may interrupt it: no
+        other thread waits for these answers, and the outcome of an interrupted submit is unknown in either
+        case.
         """
         taken = self._take_pass() if wait else None
         if taken is None:
@@ -99,7 +102,7 @@ class SubmitBatcher(GroupCommit):
         return [answer for _, answer in pending]
 
     def _take_pass(self) -> object | None:
-        """Not before submits that were handed in earlier, perhaps by the same thread."""
+        """The pass; None: another thread has it, or earlier submits wait, which must be written first."""
         if self._closed or not self.idle:
             return None
         try:
@@ -108,7 +111,7 @@ class SubmitBatcher(GroupCommit):
             return None
 
     def _write_all(self, submits: list[Submit]) -> list[list[Receipt]]:
-        """BatchUnknown: they may have been written."""
+        """Write submits. BatchUnknown: they may have been written."""
         self.rows.prepare([intent for submit in submits for intent in submit.intents])
         receipts: list[list[Receipt]] = []
 
@@ -120,8 +123,8 @@ class SubmitBatcher(GroupCommit):
             if any(map(self._must_check, submits)) or sum(len(s.intents) for s in submits) > PIECE:
                 self._database.transact(write)
             else:
-                # The moment may be ours: nothing is judged by it, and a round that starts these jobs reads
-                # the server's clock after their commit.
+                # The moment may be estimated: no decision depends on it, and a round that starts these jobs
+                # reads the server's clock after their commit.
                 batch = _Batch(self.rows, self._database.now(), self._new_id)
                 receipts = [batch.take(submit) for submit in submits]
                 if batch.jobs:
@@ -133,9 +136,10 @@ class SubmitBatcher(GroupCommit):
 
     def submit_within(self, connection: Any, submit: Submit, notice: tuple[str, Values]) -> list[Receipt]:
         """
-        In the transaction of the caller's connection. If another process committed the same key while we
-        waited for it, the savepoint is rolled back, and now its job can be read. `notice` goes out with the
-        caller's commit. A depth limit counts without a lock, which would stop every submit until then.
+        Submit in the transaction of the caller's connection. If another process commits the same key
+        meanwhile, the savepoint is rolled back, and the next try finds that job. `notice` goes out with the
+        caller's commit. Depth limits are checked without a lock, which would stop all submits until the
+        caller's commit.
         """
         self.rows.prepare(submit.intents)
         with self._database.failures():
@@ -148,14 +152,14 @@ class SubmitBatcher(GroupCommit):
         self, session: DatabaseSession, submit: Submit, events_for: Callable[[Receipt], list[EventRow]]
     ) -> Receipt:
         """
-        One job, as part of another transaction of the store. The caller has prepared its row. `events_for`:
-        events that are kept as long as the job, if it is new: they are in the batch of its submit.
+        Submit one job in another transaction of the store. The caller has prepared its row. `events_for`:
+        makes more events for the batch of its submit, so that they are kept as long as the job.
         """
         [[receipt]] = self._submit(session, [submit], events_for=events_for)
         return receipt
 
     def submit_all_in(self, session: DatabaseSession, submit: Submit) -> list[Receipt]:
-        """As part of another transaction of the store. The caller has prepared their rows."""
+        """Submit in another transaction of the store. The caller has prepared the rows."""
         [receipts] = self._submit(session, [submit])
         return receipts
 
@@ -175,7 +179,7 @@ class SubmitBatcher(GroupCommit):
         exact: bool = True,
         events_for: Callable[[Receipt], list[EventRow]] | None = None,
     ) -> list[list[Receipt]]:
-        """`exact`: no other process may submit up to a depth limit at the same time."""
+        """`exact`: lock the depth limits, so that other processes cannot exceed them at the same time."""
         keys = sorted({key for s in submits for intent in s.intents if (key := key_of(intent))})
         calls: list[tuple[str, Any]] = [("jobs_by_key", columns(keys))] if keys else []
         limits = [s.depth for s in submits if _limited(s.depth)]
@@ -199,7 +203,7 @@ class SubmitBatcher(GroupCommit):
             queued = Counter(dict(answers[-1]))
             self._counted = (monotonic(), queued.copy())
             more = Counter(intent.addon_id for s in submits for intent in s.intents)
-            # Below half of a limit, what others submit meanwhile cannot reach it.
+            # Below half of a limit, submits of other processes in the meantime cannot reach it.
             if exact and not all(_fits(depth, queued, more, share=2) for depth in limits):
                 *_, rows = session.execute_many(("lock_depth", None), ("queued", None))
                 queued = Counter(dict(rows))
@@ -220,12 +224,12 @@ class SubmitBatcher(GroupCommit):
     def _depend(
         self, session: DatabaseSession, batch: _Batch, receipts: list[list[Receipt]]
     ) -> list[list[Receipt]]:
-        """Let the new jobs wait for their parents. One whose parent had ended already may end with it."""
+        """Make new jobs wait for their parents. A job whose parent has ended already may end at once."""
         classes, ordering = self.rows.classes, self.rows.ordering
         for group in batch.grown_groups():
             session.defer("set_group", changed_group_values(group))
         session.flush()
-        now, _ = self._database.lock(session)  # with a batch of its own for the events
+        now, _ = self._database.lock(session)  # also gives the next events a batch of their own
         effects = Effects(now)
         depend(session, batch.dependencies, effects, classes, ordering.aging)
         effects.writes.defer(session)
@@ -233,7 +237,7 @@ class SubmitBatcher(GroupCommit):
         return [[replace(r, state=states.get(r.job_id, r.state)) for r in answer] for answer in receipts]
 
     def _must_check(self, submit: Submit) -> bool:
-        """Whether the transaction must read something before it can take this submit."""
+        """Whether the transaction must read before it can accept this submit."""
         for intent in submit.intents:
             if intent.idempotency_key is not None or intent.after or (intent.tags and batch_of(intent)):
                 return True
@@ -249,7 +253,7 @@ def _limited(depth: Depth) -> bool:
 
 
 def _fits(depth: Depth, queued: Counter[AddonId], more: Counter[AddonId], share: int = 1) -> bool:
-    """Whether the queues with these jobs stay below the limits, or below this share of them."""
+    """Whether the queues with `more` jobs stay within the limits divided by `share`."""
     return (depth.total is None or queued.total() + more.total() <= depth.total // share) and (
         depth.per_addon is None or all(queued[a] + n <= depth.per_addon // share for a, n in more.items())
     )
@@ -257,8 +261,8 @@ def _fits(depth: Depth, queued: Counter[AddonId], more: Counter[AddonId], share:
 
 class _Batch:
     """
-    The jobs of one transaction. `used`: rows of `jobs_by_key`. `queued`: how many jobs each addon has in the
-    queue, if a submit has a limit.
+    The new jobs of one transaction. `used`: rows of `jobs_by_key`. `queued`: how many jobs each addon has in
+    the queue, if a submit has a limit.
     """
 
     def __init__(
@@ -275,7 +279,7 @@ class _Batch:
     ) -> None:
         self._rows, self._now, self._new_id, self._queued = rows, now, new_id, queued
         self._existing, self._groups, self._waiting = existing, groups, waiting
-        #: Parent, child, condition, what if it is not met.
+        #: Parent, child, condition, `if_unmet`.
         self.dependencies: list[tuple[JobId, JobId, str, str]] = []
         self._used: UsedKeys = {
             (addon_id, key): (Receipt(job_id, JobState(state), created=False), bytes.fromhex(body))
@@ -294,7 +298,7 @@ class _Batch:
             insert=self._make,
             existing=lambda _: self._existing,
             batches=lambda _: self._groups,
-            # with those that the submits before this one add in the same transaction
+            # Also dependencies that earlier submits of this transaction add.
             waiting=lambda *_: [*self._waiting, *((parent, job) for parent, job, *_ in self.dependencies)],
         )
 
@@ -317,15 +321,16 @@ class _Batch:
         return [add_members(self._groups[batch], n) for batch, n in sorted(added.items())]
 
     def defer(self, session: DatabaseSession) -> None:
-        """Each piece is put into rows when the one before is with the server already."""
+        """Defer the jobs in pieces. The rows of a piece are made when the piece before it has been sent."""
         for first in range(0, len(self.jobs), PIECE):
             session.defer(*self.piece(first, session.batch))
         session.has_events |= bool(self.jobs)
 
     def piece(self, first: int, batch: int | None) -> tuple[str, Callable[[], dict[str, Any]]]:
         """
-        The statement for the jobs from there on, and its values. Most that arrive together differ by their
-        payload alone. `batch`: None draws a number. The last piece writes the events.
+        The statement for the piece of jobs from `first` on, and its values. Jobs that arrive together usually
+        differ only by their payload. `batch`: None lets the statement draw a number. The last piece writes
+        the events.
         """
         jobs = self.jobs[first : first + PIECE]
         last = first + PIECE >= len(self.jobs)
@@ -359,8 +364,8 @@ def defer_named(
     now: Moment,
 ) -> None:
     """
-    Jobs of one kind with these ids, as part of another transaction of the store, which writes their events with its
-    own. `rows` has been prepared for them.
+    Defer jobs of one kind with these ids in another transaction of the store; `writes` gets their events. The
+    caller has prepared `rows` for them.
     """
 
     def values(piece: Sequence[tuple[JobId, Intent]], batch: int) -> dict[str, Any]:
@@ -373,9 +378,9 @@ def defer_named(
 
 # the rows
 
-#: So many kinds are kept; beyond that all are made again, because then every job has something of its own.
+#: How many kinds are kept; with more, all are dropped, because then probably every job is a kind of its own.
 MOST_KEPT: Final = 1_000
-#: As `job_row` and `intent_row` have them.
+#: The names of the columns of `job_row` and `intent_row`, in their order.
 _NAMES: Final = (
     *("addon_id", "class_no", "line", "turn", "ready_at", "urgent_at", "priority", "created_at"),
     *("earliest_start_at", "deadline_at", "expected_sec", "max_runtime_sec", "max_active_sec"),
@@ -385,21 +390,24 @@ _NAMES: Final = (
 
 
 class _Kept(NamedTuple):
-    """`values`: by name, encoded."""
+    """The encoded values of a kind of jobs, by name."""
 
     admission_class: AdmissionClass
     values: dict[str, bytes | None]
 
 
 class RowCache:
-    """The values of submitted jobs. A kind is what an intent says but for its payload."""
+    """
+    The values of submitted jobs. Jobs that differ only by their payload are of one kind, whose values are
+    kept.
+    """
 
     def __init__(self, classes: PostgresAdmissionClasses, ordering: Ordering) -> None:
         self.classes, self.ordering = classes, ordering
         self.kept: dict[Hashable, _Kept] = {}
 
     def prepare(self, intents: Sequence[Intent]) -> None:
-        """Make their admission classes, before the transaction that needs them."""
+        """Make the admission classes of new kinds, before the transaction that needs them."""
         new, last = set(), None
         for intent in intents:
             if (kind := all_but_payload(intent)) != last:
@@ -409,7 +417,7 @@ class RowCache:
         self.classes.make(new)
 
     def alike(self, jobs: Sequence[tuple[JobId, Intent]], now: Moment) -> dict[str, Any]:
-        """For `submit_alike`: jobs of one kind."""
+        """The values of `submit_alike`, for jobs of one kind."""
         intent = jobs[0][1]
         kept = self.kept.get(all_but_payload(intent)) or self._keep(intent, now)
         where = place(intent, now, None, self.ordering, kept.admission_class)
@@ -424,7 +432,7 @@ class RowCache:
         }
 
     def mixed(self, jobs: Sequence[tuple[JobId, Intent]], now: Moment) -> dict[str, Any]:
-        """For `submit_jobs`: one row for each kind, and each job names its kind."""
+        """The values of `submit_jobs`: a row for each kind, and a row for each job, which names its kind."""
         kinds: dict[Hashable, int] = {}
         firsts: list[Intent] = []
         rows = []
@@ -446,7 +454,8 @@ class RowCache:
         where = place(intent, now, None, self.ordering)
         values = dict(zip(_NAMES, map(text, self._row(intent, where, now)), strict=True))
         kept = _Kept(where.admission_class, values)
-        # With a key the values have the hash of the payload; parents are seldom the same again.
+        # Not kept: with a key, the values include the hash of the payload; other jobs seldom have the same
+        # parents.
         if intent.idempotency_key is None and not intent.after:
             if len(self.kept) >= MOST_KEPT:
                 self.kept.clear()
@@ -466,8 +475,8 @@ class RowCache:
 @contextmanager
 def _savepoint(connection: Any, sql: Mapping[str, Statement]) -> Iterator[DatabaseSession]:
     """
-    A refusal takes back what we wrote, and nothing of the caller's. On a connection without a transaction one
-    is begun, as any statement on it would do; in autocommit ours is committed.
+    A savepoint in the caller's transaction, so that a refusal undoes only the submit. A connection without a
+    transaction begins one, as it would for any statement; in autocommit mode the submit is committed.
     """
     con = _psycopg_connection(connection)
     if not con.autocommit and con.info.transaction_status == TransactionStatus.IDLE:
@@ -479,7 +488,7 @@ def _savepoint(connection: Any, sql: Mapping[str, Statement]) -> Iterator[Databa
 
 
 class _CallersConnection:
-    """Runs our statements on the caller's connection, with rows as we read them, whatever its settings."""
+    """Runs the store's statements on the caller's connection, whatever its row factory is."""
 
     def __init__(self, con: psycopg.Connection[Any]) -> None:
         self._cursor = psycopg.RawCursor(con, row_factory=tuple_row)
@@ -495,7 +504,10 @@ class _CallersConnection:
 
 
 def _psycopg_connection(given: Any) -> psycopg.Connection[Any]:
-    """SQLAlchemy: a Session has a Connection, that has a pooled connection, and that has the driver's."""
+    """
+    The psycopg connection of the argument. In SQLAlchemy a Session has a Connection, which has a pooled
+    connection, which has the driver's.
+    """
     con = given
     if callable(getattr(con, "connection", None)):
         con = con.connection()

@@ -1,10 +1,10 @@
 """
-Wake-ups between processes: NOTIFY after commits, LISTEN on a connection of its own, and a poll now and then.
+Wake-ups between processes: NOTIFY after commits, LISTEN on a connection of its own, and a poll once a second.
 
-The notice goes out behind the COMMIT and not with it: a transaction that notifies holds a lock of the whole
-server until it is on disk, and commits would go one by one. Notices of commits that follow each other closely
-become one, which goes with the last of them or soon after. A notice is a hint. It may be lost, and behind a
-pooler in transaction mode none arrives, so a listener also asks once a second whether there are new events.
+The notice follows the COMMIT in a transaction of its own: a transaction that notifies holds a lock of the
+whole server until it is on disk, so commits would go one by one. One notice serves commits that follow each
+other closely; it goes with the last of them or soon after. A notice is a hint: it may be lost, and behind a
+pooler in transaction mode none arrives, so a listener also checks once a second whether there are new events.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ from penstock.stores.postgres.database import Database
 from penstock.stores.postgres.pipeline import PipelineConnection, Values, statement
 
 POLL_SEC: Final = 1.0
-#: Between two notices of one process: the first goes out at once, and those in this time become one.
+#: The time between two notices of one process: the first goes out at once, and one more serves all commits
+#: since.
 GAP_SEC: Final = 0.002
-#: So much longer a notice waits for a commit to go with, before it gets a round trip of its own.
+#: How much longer a notice waits for a COMMIT to go with before it gets a round trip of its own.
 SPARE_SEC: Final = GAP_SEC / 2
 
 
 class NotificationListener:
-    """`on_notice` is called when another process has committed events. `by_notice`: False behind a pooler."""
+    """
+    Sends and receives notices. `on_notice` is called when another process has committed events. `by_notice`:
+    False behind a pooler, where only the poll works.
+    """
 
     def __init__(self, database: Database, on_notice: Callable[[], None], *, by_notice: bool = True) -> None:
         self._database, self._on_notice, self._by_notice = database, on_notice, by_notice
@@ -43,18 +47,22 @@ class NotificationListener:
         self._threads: dict[str, Thread] = {}
         self._events_seen = -1
         self._sent_at, self._local = float("-inf"), local()
-        #: There are commits that no notice has reported.
+        #: Whether there are commits that no notice has reported.
         self.due = False
         if by_notice:
             database.notice = self.notice_behind
 
     def notice_behind(self) -> tuple[str, Values] | None:
-        """A notice for a COMMIT that is about to be sent, unless the last one was just now."""
+        """
+        The notice for a COMMIT that is about to be sent; None if the last notice was less than `GAP_SEC` ago.
+        """
         self._local.sent = monotonic() >= self._sent_at + GAP_SEC
         return self._notice() if self._local.sent else None
 
     def notify(self) -> None:
-        """After a commit with events, in its thread. Never blocks."""
+        """
+        Send a notice soon, unless one went with the commit. Called after a commit with events, in its thread.
+        """
         sent, self._local.sent = getattr(self._local, "sent", False), False
         if self._by_notice and not (sent or self.due):
             self.due = True
@@ -63,7 +71,7 @@ class NotificationListener:
 
     def _notice(self) -> tuple[str, Values]:
         self._sent_at = monotonic()
-        self.due = False  # it reports all commits before
+        self.due = False  # the notice reports all earlier commits
         return "notify_unsynced", {"channel": self.channel, "by": self._me}
 
     def listen(self) -> None:
@@ -75,7 +83,7 @@ class NotificationListener:
             threads = dict(self._threads)
         self._wake.set()
         if "listener" in threads:
-            self.send()  # it waits for a notice: our own will do
+            self.send()  # wakes the listener, which waits for a notice
         for thread in threads.values():
             thread.join()
 
@@ -92,11 +100,11 @@ class NotificationListener:
             self._wake.wait()
             self._wake.clear()
             wait = max(0, self._sent_at + GAP_SEC + SPARE_SEC - monotonic())
-            if not self._closed.wait(wait) and self.due:  # no commit has taken it along meanwhile
+            if not self._closed.wait(wait) and self.due:  # no COMMIT took a notice along meanwhile
                 self.send()
 
     def send(self) -> None:
-        """A notice in a round trip of its own."""
+        """Send a notice in a round trip of its own."""
         with suppress(PenstockError):  # the listeners poll
             self._database.query(*self._notice())
 
@@ -108,7 +116,7 @@ class NotificationListener:
                 if con is None and self._by_notice:
                     con = self._database.connect()
                     con.exchange([(self._listening, None)])
-                    poll_at = 0.0  # for events before it listened
+                    poll_at = 0.0  # poll at once, for events from before the LISTEN
                 if self._notified(con):
                     self._on_notice()
                 elif monotonic() >= poll_at:
@@ -116,7 +124,7 @@ class NotificationListener:
                     if self._has_new_events():
                         self._on_notice()
             except (psycopg.Error, PenstockError):
-                # The server is away: the poll goes on, and the next pass connects anew.
+                # The server is away: the next pass connects anew.
                 if con is not None:
                     con.close()
                     con = None
@@ -125,7 +133,7 @@ class NotificationListener:
             con.close()
 
     def _notified(self, con: PipelineConnection | None) -> bool:
-        """True: by another process. Commits of this one have called `on_notice` at once."""
+        """Whether another process has notified. Commits of this process call listeners themselves."""
         if con is None:
             self._closed.wait(POLL_SEC)
             return False
