@@ -132,3 +132,20 @@ def test_a_bound_token_can_only_depend_on_its_own_jobs(client):
     dependencies = bound.get(f"/queue/jobs/{child}/dependencies").json
     assert [dependency["job_id"] for dependency in dependencies["parents"]] == [mine]
     assert theirs[-8:] not in bound.get(f"/queue/jobs/{child}/explain").json["text"]
+
+
+def test_a_claim_of_a_bound_token_has_the_results_of_foreign_parents_without_their_ids(live):
+    client = live.client
+    theirs = client.submit(addon_id="others")
+    mine = client.submit(addon_id="visuals")
+    bound = client.mint(addon_id="visuals")
+    body = JOB | {"after": [f"{theirs}:done", f"{mine}:done"]}
+    child = client.post("/queue/jobs/submit", body).json["job_id"]
+    for parent in (theirs, mine):
+        client.post(f"/queue/jobs/{parent}/cancel")
+
+    body = {"job_types": [JOB["job_type"]], "worker": "w", "wait_sec": 30}
+    [claimed] = bound.post("/queue/claim", body).json["jobs"]
+
+    assert claimed["job_id"] == child
+    assert claimed["parents"] == [["another addon", "CANCELED", None], [mine, "CANCELED", None]]

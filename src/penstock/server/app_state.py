@@ -229,7 +229,11 @@ class EventAddons:
         return [event for event in events if self._of(event) == addon_id]
 
     def _learn(self, events: Iterable[Event]) -> None:
-        unknown = {e.job_id for e in events if e.job_id is not None and e.job_id not in self._addons}
+        self.learn_jobs(event.job_id for event in events if event.job_id is not None)
+
+    def learn_jobs(self, job_ids: Iterable[JobId]) -> None:
+        """Read the addons of these jobs at once."""
+        unknown = {job_id for job_id in job_ids if job_id not in self._addons}
         for job in self._store.jobs(list(unknown)):
             self._addons[job.job_id] = job.intent.addon_id
         while len(self._addons) > self._KEPT:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Any, Final
 
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, Raw, UnsetType, json, structs
 
 from penstock import wire
 from penstock.core.errors import BadIntent, Refused, StaleDispatch
@@ -54,7 +54,7 @@ async def claim(request: Request[None, wire.ClaimRequest]) -> wire.ClaimAnswer:
     kinds = WorkerKinds(request.addon(body.addon_id), frozenset(body.job_types))
     if not body.wait_sec:
         claimed = await request.run(app_state.job_service.claim, kinds, body.limit, body.worker)
-        return _claimed(app_state, claimed)
+        return await _claimed_soon(request, claimed)
 
     def take() -> Awaitable[list[GrantedJob]]:
         return app_state.claims.take(request.run, kinds, body.limit, body.worker)
@@ -65,7 +65,7 @@ async def claim(request: Request[None, wire.ClaimRequest]) -> wire.ClaimAnswer:
         # The client has gone: give its jobs back at once, not when their leases end.
         await request.run(_give_back, app_state, claimed)
         claimed = []
-    return _claimed(app_state, claimed)
+    return await _claimed_soon(request, claimed)
 
 
 def _give_back(app_state: AppState, claimed: list[GrantedJob]) -> None:
@@ -76,7 +76,14 @@ def _give_back(app_state: AppState, claimed: list[GrantedJob]) -> None:
             continue
 
 
-def _claimed(app_state: AppState, claimed: list[GrantedJob]) -> wire.ClaimAnswer:
+async def _claimed_soon(request: Request[Any, Any], claimed: list[GrantedJob]) -> wire.ClaimAnswer:
+    """In a thread if the addons of parents must be read."""
+    if request.viewer is not None and any(granted.parents for granted in claimed):
+        return await request.run(_claimed, request, claimed)
+    return _claimed(request, claimed)
+
+
+def _claimed(request: Request[Any, Any], claimed: list[GrantedJob]) -> wire.ClaimAnswer:
     jobs = [
         as_answer(
             wire.ClaimedJob,
@@ -87,11 +94,22 @@ def _claimed(app_state: AppState, claimed: list[GrantedJob]) -> wire.ClaimAnswer
             lease_id=granted.dispatch.dispatch_id,
             payload=raw_json(granted.job.intent.payload),
             checkpoint=raw_json(granted.checkpoint),
-            parents=raw_json(granted.parents or "[]"),
+            parents=raw_json(_parents(request, granted.parents)),
         )
         for granted in claimed
     ]
-    return wire.ClaimAnswer(jobs, seconds(app_state.service.rules.lease_for))
+    return wire.ClaimAnswer(jobs, seconds(request.app_state.service.rules.lease_for))
+
+
+def _parents(request: Request[Any, Any], parents: str | None) -> str:
+    """Id, state and result of each parent; without the ids that the token may not know."""
+    viewer = request.viewer
+    if viewer is None or parents is None:
+        return parents or "[]"
+    entries = json.decode(parents, type=list[tuple[JobId, str, Raw]])
+    request.app_state.event_addons.learn_jobs(job_id for job_id, *_ in entries)
+    shown = [(viewer.job(job_id) or "another addon", *rest) for job_id, *rest in entries]
+    return json.encode(shown).decode()
 
 
 def lease_request(request: Request[None, wire.LeaseRequest]) -> wire.LeaseGranted:
@@ -253,7 +271,7 @@ def exchange(request: Request[None, wire.ExchangeRequest]) -> wire.ExchangeAnswe
     for report in reports:
         _check_lease(request, report.dispatch_id)
     answers, claimed = app_state.job_service.exchange(reports, kinds, body.limit, body.worker)
-    claims = _claimed(app_state, claimed)
+    claims = _claimed(request, claimed)
     return wire.ExchangeAnswerBody(claims.jobs, claims.ttl_sec, _answers(request, reports, answers))
 
 
