@@ -155,6 +155,23 @@ def test_a_bound_token_has_its_own_batches_and_no_others(kit):
     assert bound.post("/queue/jobs/submit", ours | {"batch": "own"}).status == 200
 
 
+def test_a_bound_token_changes_no_jobs_of_other_addons_in_its_batch(live):
+    client = live.client
+    bound = client.mint(addon_id="ours")
+    body = {"name": "mixed", "addon_id": "ours", "jobs": [JOB, JOB, JOB | {"addon_id": "ours"}]}
+    *_, ours = client.post("/batches/submit", body).json["jobs"]
+    [claimed] = claim(client)
+    finish(client, claimed, state="FAILED", error="no")
+
+    retried = bound.post("/batches/mixed/retry").json
+    canceled = bound.post("/batches/mixed/cancel").json
+
+    assert (retried["changed"], canceled["changed"]) == (0, 1)
+    assert client.state(ours) == "CANCELED"
+    assert counts(client.get("/batches/mixed").json) == ("RUNNING", 3, 1, 0, 1, 1)
+    assert client.post("/batches/mixed/cancel").json["changed"] == 1
+
+
 def test_a_bound_token_does_not_learn_of_parents_of_other_addons(kit):
     kit.client.post("/batches/submit", BODY)
     parent = kit.client.submit(**JOB)

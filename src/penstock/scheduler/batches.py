@@ -120,26 +120,29 @@ class BatchService:
         """Close a batch: it takes no more jobs, and ends with its last one. A closed batch stays as it is."""
         return self._change(name, lambda group, now: groups.close_batch(group, now, by))
 
-    def cancel(self, name: str, by: str = "") -> BatchChanged:
+    def cancel(
+        self, name: str, by: str = "", check_job: Callable[[Job], None] = lambda _: None
+    ) -> BatchChanged:
         """
-        Close a batch, and cancel its jobs that have not ended. Queued jobs have ended when this returns.
+        Close a batch, and cancel its jobs that have not ended. Queued jobs have ended when this returns. `check_job`
+        raises Refused for a job that this caller may not change.
         """
         self._note(name, EventKind.BATCH_CANCELED, by)
         self.close(name, by)
-        changed = self._change_all(name, Move.CANCEL, by)
+        changed = self._change_all(name, Move.CANCEL, by, check_job)
         return BatchChanged(self.get(name), changed)
 
     def retry(
         self, name: str, by: str = "", check_job: Callable[[Job], None] = lambda _: None
     ) -> BatchChanged:
-        """Queue every FAILED or BLOCKED job again. Callbacks that ran do not run again."""
+        """
+        Queue every FAILED or BLOCKED job again. Callbacks that ran do not run again. `check_job`: as in `cancel`.
+        """
         self._note(name, EventKind.BATCH_RETRIED, by)
         changed = self._change_all(name, Move.RETRY, by, check_job)
         return BatchChanged(self.get(name), changed)
 
-    def _change_all(
-        self, name: str, move: Move, by: str, check_job: Callable[[Job], None] = lambda _: None
-    ) -> int:
+    def _change_all(self, name: str, move: Move, by: str, check_job: Callable[[Job], None]) -> int:
         changed, after = 0, 0
         while True:
             query = Query(tag=f"{BATCH_TAG}{name}", after=after, limit=_PAGE)

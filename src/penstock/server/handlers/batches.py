@@ -2,7 +2,7 @@
 Handlers for batches: submit, get, wait, close, cancel, retry.
 
 Submitting or retrying a batch needs the rights for each of its jobs, for commands too. A token that is bound
-to an addon sees and changes only that addon's batches.
+to an addon sees and changes only that addon's batches, and only that addon's jobs in them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId, when
 from penstock.scheduler.batches import BatchChanged, BatchRequest, BatchService
 from penstock.server.handlers.jobs import check_runner, check_submit, intent_from
-from penstock.server.problems import OverLimit, naming_fields
+from penstock.server.problems import Forbidden, OverLimit, naming_fields
 from penstock.server.request import Request, or_none
 
 
@@ -76,14 +76,24 @@ def batch_close(request: Request[None, None]) -> wire.BatchInfo:
 
 
 def batch_cancel(request: Request[None, None]) -> wire.BatchChangedAnswer:
-    return _changed(request, _service(request).cancel(_own(request).name, request.principal.name))
+    def check_job(job: Job) -> None:
+        _check_owner(request, job)
+
+    return _changed(request, _service(request).cancel(_own(request).name, request.principal.name, check_job))
 
 
 def batch_retry(request: Request[None, None]) -> wire.BatchChangedAnswer:
     def check_job(job: Job) -> None:
+        _check_owner(request, job)
         check_runner(request, job.intent)
 
     return _changed(request, _service(request).retry(_own(request).name, request.principal.name, check_job))
+
+
+def _check_owner(request: Request[Any, Any], job: Job) -> None:
+    """An administrator can put jobs of other addons into a batch."""
+    if not request.owns(job.intent.addon_id):
+        raise Forbidden("the job belongs to another addon", job_id=job.job_id)
 
 
 def _changed(request: Request[Any, Any], result: BatchChanged) -> wire.BatchChangedAnswer:
