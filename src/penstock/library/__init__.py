@@ -1,6 +1,7 @@
 """
-The durable scheduler inside a program: functions whose calls are written to a store first and run when capacity is free.
+The durable scheduler inside a program: calls of functions are written to a store and run when capacity is
+free.
 
-`scheduler` is the public class; `function` and `handle` are what its users get; `job_runner` claims jobs and reports
-their ends, on the executors of `work`.
+`scheduler` has the public class; `function` and `handle` have what it returns; `job_runner` claims jobs, runs
+them on the executors of `work`, and reports their ends.
 """

@@ -1,4 +1,4 @@
-"""`ArrayHandle`: an array that a program has enqueued, and what can be done with it as a whole."""
+"""`ArrayHandle`: an array that a program has enqueued, to read, wait for, cancel and retry as one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from penstock.library.scheduler import Scheduler
 
 R = TypeVar("R")
-#: How often `wait` looks at the one row of the array.
+#: How often `wait` reads the row of the array.
 _LOOK_SEC: Final = 0.05
 
 
 class ArrayHandle(Generic[R]):
     """
-    `created`: False when a unique key was used before, and this is that first array.
+    One array of a scheduler. `created`: False if another call had used the unique key before, and this is its
+    array.
 
     For example:
 
@@ -42,7 +43,7 @@ class ArrayHandle(Generic[R]):
 
     @property
     def record(self) -> ArrayRecord:
-        """All that is known about it now."""
+        """The array as it is now. NotFound: it was pruned."""
         return self._scheduler.array_service.get(self.id)
 
     @property
@@ -63,17 +64,17 @@ class ArrayHandle(Generic[R]):
 
     @property
     def failed_indices(self) -> str:
-        """As ranges: `3,7-9`."""
+        """The failed indices as ranges: `3,7-9`."""
         return ",".join(map(str, self._scheduler.array_service.failed_indices(self.record)))
 
     def job(self, index: int) -> JobHandle[R]:
-        """The newest job of an index. NotFound: it has none yet, or no longer."""
+        """The newest job of an index. NotFound: it is not made yet, or was pruned."""
         return JobHandle(
             self._scheduler, self._scheduler.array_service.job_of(self.id, index), self._arguments
         )
 
     def wait(self, timeout: float | None = None) -> JobState:
-        """Until the last index has ended. TimeoutError after `timeout` seconds."""
+        """Wait until the last index has ended. TimeoutError after `timeout` seconds."""
         until = None if timeout is None else time.monotonic() + timeout
         while (state := self.state) is JobState.RUNNING:
             if until is not None and time.monotonic() >= until:
@@ -82,7 +83,7 @@ class ArrayHandle(Generic[R]):
         return state
 
     def cancel(self) -> JobState:
-        """No more jobs are made; those that wait are canceled, those that run must stop."""
+        """Make no more jobs, cancel the queued ones, and let the running ones stop."""
         return self._scheduler.array_service.cancel(self.id, by=self._scheduler.principal).state
 
     def retry(self) -> JobState:

@@ -1,8 +1,8 @@
 """
-One attempt of this process, from claim to report, and the call of its function in a worker process.
+One attempt of this process, from claim to report; and the call of its function in a worker process.
 
-A worker process imports the module of the function, gets the arguments as the JSON that the queue holds, and
-opens the store itself to report progress, spending and checkpoints.
+A worker process imports the function's module, gets the arguments as JSON, and opens the store itself to
+report progress, spending and checkpoints.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 
 class JobAttempt(FunctionLease):
-    """The lease and the channel of a function that this process runs. The store is near: nothing waits for a heartbeat."""
+    """
+    The lease of a function that this process runs, and its channel to the scheduler. The store is near, so
+    spending and checkpoints are written at once and do not wait for a heartbeat.
+    """
 
     function: JobFunction[..., Any, Any]
 
@@ -45,7 +48,7 @@ class JobAttempt(FunctionLease):
         keeper: LeaseKeeper[JobAttempt],
         sent_at: float,
     ) -> None:
-        """`sent_at`: on the keeper's clock, when the dispatch was admitted."""
+        """`sent_at`: when the dispatch was admitted, on the keeper's clock."""
         dispatch = claimed.dispatch
         ttl = seconds(dispatch.expires_at - dispatch.admitted_at)
         super().__init__(facts_of(*claimed), function, keeper, sent_at, ttl)
@@ -61,14 +64,16 @@ class JobAttempt(FunctionLease):
             raise JobStopped("the lease is lost: this checkpoint was not saved", job_id=self.facts.job_id)
 
     def report(self) -> bool:
-        """Renews the lease and reports what is new. False: the lease is lost. Unavailable: nothing was written."""
+        """
+        Renew the lease and report new values. False: the lease is lost. Unavailable: nothing was written.
+        """
         for _, error in self._keeper.send_now([self]):
             raise error
         return not self.lost
 
 
 def renewals(job_service: JobService, now: Callable[[], Moment]) -> Send:
-    """How a lease keeper renews leases of this process: by commits of its own store."""
+    """The function by which a lease keeper renews leases: heartbeats that this process commits itself."""
 
     def send(requests: Sequence[RenewalRequest]) -> list[RenewalReply | Exception]:
         replies: list[RenewalReply | Exception] = []
@@ -81,7 +86,7 @@ def renewals(job_service: JobService, now: Callable[[], Moment]) -> Send:
     return send
 
 
-#: How long a function that must stop has to see it before its process is ended.
+#: How long a function may take to stop before its process is ended.
 GRACE_SEC: Final = 5.0
 
 
@@ -96,14 +101,17 @@ def remote_call(attempt: JobAttempt, signals: ProcessSignals) -> RemoteCall:
 
 
 class _Home(NamedTuple):
-    """The scheduler of a function that is registered under another name than its own: `job = scheduler.job(fn)`."""
+    """
+    The scheduler of a function whose name in its module is not the job, as after `job = scheduler.job(fn)`: a
+    worker process registers it again.
+    """
 
     where: str
     rules: SchedulerRules
 
 
 def _is_job_at(place: tuple[str, str]) -> bool:
-    """Whether a worker that imports this place finds the job there, and not the plain function."""
+    """Whether a worker process that imports this place finds the job there, and not the plain function."""
     from penstock.library.function import JobFunction  # noqa: PLC0415  # it imports us
 
     value: Any = sys.modules.get(place[0])
@@ -130,7 +138,7 @@ def _function_at(place: tuple[str, str], job_type: str, home: _Home | None) -> J
     return registered
 
 
-#: Made in a worker process.
+#: Jobs that this worker process has registered itself.
 _registered: Final[dict[tuple[str, str], JobFunction[..., Any, Any]]] = {}
 
 

@@ -5,9 +5,9 @@ A batch: a named set of jobs that is submitted, waited for, canceled and retried
         batch.enqueue_many(count, paths)
     batch.wait()
 
-The block collects the calls; its end submits all of them in one transaction, or none if the block raises. An open
-batch takes more jobs after its block, from any process, until `close`; so does any batch while one of its jobs lives.
-`core/jobs/groups.py` has the rules.
+The block collects the calls, and its end submits all of them in one transaction, or none if the block raises.
+After the block any process may add jobs: to an open batch until `close`, to any batch while one of its jobs
+has not ended. `core/jobs/groups.py` has the rules.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.library.function import JobFunction
     from penstock.library.scheduler import Scheduler
 
-#: How often `wait` looks at the one row of the batch, and how often for jobs that wait for a person.
+#: How often `wait` reads the row of the batch, and how often it looks for BLOCKED jobs.
 _LOOK_SEC: Final = 0.05
 _LOOK_FOR_BLOCKED_SEC: Final = 1.0
 #: A job without arguments, or a tuple of one and its arguments.
@@ -38,7 +38,7 @@ Callback: TypeAlias = "JobFunction[..., Any, Any] | tuple[Any, ...]"
 
 
 class BatchProgress(NamedTuple):
-    """How many jobs of a batch there are, without its callbacks."""
+    """How many jobs a batch has in all and in each final state, without its callbacks."""
 
     total: int
     done: int
@@ -52,8 +52,8 @@ class BatchProgress(NamedTuple):
 
 class Batch:
     """
-    `jobs`, `on_end`, `on_failure`: the handles, from the end of the block on. A batch that `Scheduler.get_batch` found has
-    only what `progress`, `state` and the methods give. `id`: for `after=[batch]`.
+    A batch of a scheduler. `jobs`, `on_end`, `on_failure`: the handles of its jobs, after the end of the
+    block; a batch of `Scheduler.get_batch` has none. `id` lets other jobs wait for it: `after=[batch]`.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Batch:
         self.on_end: JobHandle[Any] | None = None
         self.on_failure: JobHandle[Any] | None = None
 
-    # what it is made of
+    # jobs
 
     def enqueue(self, function: JobFunction[..., Any, Any], /, *args: Any, **kwargs: Any) -> None:
-        """A call for the submit at the end of the block; after it, a job that is added at once."""
+        """Add a call, which the end of the block submits. After the block the job is submitted at once."""
         self._add(function, [function.request(args, kwargs)])
 
     def enqueue_many(self, function: JobFunction[..., Any, Any], calls: Iterable[Any]) -> None:
-        """Each item is the arguments of one call, as in `JobFunction.enqueue_many`."""
+        """Add many calls. Each item has the arguments of one call, as in `JobFunction.enqueue_many`."""
         self._add(function, list(function.requests(calls)))
 
     def _add(self, function: JobFunction[..., Any, Any], intents: list[Intent]) -> None:
@@ -135,12 +135,12 @@ class Batch:
 
     @property
     def record(self) -> JobGroup:
-        """All that is known about it now. NotFound: it was not submitted, or is pruned."""
+        """The batch as it is now. NotFound: it is not submitted, or was pruned."""
         return self._scheduler.batch_service.get(self.name)
 
     @property
     def state(self) -> JobState:
-        """RUNNING until it is closed and its last job has ended; then DONE, FAILED or CANCELED."""
+        """RUNNING until the batch is closed and its last job has ended; then DONE, FAILED or CANCELED."""
         return self.record.state or JobState.RUNNING
 
     def progress(self) -> BatchProgress:
@@ -151,8 +151,8 @@ class Batch:
 
     def wait(self, timeout: float | None = None) -> BatchProgress:
         """
-        Until the batch has ended, or all that lives waits for a person (BLOCKED), or `timeout` seconds are over; the callbacks
-        may still run.
+        Wait until the batch has ended, or all its remaining jobs are BLOCKED, or `timeout` seconds are over.
+        Its callbacks may still run then.
         """
         until = None if timeout is None else time.monotonic() + timeout
         look_for_blocked = 0.0
@@ -169,7 +169,7 @@ class Batch:
         return self.progress()
 
     def close(self) -> JobState:
-        """An open batch ends with the jobs that it has."""
+        """Close an open batch: it ends when the jobs that it has now have ended."""
         self._scheduler.batch_service.close(self.name, self._scheduler.principal)
         return self.state
 

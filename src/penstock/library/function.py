@@ -1,12 +1,12 @@
 """
 `JobFunction`: a function that is also a job, and its arguments and result as JSON.
 
-Call it as before, or enqueue its call; both are typed alike. Enqueueing makes an intent of the arguments,
-submits it, and returns a handle when the job is on disk.
+A program calls it as before, or enqueues the call; both are typed alike. `enqueue` makes an intent of the
+arguments, submits it, and returns a handle when the job is on disk.
 
-Arguments travel as JSON by the function's annotations, never as pickle: a file that other users may write
-must not be able to run code. An argument that does not come back from JSON equal to what was given is refused
-by its name when it is enqueued; at run time it would be a failure far from its cause.
+Arguments are stored as JSON by the function's annotations, and not as pickle: a file that other users may
+write must not be able to run code. An argument that would not come back from JSON equal is refused by name at
+`enqueue`, so that the error is near its cause.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ Place: TypeAlias = tuple[str, str]
 
 
 def place_of(fn: Any) -> Place:
+    """The place of a function. ValueError: a worker process could not import it."""
     if "<" in fn.__qualname__:
         raise ValueError(
             f"{fn.__qualname__} is defined inside a function, or is a lambda: no worker process can find it by name; "
@@ -60,14 +61,14 @@ def place_of(fn: Any) -> Place:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-#: What calling it directly gives: R, or a coroutine of R.
+#: What a direct call returns: R, or a coroutine of R.
 C = TypeVar("C")
 Submit: TypeAlias = Callable[[Sequence[Intent]], list[Receipt]]
 
 
 class JobFunction(Generic[P, C, R]):
     """
-    A function that can be enqueued: what `@scheduler.job` makes. Typed like the function.
+    A function that can also be enqueued; `@scheduler.job` makes it. It is typed like the function.
 
     For example:
 
@@ -90,11 +91,11 @@ class JobFunction(Generic[P, C, R]):
 
     @property
     def name(self) -> str:
-        """The job's type in the queue. A program that opens the same file and registers this name can run the job."""
+        """The job's type. Any program that opens the same store and registers this name can run its jobs."""
         return self._options.like.job_type
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
-        """Now, here, without the scheduler."""
+        """Call the function directly, without the scheduler."""
         if self.arguments.wants_context:
             return self.fn(current_job_or_none() or self._detached(), *args, **kwargs)
         return self.fn(*args, **kwargs)
@@ -103,27 +104,28 @@ class JobFunction(Generic[P, C, R]):
         return JobContext(JobFacts("", self.name), NoChannel())
 
     def invoke(self, job: CurrentJob) -> C:
-        """For a job, with the arguments of its payload."""
+        """Call the function for a job, with the arguments of its payload."""
         args, kwargs = self.arguments.decode(job.facts.payload)
         if self.arguments.wants_context:
             return self.fn(job.context, *args, **kwargs)
         return self.fn(*args, **kwargs)
 
     def options(self, **given: Unpack[Options]) -> JobFunction[P, C, R]:
-        """The same job with other options, for the calls enqueued through what this returns."""
+        """The same function with other options. Calls that are enqueued on the result have them."""
         options = self._options.take(dict(given))
         self.scheduler.check_options(options)
         return JobFunction(self.scheduler, self.fn, options, self.arguments)
 
     def within(self, connection: Any) -> Within[P, R]:
         """
-        To enqueue as part of a transaction of yours: the jobs are there when it commits and never were when it rolls back. `connection`:
-        a psycopg Connection, or a SQLAlchemy Session or Connection on psycopg, to the database that the scheduler is in.
+        Enqueue in your own transaction: the jobs exist when it commits, and never existed if it rolls back.
+        `connection`: a psycopg Connection, or a SQLAlchemy Session or Connection on psycopg, to the
+        scheduler's database.
         """
         return Within(self, connection)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """On disk when it returns."""
+        """Enqueue a call. The job is on disk when this returns."""
         return self.enqueue_by(self._submit, args, kwargs)
 
     def enqueue_by(self, submit: Submit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobHandle[R]:
@@ -135,7 +137,7 @@ class JobFunction(Generic[P, C, R]):
         return self._handle(receipt)
 
     async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """The same for an event loop, which goes on while the disk writes."""
+        """`enqueue` for an event loop, which continues while the disk writes."""
         intent = self._intent(args, kwargs)
         try:
             [receipt] = await self.scheduler.submit_async([intent], self._options.wait_for_space)
@@ -145,8 +147,9 @@ class JobFunction(Generic[P, C, R]):
 
     def enqueue_many(self, calls: Iterable[Any]) -> list[JobHandle[R]]:
         """
-        All of them or none, in one transaction. Each item is the arguments of one call: a tuple of them, a dict by name, or the
-        argument itself where there is one (a tuple or a dict as the one argument is written `((1, 2),)`).
+        Enqueue all calls or none, in one transaction. Each item has the arguments of one call: a tuple of
+        arguments, a dict by name, or a single argument. A single argument that is a tuple or a dict is
+        written `((1, 2),)`.
         """
         return self.enqueue_many_by(self._submit, calls)
 
@@ -154,8 +157,9 @@ class JobFunction(Generic[P, C, R]):
         self, indices: Iterable[int], *args: Any, at_once: int | None = None, **kwargs: Any
     ) -> ArrayHandle[R]:
         """
-        One call for each index, at most `at_once` of them at once; the function reads its own as
-        `penstock.current_job().array_index`. One row on disk, however many indices. A unique key is that of the whole array.
+        Enqueue one call for each index, of which at most `at_once` run at once. The function gets its index
+        by `penstock.current_job().array_index`. This writes one row, however many indices there are. A unique
+        key is the key of the whole array.
         """
         try:
             spec = array_of(indices, at_once)
@@ -174,7 +178,7 @@ class JobFunction(Generic[P, C, R]):
         return self._intent(args, kwargs)
 
     def requests(self, calls: Iterable[Any]) -> list[Intent]:
-        """The intents of calls as `enqueue_many` takes them."""
+        """The intents of calls, for a batch. `calls`: as for `enqueue_many`."""
         return [self._intent(*_call(item)) for item in calls]
 
     def handle(self, receipt: Receipt) -> JobHandle[R]:
@@ -190,7 +194,10 @@ class JobFunction(Generic[P, C, R]):
         return self._options.intent(payload, self.scheduler.store.now(), args, kwargs)
 
     def template(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intent:
-        """The intent of such a call, for a schedule: without a key and without times, which each of its jobs has of its own."""
+        """
+        The intent of a call, for a schedule: without a key and times, because each job of the schedule has
+        its own.
+        """
         if self._options.deadline is not None or self._options.not_before is not None:
             raise ValueError(
                 f"{self.name} has a deadline or a not_before: a scheduled job cannot; use .options(deadline=None, not_before=None)"
@@ -198,7 +205,7 @@ class JobFunction(Generic[P, C, R]):
         return replace(self._options.like, payload=self.arguments.encode(args, kwargs))
 
     def _first(self, conflict: KeyConflict, intent: Intent) -> JobHandle[R]:
-        """The same call under other times or another priority is still the job that was asked for."""
+        """The job that has the key already, if it is the same call: times and priority may differ."""
         job_id = conflict.data.get("job_id")
         first = None if job_id is None else self.scheduler.store.job(job_id)
         if first is None or (first.intent.job_type, first.intent.payload) != (
@@ -222,7 +229,10 @@ class JobFunction(Generic[P, C, R]):
 
 
 class Within(Generic[P, R]):
-    """A job's function on its way into a transaction of the caller's. What is returned stands for a job that others see after the commit."""
+    """
+    A job function that enqueues in a transaction of the caller's. Other connections see the jobs after its
+    commit.
+    """
 
     def __init__(self, function: JobFunction[P, Any, R], connection: Any) -> None:
         self._function, self._connection = function, connection
@@ -253,7 +263,10 @@ Kinds: Final = inspect.Parameter
 
 
 class Arguments:
-    """Annotations are looked at on first use, when every name they mention exists."""
+    """
+    The parameters of a job function: makes JSON of arguments, and arguments of JSON. Annotations are read on
+    first use, when all names in them exist.
+    """
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
         self._fn, self._name = fn, name
@@ -268,7 +281,7 @@ class Arguments:
                 )
         self._signature = signature.replace(parameters=given[self.wants_context :])
         self._parameters = [(p.name, p.kind) for p in given[self.wants_context :]]
-        #: How many arguments by position are all there are; None, where some can be given only in another way.
+        #: The number of parameters if all can be given by position; else None.
         in_order = all(
             kind in (Kinds.POSITIONAL_ONLY, Kinds.POSITIONAL_OR_KEYWORD) for _, kind in self._parameters
         )
@@ -277,12 +290,13 @@ class Arguments:
         self._returns: msgspec.json.Decoder[Any] | None = None
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """The arguments as JSON. BadArgument: one of them would not come back equal."""
         bound = self._bound(args, kwargs)
         decoder = self._decoder or self._ready()
         try:
             blob = encode(bound)
             back = decoder.decode(blob)
-        except Exception:  # noqa: BLE001  # a foreign type may raise anything; which argument it was is asked below
+        except Exception:  # noqa: BLE001  # a foreign type may raise anything; `_refusal` finds the argument
             raise self._refusal(bound) from None
         for name, value in bound.items():
             if not _same(value, getattr(back, name)):
@@ -290,7 +304,7 @@ class Arguments:
         return blob.decode()
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        if not kwargs and len(args) == self._plain:  # the plain case, at a tenth of what `bind` costs
+        if not kwargs and len(args) == self._plain:  # the usual case, in a tenth of the time of `bind`
             return dict(zip(self._signature.parameters, args, strict=True))
         try:
             return self._signature.bind(*args, **kwargs).arguments
@@ -298,7 +312,9 @@ class Arguments:
             raise BadArgument(f"{self._name}: {error}", job=self._name, argument=None) from None
 
     def decode(self, payload: str) -> tuple[list[Any], dict[str, Any]]:
-        """Raises msgspec.ValidationError when the function has changed since, and no longer takes what was written."""
+        """
+        The arguments of a payload. msgspec.ValidationError: the function has changed and does not take them.
+        """
         back = (self._decoder or self._ready()).decode(payload)
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -306,7 +322,7 @@ class Arguments:
         for name, kind in self._parameters:
             value = getattr(back, name)
             if value is msgspec.UNSET:
-                by_name = kind is not Kinds.VAR_POSITIONAL  # it has a default, or the call will say
+                by_name = kind is not Kinds.VAR_POSITIONAL  # without a default the call raises
             elif kind is Kinds.VAR_POSITIONAL:
                 args += value
             elif kind is Kinds.VAR_KEYWORD:
@@ -318,6 +334,7 @@ class Arguments:
         return args, kwargs
 
     def result(self, text: str | None) -> Any:
+        """The function's result from its JSON, by the annotation."""
         if text is None:
             return None
         if self._returns is None:
@@ -326,7 +343,7 @@ class Arguments:
         try:
             return self._returns.decode(text)
         except (msgspec.ValidationError, NotImplementedError):
-            return json.loads(text)  # it returned something else than it says; the caller gets what there is
+            return json.loads(text)  # the function returned something else than its annotation
 
     def _ready(self) -> msgspec.json.Decoder[Any]:
         fields = []
@@ -376,12 +393,14 @@ def _decoder(hint: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _carried(hint: Any) -> Any:
-    """The annotation where msgspec can read by it, else Any: the comparison at enqueue then refuses what is lost."""
+    """
+    The annotation if msgspec can decode by it, else Any: `encode` then refuses values that JSON changes.
+    """
     if not _annotated(hint):
         return Any
     try:
         msgspec.json.Decoder(hint | msgspec.UnsetType, dec_hook=from_text)
-    except Exception:  # noqa: BLE001  # type variables, unions of classes, what is only a name to the type checker
+    except Exception:  # noqa: BLE001  # type variables, unions of classes, names that only type checkers know
         return Any
     return hint
 
@@ -393,7 +412,7 @@ def _annotated(hint: Any) -> bool:
 def _same(value: Any, back: Any) -> bool:
     try:
         return bool(value == back) and isinstance(back, bool) == isinstance(value, bool)
-    except Exception:  # noqa: BLE001  # an array's comparison has no truth
+    except Exception:  # noqa: BLE001  # the comparison of arrays has no truth value
         return False
 
 

@@ -1,8 +1,9 @@
 """
-`JobHandle`: one job, to look at, to wait for, to cancel. `enqueue` returns one; any process that opens the file can
-make one by the job's id. `ResultWaiter`: the one thread that looks for the ends of jobs that callers wait for.
+`JobHandle`: one job, to read, wait for, and cancel. `enqueue` returns one, and `Scheduler.get` makes one of
+an id. `ResultWaiter`: the thread that reads the ends of jobs for which callers wait.
 
-A failure crosses processes as text alone: an exception would have to be rebuilt from a file that others can write to.
+A failure is stored as text only: an exception object would have to be made from a file that other users may
+write.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.library")
 R = TypeVar("R")
 
-#: The slow poll is for change notices that were lost.
+#: How often to read without a change notice, which may be lost.
 POLL_SEC: Final = 1.0
 
 
 class JobHandle(Generic[R]):
     """
-    `created`: False when a unique key was used before, and this is that first job. `deadline_reachable`: the forecast
-    when the job was enqueued; None without a deadline or a forecast.
+    One job of a scheduler. `created`: False if another call had used the unique key before, and this is its
+    job. `deadline_reachable`: the forecast when the job was enqueued; None without a deadline or a forecast.
 
     For example:
 
@@ -64,7 +65,7 @@ class JobHandle(Generic[R]):
 
     @property
     def job(self) -> Job:
-        """All that is known about it now."""
+        """The job as it is now. NotFound: there is none, or it was pruned."""
         job = self._scheduler.store.job(self.id)
         if job is None:
             raise NotFound(
@@ -78,7 +79,7 @@ class JobHandle(Generic[R]):
 
     @property
     def done(self) -> bool:
-        """DONE, FAILED, CANCELED or BLOCKED: nothing happens by itself any more."""
+        """Whether the job is DONE, FAILED, CANCELED or BLOCKED: the scheduler does nothing more with it."""
         return self.job.state in SETTLED
 
     @property
@@ -86,11 +87,11 @@ class JobHandle(Generic[R]):
         return self.job.progress
 
     def explain(self) -> Explanation:
-        """Why it is where it is. `print(job.explain())` for people, `.as_json()` for programs."""
+        """Why the job is in its state: `print(job.explain())` for people, `.as_json()` for programs."""
         return self._scheduler.explain(self.id)
 
     def events(self) -> list[Event]:
-        """Everything that happened to it, in order."""
+        """All events of the job, in order."""
         entries: list[Event] = []
         while page := self._scheduler.store.events(entries[-1].n if entries else 0, 1_000, self.id):
             entries += page
@@ -102,7 +103,10 @@ class JobHandle(Generic[R]):
     # waiting
 
     def result(self, timeout: float | None = None) -> R:
-        """Returns the value of the function. Raises JobFailed, JobCanceled, or TimeoutError with the reason of the wait."""
+        """
+        Wait for the result of the function. Raises JobFailed, JobCanceled, or TimeoutError with the
+        explanation.
+        """
         ending = self._scheduler.waiter.ending(self.id)
         if ending is None:
             waiting = self._scheduler.waiter.watch(self.id)
@@ -154,15 +158,15 @@ class JobHandle(Generic[R]):
     # changing
 
     def cancel(self) -> JobState:
-        """Queued: at once. Running: the function must stop, and the job is CANCELED when it has."""
+        """Cancel the job: at once if it is queued; a running function must stop first."""
         return self._scheduler.job_service.cancel(self.id, by=self._scheduler.principal).state
 
     def retry(self) -> JobState:
-        """FAILED or BLOCKED: back to the queue, with fresh counters."""
+        """Queue a FAILED or BLOCKED job again, with new counters."""
         return self._scheduler.job_service.retry(self.id, by=self._scheduler.principal).state
 
     def edit(self, **fields: Any) -> JobState:
-        """`priority`, `not_before`, `deadline` of a queued job."""
+        """Change `priority`, `not_before` or `deadline` of a queued job."""
         return self._scheduler.edit(self.id, fields)
 
     def __repr__(self) -> str:
@@ -176,7 +180,7 @@ class JobHandle(Generic[R]):
 
 
 class Ending(NamedTuple):
-    """`last`: the attempt that ended it; None if it ended in the queue."""
+    """A settled job. `last`: the attempt that ended it; None: it ended in the queue."""
 
     job: Job
     last: Dispatch | None
@@ -184,9 +188,9 @@ class Ending(NamedTuple):
 
 class ResultWaiter:
     """
-    Change notices of the store wake its thread, which reads only jobs that callers wait for. Under load a notice comes
-    with every commit, so it rests twice as long as each read took: waiting then costs a third of one core at most,
-    however many callers wait.
+    Reads the jobs for which callers wait, in one thread, which change notices of the store wake. Under load
+    every commit sends a notice, so the thread pauses twice as long as each read took, and needs at most a
+    third of one core.
     """
 
     def __init__(self, store: Store) -> None:
@@ -246,7 +250,7 @@ class ResultWaiter:
             jobs = {job.job_id: job for job in self._store.jobs(job_ids)}
         except Unavailable as error:
             log.warning("cannot read the jobs that callers wait for: %s", error)
-            return  # the disk may come back; a caller that cannot wait has a timeout
+            return  # the store may come back; a caller can set a timeout
         for job_id in job_ids:
             if job_id not in jobs:
                 self._settle(job_id, NotFound(f"job {job_id} has been forgotten", job_id=job_id))
@@ -257,7 +261,7 @@ class ResultWaiter:
         if job.state not in SETTLED:
             return None
         last = self._store.dispatch(dispatch_id_of(job.job_id, job.fence)) if job.fence else None
-        # A job may end after its last attempt did: in the queue again, it was canceled, or its deadline passed.
+        # A job may end after its last attempt, in the queue: by a cancel, or by its deadline.
         return Ending(job, last if last is not None and last.ended_at == job.ended_at else None)
 
     def _settle(self, job_id: JobId, ending: Ending | NotFound) -> None:

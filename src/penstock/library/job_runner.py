@@ -1,10 +1,10 @@
 """
-The running half of a library scheduler: `JobRunner` claims jobs and reports their ends, `BackgroundWork` is everything
-that a start makes and a stop takes down again.
+The running half of a library scheduler: `JobRunner` claims jobs, runs them and reports their ends;
+`BackgroundWork` is what `Scheduler.start` makes and `Scheduler.stop` closes.
 
-One step of the job runner is one commit: it reports all attempts that ended since the last one and claims as many jobs
-as the batching machine plans (`core/jobs/batching.py`), so under load each commit carries many jobs, while the functions
-of the last batch run. An attempt that waits too long for a thread goes back to the queue.
+One exchange with the store is one commit: it reports attempts that ended since the last one, and claims as
+many jobs as `core/jobs/batching.py` plans. So under load each commit has many jobs, and functions of the last
+batch run meanwhile. An attempt that waits too long for a thread goes back to the queue.
 """
 
 from __future__ import annotations
@@ -39,23 +39,26 @@ from penstock.work.outcome import STOPPED, Outcome
 
 log = logging.getLogger("penstock.library")
 
-#: After this many exchanges the other parts of the scheduler have their turn.
+#: The most exchanges of one step: then the other parts of the scheduler have their turn.
 MOST_EXCHANGES: Final = 8
+#: How long a claimed attempt may wait for a thread before it goes back to the queue.
 STALE: Final[Span] = 1 * SECOND
 #: How long the driver waits for brief functions that are about to end.
 LAST_SEC: Final = 0.00025
 #: A stop waits at least this long for a claim that is being written.
 CLAIM_SEC: Final = 0.5
-#: The names of this kind of worker begin so. Its threads and processes end with the program: when a scheduler starts,
-#: no dispatch of such a worker runs any more.
+#: The prefix of the names of such workers. Their threads and processes end with the program, so when a
+#: scheduler starts, no dispatch of such a worker runs any more.
 WORKER: Final = "library:"
-#: How long a stop waits for functions beyond the time that they were given.
+#: How much longer than its timeout a stop waits for functions.
 _CLOSING_SEC: Final = 0.5
-#: A shorter function ends before a stop could reach it.
+#: A function that is shorter than this ends before a stop could reach it.
 QUICK_SEC: Final = 0.1
 
 
 class JobRunner:
+    """Claims jobs for the functions of this program, runs them on executors, and reports their ends."""
+
     def __init__(
         self,
         functions: Mapping[str, JobFunction[..., Any, Any]],
@@ -71,25 +74,27 @@ class JobRunner:
     ) -> None:
         self._functions, self._name, self._now, self._tick = functions, name, now, tick
         self._known = WorkerKinds(job_types=frozenset())
-        #: Claimed, and not begun. The thread that pops an attempt has it: to run it, or to give it back.
+        #: Claimed attempts that have not begun. The thread that pops one may run it or give it back.
         self.waiting: dict[DispatchId, JobAttempt] = {}
-        #: Ended, and not reported.
+        #: Attempts that ended and are not reported.
         self.ended: deque[tuple[JobAttempt, Outcome]] = deque()
-        #: When the executor was last given attempts.
+        #: When the executor last got attempts.
         self.given_at: Moment = 0
-        #: When a claim last brought fewer jobs than it had room for: all that there were.
+        #: When a claim last got fewer jobs than it asked for, and so all that were ready.
         self._emptied_at: Moment = 0
         self._closing = self._woken = False
-        #: A thread of the executor was sent to claim; which one it is while it does; whether it saw every commit so far.
+        #: Whether a thread of the executor was sent to claim; the id of that thread while it claims; whether
+        #: its claim has seen all commits so far.
         self._claimer_sent, self._claimer, self._claimer_saw_all = False, 0, False
         self._idle = Condition()
-        #: Held during a claim, by the driver or beside a submit, from counting the room until the attempts are in it.
+        #: Held during a claim, by the driver or with a submit: from the count of free places until they are
+        #: taken.
         self._claiming = Lock()
         self.executors = executors(self.begin, self.finish)
         self.batching = Batching(workers, self.executors.ahead, expensive=expensive)
 
     def join(self, job_service: JobService, wake: Callable[[], None]) -> None:
-        """The job service is made with its parts, of which this is one: so it comes after. `wake`: of the driver."""
+        """Connect with the job service, which is made after this, its part. `wake`: wakes the driver."""
         self._job_service, self._wake = job_service, wake
         self.leases: LeaseKeeper[JobAttempt] = LeaseKeeper(
             renewals(job_service, self._now), on_stop=self._stop, on_yield=self.executors.ask_to_yield
@@ -99,18 +104,19 @@ class JobRunner:
     # called by the driver
 
     def step(self, now: Moment) -> Moment:
+        """Report, claim and start jobs. Returns the moment of the next step."""
         self._woken = False
         self._give_back_stale()
         plan = self._plan(now, taken_at=self.given_at)
         if plan.wake:
             self.executors.wake_threads()
         if plan.again_at is not None and not (plan.report or plan.claim):
-            return plan.again_at  # woken by a commit of its own; the last of the batch wakes it again
+            return plan.again_at  # probably woken by its own commit; the end of the batch wakes it again
         saw_all, self._claimer_saw_all = self._claimer_saw_all, False
         if not self.ended and saw_all:
             return now + (SOON if self.waiting else self._tick)
         if not self.ended and now < self._emptied_at + SOON:
-            return self._emptied_at + SOON  # most likely woken by its own commit
+            return self._emptied_at + SOON  # probably woken by its own commit
         with self._claiming:
             self._wait_for_the_last()
             self._exchange()
@@ -118,9 +124,9 @@ class JobRunner:
 
     def on_commit(self) -> None:
         """
-        The store has changed, of a scheduler that shares its store. A thread without work claims what may start and
-        runs it: else the driver would have to be woken, and then wake that thread. The driver is woken after that,
-        since other parts may wait for the change.
+        Called after a change of a store that several processes share. An idle thread claims jobs and runs
+        them, which is faster than waking the driver first. The driver is woken afterwards, because other
+        parts may wait for the change.
         """
         idle = self.free > 0 and not (self.waiting or self.ended or self._closing)
         if idle and not self._claimer_sent and not self._claiming.locked():
@@ -133,7 +139,10 @@ class JobRunner:
         self._wake()
 
     def _claim_here(self) -> None:
-        """In a thread of the executor, which then runs what it claimed. If this fails, the driver claims and logs."""
+        """
+        Claim in a thread of the executor, which then runs the jobs. If this fails, the driver claims and
+        logs.
+        """
         started = 0
         self._claimer, self._claimer_saw_all = get_ident(), True
         try:
@@ -144,7 +153,7 @@ class JobRunner:
                     self._claiming.release()
             else:
                 self._claimer_saw_all = False
-        except Exception:  # noqa: BLE001  # the driver meets it again
+        except Exception:  # noqa: BLE001  # the driver gets the same error
             self._claimer_saw_all = False
         finally:
             self._claimer, self._claimer_sent = 0, False
@@ -152,7 +161,7 @@ class JobRunner:
                 self._wake()
 
     def _wait_for_the_last(self) -> None:
-        """Brief functions that still run will have ended before a commit for them alone could be sent."""
+        """Wait for brief functions that still run, so that they need no commit of their own."""
         if (
             self.batching.expensive
             and self.batching.brief
@@ -163,17 +172,18 @@ class JobRunner:
 
     def _exchange(self, *, here: bool = False) -> int:
         """
-        Reports what has ended and claims what may start; returns how many start. If the store fails, the reports stay
-        for the next step. `here`: this is a thread of the executor.
+        Report ended attempts, claim jobs and start them; returns how many start. If the store fails, the
+        reports stay for the next step. `here`: the calling thread is one of the executor.
 
-        Under load one exchange follows another, and the attempts of one begin when the next has been sent.
+        Under load several exchanges follow each other, and the attempts of one begin when the next has been
+        sent.
         """
         claimed: list[JobAttempt] = []
         started = 0
         try:
             for _ in range(MOST_EXCHANGES):
                 if self.batching.expensive:
-                    # This thread writes the next exchange, and attempts must not wait for it.
+                    # This thread writes the next exchange, and the claimed attempts must not wait for that.
                     ready, claimed = claimed, []
                     self._give(ready)
                 plan = self._plan(self._now(), claimed=len(claimed))
@@ -210,7 +220,7 @@ class JobRunner:
 
     @property
     def kinds(self) -> WorkerKinds:
-        if len(self._known.job_types) != len(self._functions):  # they only ever become more
+        if len(self._known.job_types) != len(self._functions):  # functions are only added
             self._known = WorkerKinds(job_types=frozenset(self._functions))
         return self._known
 
@@ -219,22 +229,29 @@ class JobRunner:
         return self.batching.places - len(self.running) - len(self.waiting)
 
     def _give(self, attempts: list[JobAttempt], *, here: bool = False) -> None:
-        """`here`: the calling thread takes one without being woken."""
+        """
+        Give attempts to the executor. `here`: the calling thread takes one of them, so one thread less is
+        woken.
+        """
         self.waiting.update({attempt.dispatch_id: attempt for attempt in attempts})
         self.given_at = self._now() if attempts else self.given_at
         self.executors.start(attempts, at_once=not self.batching.brief, awake=int(here))
 
-    # called by the dispatcher beside a submit: a thread without work gets the job with the same commit
+    # called by the dispatcher with a submit: an idle thread gets the job by the same commit
 
     def claim(self) -> tuple[WorkerKinds, int, str] | None:
+        """What this worker runs, how many jobs it can take, and its name. None: it claims none now."""
         if self._closing or self.free <= 0 or self.ended or not self._functions:
             return None
-        # A step that claims now will be woken for this submit, and comes back for it.
+        # A step that is claiming now will be woken for this submit.
         if not self._claiming.acquire(blocking=False):
             return None
         return self.kinds, self.free, self._name
 
     def take(self, grants: list[Grant], *, comes: bool = False) -> None:
+        """
+        Start the granted jobs, after `claim`. `comes`: the calling thread will run one of them (`work`).
+        """
         try:
             self._give(self._attempts(self._job_service.granted(grants)), here=comes)
         finally:
@@ -268,7 +285,7 @@ class JobRunner:
     # the plan
 
     def _plan(self, now: Moment, *, claimed: int = 0, taken_at: Moment = 0) -> BatchPlan:
-        """`claimed`: attempts that the executor has not been given yet."""
+        """The next plan. `claimed`: how many attempts the executor has not got yet."""
         return self.batching.plan(
             now,
             free=self.free - claimed,
@@ -307,7 +324,10 @@ class JobRunner:
             self._wake()
 
     def _stop(self, attempt: JobAttempt) -> None:
-        """The outcome of a lost attempt does not count, and another may run in its place."""
+        """
+        End an attempt that must stop. If it is lost, its outcome does not count, and another may run in its
+        place.
+        """
         self.executors.end(attempt)
         if attempt.lost and self.running.pop(attempt.dispatch_id, None) is not None:
             log.warning("%s of job %s has lost its lease", attempt.function.name, attempt.facts.job_id)
@@ -317,10 +337,12 @@ class JobRunner:
     # stopping
 
     def drain(self, timeout: float) -> None:
-        """Claims nothing more, asks functions to yield, and waits for them while the driver reports their ends."""
+        """
+        Claim no more jobs, ask functions to yield, and wait for them while the driver reports their ends.
+        """
         self._closing = True
         until = time.monotonic() + timeout
-        # A claim under way is seen below, and none comes after it. Bounded, because a commit may hang.
+        # Wait for a claim in progress; no other follows. Not for ever, because a commit may hang.
         if self._claiming.acquire(timeout=max(timeout, CLAIM_SEC)):
             self._claiming.release()
         while True:
@@ -336,8 +358,8 @@ class JobRunner:
 
     def close(self, wait: float) -> None:
         """
-        After the driver has stopped. Attempts that ended are reported; the others are ended where that is possible, and
-        their jobs go back to the queue in any case.
+        Report ended attempts and end the others, after the driver has stopped. Not every function can be
+        ended, but its job goes back to the queue in any case.
         """
         self._give_back(list(self.waiting.values()))
         self._report_all()
@@ -358,12 +380,15 @@ def _reports(ended: list[tuple[JobAttempt, Outcome]]) -> list[EndReport]:
 
 
 class RunningWork(Protocol):
-    """What a scheduler has between start and stop; the test kit has one that does nothing by itself."""
+    """
+    What a scheduler runs between start and stop. The test kit has another one, which runs jobs only on
+    request.
+    """
 
     service: SchedulerService
 
     def start(self) -> None:
-        """Called once. If it raises, `stop` takes down what it has started."""
+        """Start, once. If this raises, the caller calls `stop`."""
 
     def wake(self) -> None: ...
 
@@ -371,6 +396,8 @@ class RunningWork(Protocol):
 
 
 class BackgroundWork:
+    """Runs a scheduler service and a job runner in threads of this process."""
+
     def __init__(
         self,
         store: Store,
@@ -408,16 +435,15 @@ class BackgroundWork:
             on_commit=self.job_runner.on_commit if store.shared else None,
         )
         self.job_runner.join(self.service.job_service, self.service.wake)
-        self._changed = False  # since dispatches that were told to stop were last read
+        self._changed = False  # whether the store has changed since stops were last read
         self._keeper_thread = KeeperThread(
             self.job_runner.leases, self._read_stops, longest_pause=min(0.5, seconds(rules.lease_for) / 6)
         )
 
     def start(self) -> None:
         kinds, service = self.job_runner.kinds, self.service
-        if (
-            kinds.job_types
-        ):  # before the registration: with it, other hosts learn which functions this program runs
+        # Before the registration, by which other hosts learn which functions this program runs.
+        if kinds.job_types:
             service.fetchers.came(kinds, service.store.now() + service.rules.fetch_for)
         self.service.start(f"{Path(sys.argv[0]).name or 'python'}, process {os.getpid()}")
         self.service.store.on_change(self._on_change)
@@ -434,8 +460,8 @@ class BackgroundWork:
 
     def _read_stops(self) -> None:
         """
-        After a change in the store: a cancel or a limit reaches the function before its next renewal. Functions
-        shorter than `QUICK_SEC` end before a stop could reach them, and cost nothing here.
+        Read which dispatches must stop, after a change in the store: so a cancel reaches a function before
+        its next heartbeat. Without a function that runs for `QUICK_SEC` nothing is read.
         """
         changed, self._changed = self._changed, False
         if not changed:
@@ -447,10 +473,13 @@ class BackgroundWork:
             stops = self.service.store.live(phases=[DispatchPhase.ENDING])
             leases.note_stops({dispatch.dispatch_id: dispatch.reason for dispatch in stops})
         if any(moment >= since for moment in began):
-            self._on_change()  # these are looked at next time
+            self._on_change()  # look again for those that have just begun
 
     def stop(self, timeout: float) -> None:
-        """Takes a bounded time, whatever the functions do, and takes everything down, whatever interrupts the wait."""
+        """
+        Stop within a bounded time, whatever the functions do. Everything is closed, even if the wait is
+        interrupted.
+        """
         self.service.dispatcher.idle_worker = None
         try:
             self.job_runner.drain(timeout)

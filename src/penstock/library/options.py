@@ -1,10 +1,10 @@
 """
-What a program may set: the options of a job function, the numbers of its scheduler, and where its jobs are.
+The options of a job function, the settings of a `Scheduler`, and the location of its jobs.
 
-`JobOptions` is what `@scheduler.job(...)` and `.options(...)` take, in a program's own types, and makes the
-intent. Shape and type are checked where the option is given, so the traceback points there; the intent checks
-bounds. The numbers that `Scheduler` takes as keywords become rules; a program that needs more of them hands
-in `rules`. The location of the jobs is a file, a PostgreSQL database that several programs share, or memory.
+`JobOptions` has what `@scheduler.job(...)` and `.options(...)` take, in a program's own types, and makes
+intents. Shape and type are checked where the option is given, so the traceback points there; the intent
+checks bounds. The keywords of `Scheduler` become `SchedulerRules`; a program that needs more of them passes
+`rules`. The location is a file, a PostgreSQL database that several programs share, or memory.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from penstock.stores.api import Depth, Store
 from penstock.stores.opening import is_address, open_store
 
 Seconds: TypeAlias = "int | float | timedelta"
-#: A moment with its time zone, or how far from now.
+#: A moment with a time zone, or a span from now.
 When: TypeAlias = "datetime | timedelta | int | float"
 RunWhenWord: TypeAlias = Literal["any", "normal", "quiet"]
-#: A job, or its id, that must be DONE; with "done" it must have ended, with "failed" it must be FAILED.
+#: A job or its id. It must become DONE; with "done" it must end, with "failed" it must become FAILED.
 Parent: TypeAlias = "str | HasId | tuple[str | HasId, Literal['ok', 'done', 'failed']]"
 IfUnmetWord: TypeAlias = Literal["cancel", "fail", "wait", "any"]
 
 
 class HasId(Protocol):
-    """A handle."""
+    """A handle of a job, an array or a batch."""
 
     @property
     def id(self) -> str: ...
@@ -70,7 +70,7 @@ class HasName(Protocol):
 
 
 class Options(TypedDict, total=False):
-    """Every option by name, for type checkers; `JobOptions.take` is what checks them."""
+    """The options of a job by name, for type checkers. `JobOptions.take` checks them."""
 
     addon: str
     cost: int
@@ -102,7 +102,7 @@ _KNOWN: Final = tuple(Options.__annotations__)
 
 
 class JobOptions(Struct, frozen=True):
-    """`like`: an intent with all that does not depend on the call."""
+    """The options of a job function. `like`: an intent with all fields that do not depend on the call."""
 
     like: Intent
     unique: bool | Callable[..., str] = False
@@ -111,6 +111,7 @@ class JobOptions(Struct, frozen=True):
     wait_for_space: float = 0.0
 
     def take(self, given: dict[str, Any]) -> Self:
+        """These options with the given ones in place. TypeError, ValueError: an option is wrong."""
         fields: dict[str, Any] = {}
         own: dict[str, Any] = {}
         for name, value in given.items():
@@ -130,7 +131,7 @@ class JobOptions(Struct, frozen=True):
                     )
                 own[name] = value
             elif name == "batch":
-                pass  # below: it is a tag
+                pass  # a tag, see below
             else:
                 field, check = _FIELDS[name]
                 fields[field] = check(name, value)
@@ -140,12 +141,13 @@ class JobOptions(Struct, frozen=True):
         return replace(self, like=like, **own)
 
     def intents(self) -> Callable[[str], Intent] | None:
-        """Of the payload alone, where nothing else depends on the call or the moment."""
+        """Makes an intent of the payload. None: the intent depends on more of the call, or on the moment."""
         if self.unique or self.deadline is not None or self.not_before is not None:
             return None
         return lambda payload: replace(self.like, payload=payload)
 
     def intent(self, payload: str, now: Moment, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intent:
+        """The intent of one call."""
         like = self.like
         key = like.idempotency_key
         if key is None and self.unique:
@@ -159,7 +161,10 @@ class JobOptions(Struct, frozen=True):
         )
 
     def _key(self, payload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """With the job's name in it: two functions may be unique by the same word."""
+        """
+        The idempotency key of a call. It contains the job's name: two functions may be unique by the same
+        word.
+        """
         if callable(self.unique):
             word = self.unique(*args, **kwargs)
             if not isinstance(word, str) or not word:
@@ -237,7 +242,7 @@ def words(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _whole_sec(name: str, value: Any) -> int:
-    """Rounded up: a limit of half a second is one of a second, and never none."""
+    """The seconds, rounded up: a limit of half a second becomes one second, and not 0."""
     return math.ceil(span_sec(name, value))
 
 
@@ -275,7 +280,7 @@ def _dependency(name: str, value: Any) -> Dependency:
 
 
 def _in_batch(tags: tuple[str, ...], value: Any) -> tuple[str, ...]:
-    """The tags of a job of this batch; None: of none."""
+    """The tags of a job that is put into the batch `value`; None: into no batch."""
     others = tuple(tag for tag in tags if not is_batch_id(tag))
     if value is None:
         return others
@@ -289,7 +294,7 @@ def _if_unmet(name: str, value: Any) -> IfUnmet:
 
 
 def money(name: str, value: Any) -> Money:
-    """In millionths, so that sums stay exact."""
+    """The amount in millionths, so that sums stay exact."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         raise TypeError(f"{name} is {value!r}; it must be a sum of money")
     try:
@@ -322,6 +327,8 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[str, Any], Any]]]] = {
 
 
 class LibrarySettings(TypedDict, total=False):
+    """The settings of a `Scheduler` by name, for type checkers. `make_rules` checks them."""
+
     capacity: int | Literal["auto"]
     labels: Sequence[str]
     lease: Seconds
@@ -334,7 +341,7 @@ class LibrarySettings(TypedDict, total=False):
     keep_settled: Seconds
 
 
-#: A program that submits to itself may queue as much as it likes, unless it sets `max_queued`.
+#: Without a depth limit: a program that runs its own jobs may queue any number, unless it sets `max_queued`.
 DEFAULT: Final = SchedulerRules(capacity=Capacity(fixed=100), depth=Depth())
 
 
@@ -469,8 +476,9 @@ _GIVE: Final = "give the file that holds the jobs, 'postgresql://...' or ':memor
 
 def as_host(rules: SchedulerRules, place: str) -> SchedulerRules:
     """
-    Where many share the jobs, each process is a host. A name that came again, as pids do in containers, would make a start put back what
-    its namesake is running; so it has a part that does not.
+    The rules with a host name of its own if processes share a database, where each process is a host. The
+    name has a random part, because pids come again in containers: a start requeues what an earlier host of
+    its name ran.
     """
     if not is_address(place) or rules.host != LOCAL:
         return rules

@@ -1,10 +1,10 @@
 """
-`Scheduler("jobs.db")`: the whole durable scheduler inside a program, with no server.
+`Scheduler("jobs.db")`: the whole durable scheduler inside a program, without a server.
 
-Any process may open the file to enqueue, look and wait. One of them, by `with scheduler:`, runs the jobs. With a
-`postgresql://` address instead of a file any number of processes do, on any number of machines, each as a host with a
-capacity of its own. The store is opened on first use, so a worker process can import a module that makes its scheduler
-at the top without opening it.
+Any process may open the file to enqueue jobs, read them and wait for them. One process runs the jobs (`with
+scheduler:`). With a `postgresql://` address instead of a file any number of processes do, on any number of
+machines; each is a host with a capacity of its own. The store is opened on first use, so a worker process can
+import a module that makes a scheduler and does not open the store.
 """
 
 from __future__ import annotations
@@ -77,8 +77,11 @@ C = TypeVar("C")
 
 class Scheduler:
     """
-    `workers` functions run at once, on threads, or with `kind="process"` on processes of their own. `capacity` is the sum of the
-    costs that may run at once: a number, or "auto" for what the machine has to spare at the moment.
+    A durable scheduler whose jobs are in the file, or database, `where`.
+
+    It runs `workers` functions at once: on threads, or with `kind="process"` in processes of their own.
+    `capacity` is the sum of the costs of jobs that may run at once: a number, or "auto" for what the machine
+    can spare.
 
     For example:
 
@@ -104,7 +107,7 @@ class Scheduler:
         **settings: Unpack[LibrarySettings],
     ) -> None:
         self.place = location(where)
-        #: As it may be shown: without a password.
+        #: The file or address without a password, for messages.
         self.where = shown(self.place)
         self.rules = as_host(make_rules(rules, settings), self.place)
         self._workers = _workers(workers)
@@ -116,12 +119,12 @@ class Scheduler:
         self._stop_timeout = span_sec("stop_timeout", stop_timeout)
         self._options = JobOptions(Intent(addon_id=AddonId("app"), job_type="-")).take({"addon": addon})
         self.functions: dict[str, JobFunction[..., Any, Any]] = {}
-        #: What the program's code declares; written when it starts to run jobs.
+        #: The schedules that the code declares. They are written when this process starts to run jobs.
         self.declared_schedules: dict[str, Schedule] = {}
         self._lock = threading.RLock()
         self._opened: OpenScheduler | None = None
         self.steady_clock = SteadyClock()
-        #: Between start and stop.
+        #: What runs between start and stop; None before and after.
         self.work: RunningWork | None = None
 
     # jobs
@@ -142,7 +145,7 @@ class Scheduler:
     def job(self, *, name: str | None = None, **options: Unpack[Options]) -> JobDecorator: ...
 
     def job(self, *fn: Any, name: str | None = None, **options: Any) -> Any:
-        """Makes a function a job, under its own name or `name`; what the options mean is in docs/jobs.md."""
+        """Make a function a job, under its own name or `name`. docs/jobs.md describes the options."""
         if not fn:
             return lambda fn: self._register(fn, name, options)
         return self._register(fn[0], name, options)
@@ -174,8 +177,9 @@ class Scheduler:
         self, cron: str | None = None, *, name: str | None = None, **options: Unpack[ScheduleOptions]
     ) -> ScheduleDecorator:
         """
-        Declares a schedule for a job function, or makes a function a job and schedules it: `@scheduler.schedule("0 6 * * mon-fri",
-        zone="Europe/Berlin")`. It is called like its function, or `name`; what the options mean is in docs/schedules.md.
+        Declare a schedule for a job function; any other function becomes a job first. For example
+        `@scheduler.schedule("0 6 * * mon-fri", zone="Europe/Berlin")`. The schedule has the function's name,
+        or `name`. docs/schedules.md describes the options.
         """
 
         def declare_for(fn: Any) -> Any:
@@ -192,27 +196,32 @@ class Scheduler:
         cron: str | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> ScheduleHandle:
-        """Adds a schedule now, or edits the one of this name: for schedules that come from data and not from code."""
+        """
+        Add a schedule now, or edit the one of this name: for schedules that come from data and not from code.
+        """
         self.schedule_service.set(make_schedule(name, function, cron, options), self.principal)
         return ScheduleHandle(self, name)
 
     def quietest_hour_before(self, before: str, *, zone: str = "UTC") -> str:
         """
-        A daily cron line in the quietest of the twelve hours before "06:00", by the recorded load, for `set_schedule`.
-        BadIntent: no load is recorded yet, as with a fixed capacity.
+        A daily cron line for `set_schedule`, in the quietest of the twelve hours before a time such as
+        "06:00", by the recorded load. BadIntent: no load is recorded yet; with a fixed capacity none is.
         """
         return self.schedule_service.quietest_line(before, zone)
 
     def schedules(self) -> list[ScheduleHandle]:
-        """All of them, by name, whichever program made them."""
+        """All schedules by name, also those of other programs."""
         return [ScheduleHandle(self, record.name) for record in self.schedule_service.list()]
 
     def get_schedule(self, name: str) -> ScheduleHandle:
-        """NotFound."""
+        """The schedule of this name. NotFound: there is none."""
         return ScheduleHandle(self, self.schedule_service.get(name).name)
 
     def _declare(self, schedule: Schedule) -> None:
-        """What is wrong with it is raised where it is declared. Its one moment may have passed in an earlier run."""
+        """
+        Check and keep a declaration, so that errors are raised where it stands. Its one moment may have
+        passed.
+        """
         check_schedule(schedule, self.steady_clock(), most_units=self.rules.capacity.most, before=schedule)
         with self._lock:
             earlier = self.declared_schedules.get(schedule.name)
@@ -225,17 +234,17 @@ class Scheduler:
                 declare(self, schedule)
 
     def check_options(self, options: JobOptions) -> None:
-        """Refuses options that are out of bounds when the job is registered, and not at its first call."""
+        """Refuse options that are out of bounds when the job is registered, and not at its first call."""
         now = self.steady_clock()
         sample = replace(options, unique=False).intent("null", now, (), {})
-        # A moment that has passed may be meant for calls long ago; only the call itself is refused for it.
+        # A deadline that has passed is no error here: only a call is refused for it.
         deadline = None if sample.deadline_at is None else max(sample.deadline_at, now + 1)
         check(replace(sample, deadline_at=deadline), now, most_units=self.rules.capacity.most)
 
     # looking
 
     def get(self, job_id: str) -> JobHandle[Any]:
-        """A job by its id, whichever process enqueued it."""
+        """The job with this id, also of another process. NotFound: there is none."""
         handle = self._handle(job_id)
         _ = handle.job  # NotFound
         return handle
@@ -248,7 +257,7 @@ class Scheduler:
         addon: str | None = None,
         limit: int = 100,
     ) -> list[JobHandle[Any]]:
-        """The newest first."""
+        """Jobs in these states, of a function and an addon, the newest first."""
         states = [state] if isinstance(state, str) else list(state)
         unknown = [word for word in states if word not in list(JobState)]
         if unknown:
@@ -272,8 +281,8 @@ class Scheduler:
 
     def stats(self) -> list[TypeStats]:
         """
-        What was learned about each job type: how long its jobs run, what they spend, how often they come, and
-        how good the predictions of their starts were.
+        What the scheduler has learned about each job type: how long its jobs run, what they spend, how often
+        they are submitted, and how good the predictions of their starts were.
         """
         return self.job_service.type_stats()
 
@@ -285,7 +294,9 @@ class Scheduler:
         return JobHandle(self, JobId(job_id), None if function is None else function.arguments)
 
     def explain(self, job_id: JobId) -> Explanation:
-        """The service's explanation, and whether this program runs such jobs, which only the library knows."""
+        """
+        Why the job is in its state. Says also if no program runs such jobs, or this one has no such function.
+        """
         explanation = self.job_service.explain(job_id)
         if explanation.state is not JobState.QUEUED:
             return explanation
@@ -300,7 +311,7 @@ class Scheduler:
 
     @property
     def principal(self) -> str:
-        """Under which name the trail has what this program cancels, retries and edits."""
+        """The name under which the trail records what this program cancels, retries and edits."""
         return f"process {os.getpid()}"
 
     def _dispatched(self) -> bool:
@@ -312,6 +323,7 @@ class Scheduler:
         return self.place != MEMORY and present(Path(self.place))
 
     def edit(self, job_id: JobId, given: dict[str, Any]) -> JobState:
+        """Change priority and times of a queued job; `JobHandle.edit` calls this."""
         editable = {"priority": "priority", "not_before": "earliest_start_at", "deadline": "deadline_at"}
         unknown = [name for name in given if name not in editable]
         if unknown:
@@ -334,20 +346,20 @@ class Scheduler:
         open: bool = False,  # noqa: A002 - the word that all doors use
     ) -> Batch:
         """
-        A named set of jobs, submitted together at the end of its `with` block. `on_end`: a job that starts when all
-        have ended; `on_failure`: one that starts when the first has failed. An `open` batch does not end before
-        `batch.close()`: jobs can be added to it until then.
+        A named set of jobs, submitted together at the end of its `with` block. `on_end`: a job that starts
+        when all of them have ended. `on_failure`: a job that starts when the first of them has failed. An
+        `open` batch does not end before `batch.close()`, so that jobs can be added until then.
         """
         return Batch(self, name, on_end, on_failure, is_open=open)
 
     def get_batch(self, name: str) -> Batch:
-        """A batch that was submitted before, here or elsewhere. NotFound: there is none of that name."""
+        """The submitted batch of this name, also of another process. NotFound: there is none."""
         self.batch_service.get(name)
         return Batch(self, name, is_submitted=True)
 
     @property
     def addon(self) -> str:
-        """The addon that jobs count for unless they say otherwise."""
+        """The addon that jobs count for by default."""
         return self._options.like.addon_id
 
     def submit(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
@@ -364,7 +376,9 @@ class Scheduler:
     # running
 
     def start(self) -> Self:
-        """Takes the right to run these jobs, and begins. DispatcherHeld names the process that has it already."""
+        """
+        Begin to run jobs. DispatcherHeld: another process runs the jobs of this file; the error names it.
+        """
         with self._lock:
             if self.work is None:
                 self.work = self._begin()
@@ -373,23 +387,22 @@ class Scheduler:
                     for schedule in self.declared_schedules.values():
                         declare(self, schedule)
                     self.work.start()
-                except BaseException:  # a Ctrl-C, after jobs have begun: they go back to the queue
+                except BaseException:  # Ctrl-C included: jobs that have begun go back to the queue
                     self.stop()
                     raise
         return self
 
     def _begin(self) -> RunningWork:
-        clock = (
-            None if is_address(self.place) else self.steady_clock
-        )  # a server's clock is not ours to follow
+        clock = None if is_address(self.place) else self.steady_clock  # a database has its server's clock
         return BackgroundWork(
             self.store, self.rules, clock, self.functions, workers=self._workers, kind=self._kind
         )
 
     def stop(self, timeout: Seconds | None = None) -> None:
         """
-        Start nothing more, ask what runs to yield, and wait for it so long (`stop_timeout` of the scheduler). What has not ended then goes
-        back to the queue; what has ended is on disk. The file stays open for enqueueing and looking.
+        Start no more jobs, ask running functions to yield, and wait for them up to `timeout` (by default
+        `stop_timeout` of the scheduler). Jobs that have not ended by then go back to the queue; ends are on
+        disk. The file stays open, so jobs can still be enqueued and read.
         """
         wait = self._stop_timeout if timeout is None else span_sec("timeout", timeout)
         with self._lock:
@@ -409,12 +422,15 @@ class Scheduler:
                 opened.store.close()
 
     def run(self) -> None:
-        """Run jobs until Ctrl-C or SIGTERM: the whole of a worker program. A second Ctrl-C does not wait for what runs."""
+        """
+        Run jobs until Ctrl-C or SIGTERM: all that a worker program needs. A second Ctrl-C stops without
+        waiting.
+        """
         stopping = threading.Event()
 
         def ask(*_: object) -> None:
             stopping.set()
-            # Here, and not in the main thread: the second signal may come before that wakes up.
+            # Set here and not after the wait: the second signal may come before the main thread wakes up.
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -461,7 +477,10 @@ class Scheduler:
 
     @property
     def job_service(self) -> JobService:
-        """The one of the running half knows the machine; any other knows the file."""
+        """
+        The job service of the running scheduler, which knows the machine's load; else one that only has the
+        store.
+        """
         work = self.work
         return self._open.service.job_service if work is None else work.service.job_service
 
@@ -485,13 +504,17 @@ class Scheduler:
 
 
 class OpenScheduler(NamedTuple):
+    """What a scheduler opens on first use."""
+
     store: Store
-    service: SchedulerService  # never started: its job service is for enqueueing and reading
+    service: SchedulerService  # never started: its services are for enqueueing and reading
     waiter: ResultWaiter
 
 
 class ScheduleDecorator(Protocol):
-    """`@scheduler.schedule(...)`, for type checkers: a job function stays one, any other function becomes one."""
+    """
+    `@scheduler.schedule(...)`, for type checkers: a job function stays one, any other function becomes one.
+    """
 
     @overload
     def __call__(self, fn: JobFunction[P, C, R], /) -> JobFunction[P, C, R]: ...  # type: ignore[overload-overlap]  # it can be called like a function, and comes first
@@ -535,7 +558,9 @@ def _workers(workers: Any) -> int:
 
 
 def _home(fn: Any) -> tuple[str, str]:
-    """A module that is run and imported, or imported anew, registers the same function twice."""
+    """
+    What a function is recognized by: a module that is run and imported, or reloaded, registers it twice.
+    """
     return ("" if fn.__module__ in ("__main__", "__mp_main__") else fn.__module__), fn.__qualname__
 
 
@@ -543,10 +568,13 @@ _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 
 
 def _stop_all() -> None:
-    """The program ends without a stop: its jobs go back to the queue now, and not as crashes when the next one starts."""
+    """
+    Stop schedulers at the end of a program that did not: their jobs go back to the queue now, and not as
+    crashes later.
+    """
     for scheduler in list(_running):
         scheduler.stop()
 
 
-# Before the interpreter waits for threads and pools; `atexit` would come after them.
+# Called before the interpreter waits for threads and pools; functions of `atexit` are called after that.
 threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # noqa: SLF001  # as pools/pool.py does

@@ -1,11 +1,11 @@
 """
-Schedules of a program's own functions: `@scheduler.schedule(...)` declares one, `scheduler.schedules()` looks at
-all of them.
+Schedules of a program's own functions: `@scheduler.schedule(...)` declares one, `scheduler.schedules()` lists
+all.
 
-A declaration is written when the program starts to run jobs, not when its module is imported, so a worker or a
-test that imports the module writes nothing. What the code declares wins over what was edited by hand since; a
-schedule that was paused stays paused. A declaration that was taken out of the code leaves its schedule: remove
-it with `scheduler.get_schedule(name).remove()` or `penstock schedule rm`.
+A declaration is written when the program starts to run jobs, and not when its module is imported, so a worker
+process or a test that imports the module writes nothing. The declaration replaces edits by hand, but a paused
+schedule stays paused. If you remove a declaration from the code, its schedule stays: remove it with
+`scheduler.get_schedule(name).remove()` or `penstock schedule rm`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MissedWord: TypeAlias = Literal["skip", "latest", "all"]
 
 class ScheduleOptions(TypedDict, total=False):
     """
-    When it fires, beside a cron line: `every` seconds or a timedelta, or once `at` a datetime or "2026-12-01
-    06:00" in `zone`. `args`, `kwargs`: of each call.
+    The options of a schedule. It fires by a cron line, or `every` seconds or timedelta, or once `at` a
+    datetime or "2026-12-01 06:00" in `zone`. `args`, `kwargs`: the arguments of each call.
     """
 
     every: Seconds
@@ -102,14 +102,14 @@ def _word(words: Any, option: str, given: Any) -> Any:
 
 
 class ScheduleHandle:
-    """One schedule: to look at, pause, resume, run now and remove. Each look reads the store."""
+    """One schedule, to read, pause, resume, run now and remove. Each property reads the store."""
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         self._scheduler, self.name = scheduler, name
 
     @property
     def record(self) -> ScheduleRecord:
-        """NotFound when it was removed."""
+        """The schedule as it is now. NotFound: it was removed."""
         return self._scheduler.schedule_service.get(self.name)
 
     @property
@@ -122,7 +122,7 @@ class ScheduleHandle:
 
     @property
     def next_moment(self) -> datetime | None:
-        """On the clocks of its zone; None while it is paused, and behind its last moment."""
+        """When it fires next, in its zone. None: it is paused, or its last moment has passed."""
         record = self.record
         return None if record.next_moment is None else _local(record.next_moment, record.schedule)
 
@@ -133,30 +133,30 @@ class ScheduleHandle:
 
     @property
     def last_moment(self) -> datetime | None:
-        """The last one that became a job."""
+        """The last moment that became a job."""
         record = self.record
         due = [firing for firing in record.state.history if not firing.by]
         return _local(due[-1].moment, record.schedule) if due else None
 
     def jobs(self, limit: int = 100) -> list[JobHandle[Any]]:
-        """The newest first."""
+        """The jobs of the schedule, newest first."""
         query = Query(tag=self.schedule.tag, newest_first=True, limit=limit)
         return [self._scheduler.get(job.job_id) for job in self._scheduler.store.find(query)]
 
     def pause(self) -> None:
-        """Moments that come meanwhile are not made up for."""
+        """Pause the schedule. Moments that pass until `resume` make no jobs."""
         self._scheduler.schedule_service.pause(self.name, self._scheduler.principal)
 
     def resume(self) -> None:
         self._scheduler.schedule_service.resume(self.name, self._scheduler.principal)
 
     def run(self) -> JobHandle[Any]:
-        """A job at once, whatever its overlap says and also while it is paused."""
+        """Submit a job of the schedule now, whatever its overlap says and also while it is paused."""
         receipt: Receipt = self._scheduler.schedule_service.run_now(self.name, self._scheduler.principal)
         return self._scheduler.get(receipt.job_id)
 
     def remove(self) -> None:
-        """Its jobs stay."""
+        """Remove the schedule. Its jobs stay."""
         self._scheduler.schedule_service.remove(self.name, self._scheduler.principal)
 
     def __repr__(self) -> str:
@@ -168,7 +168,7 @@ def _local(moment: Moment, schedule: Schedule) -> datetime:
 
 
 def declare(scheduler: Scheduler, schedule: Schedule) -> None:
-    """Write a declaration. One whose only moment passed before it was ever written has nothing to do."""
+    """Write a declaration, unless its only moment passed before it was ever written."""
     store = scheduler.store
     if schedule.at is not None and schedule.at <= store.now() and store.schedule(schedule.name) is None:
         log.info("schedule %s is not added: its moment has passed", schedule.name)
@@ -177,7 +177,7 @@ def declare(scheduler: Scheduler, schedule: Schedule) -> None:
 
 
 def in_words(schedule: Schedule) -> str:
-    """For messages: when it fires."""
+    """When the schedule fires, for messages."""
     if schedule.cron is not None:
         return f"{schedule.cron!r} in {schedule.zone}"
     if schedule.every_sec is not None:

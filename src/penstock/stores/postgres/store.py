@@ -5,8 +5,8 @@ dispatch.
 `commit` hands each operation to one of three writers. Operations that arrive together at a writer share a
 transaction (`common/group_commit.py`).
 
-- `SubmitBatcher` (submit.py) inserts jobs. Without a depth limit, parents and batches it locks no row that another
-  transaction needs.
+- `SubmitBatcher` (submit.py) inserts jobs. Without a depth limit, parents and batches it locks no row that
+  another transaction needs.
 - `RoundBatcher` (rounds.py) applies changes and completions and runs rounds, in that order. It locks rows of
   the ledger until its COMMIT is on disk.
 - `RenewBatcher` (changes.py) renews leases. It locks dispatches, and waits for the rounds handed in before it.
