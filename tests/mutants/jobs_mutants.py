@@ -163,8 +163,8 @@ MUTANTS = [
         "jobs: after a claim that failed the driver does not claim",
         "penstock/library/job_runner.py",
         "JobRunner._claim_here",
-        "the driver meets it again\n            self._claimer_saw_all = False\n",
-        "the driver meets it again\n            pass\n",
+        "the driver gets the same error\n            self._claimer_saw_all = False\n",
+        "the driver gets the same error\n            pass\n",
         ("tests/library/test_job_runner.py",),
     ),
     Mutant(
