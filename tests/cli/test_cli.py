@@ -678,7 +678,7 @@ def test_what_was_learned_about_job_types_is_shown(shell):
     types = until(learned, what="the learner")
     lines = shell("stats", "--addon", "learned").stdout.splitlines()
 
-    assert [(one["job_type"], one["size"], one["runs"]) for one in types] == [
+    assert [(one["job_type"], one["size"], one["attempts"]) for one in types] == [
         ("penstock.command", "", 1),
         ("penstock.command", "small", 1),
     ]

@@ -250,7 +250,7 @@ def test_a_score_counts_ranges_that_held_and_the_error():
     assert stats.coverage == pytest.approx(0.8, abs=0.02)
     assert stats.error_sec == pytest.approx(2, rel=0.1)
     assert stats.error_share == pytest.approx(1 / 6, rel=0.1)
-    assert (stats.predictions, stats.runs, stats.duration_sec) == (10, 0, None)
+    assert (stats.predictions, stats.attempts, stats.duration_sec) == (10, 0, None)
 
 
 def test_ranges_that_were_too_narrow_are_stretched_until_eight_of_ten_starts_lie_within():

@@ -34,7 +34,7 @@ def test_durations_are_learned_from_the_trail(every_kit):
     assert sorted(stats) == [("a", "t", ""), ("b", "u", ""), ("b", "u", "big")]
     assert stats["a", "t", ""].duration_sec == pytest.approx(5, rel=0.1)
     assert stats["b", "u", "big"].duration_sec == pytest.approx(20, rel=0.1)
-    assert (stats["a", "t", ""].runs, stats["a", "t", ""].arrivals_per_hour > 0) == (6, True)
+    assert (stats["a", "t", ""].attempts, stats["a", "t", ""].arrivals_per_hour > 0) == (6, True)
 
 
 def test_what_was_learned_outlives_the_scheduler(every_kit):
@@ -43,11 +43,11 @@ def test_what_was_learned_outlives_the_scheduler(every_kit):
     Learner(kit.store).step(kit.now)
     ran(kit, 5)
     successor = Learner(kit.store)
-    before = stats_of(successor)["a", "t", ""].runs
+    before = stats_of(successor)["a", "t", ""].attempts
     successor.step(kit.now)
 
     assert before == 1
-    assert stats_of(successor)["a", "t", ""].runs == 2
+    assert stats_of(successor)["a", "t", ""].attempts == 2
 
 
 def test_two_hosts_learn_from_each_event_once(every_kit):
@@ -59,7 +59,7 @@ def test_two_hosts_learn_from_each_event_once(every_kit):
             learner.step(kit.now)
         kit.later(10)
 
-    assert stats_of(one)["a", "t", ""].runs == stats_of(two)["a", "t", ""].runs == 5
+    assert stats_of(one)["a", "t", ""].attempts == stats_of(two)["a", "t", ""].attempts == 5
 
 
 def test_a_host_that_was_overtaken_while_it_learned_drops_what_it_learned(kit):
@@ -95,7 +95,7 @@ def test_another_host_goes_on_when_the_learning_one_stops(kit):
     second.changed.set()
     second.step(kit.now)
 
-    assert stats_of(second)["a", "t", ""].runs == 2
+    assert stats_of(second)["a", "t", ""].attempts == 2
 
 
 def test_a_flood_is_learned_from_its_newest_part(kit):

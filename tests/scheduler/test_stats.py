@@ -38,7 +38,7 @@ def test_a_second_counts_what_happened_in_it_and_nothing_before(kit, pulse):
     assert after.jobs == {"QUEUED": 4, "DONE": 1}
 
 
-def test_run_times_are_those_of_the_last_minute(kit, pulse):
+def test_attempt_times_are_those_of_the_last_minute(kit, pulse):
     [claimed] = kit.job_service.claim(WorkerKinds(), 1)
     kit.later(5)
     kit.job_service.end(claimed.dispatch.dispatch_id)
@@ -46,8 +46,8 @@ def test_run_times_are_those_of_the_last_minute(kit, pulse):
     for _ in range(60):
         late = beat(kit, pulse)
 
-    assert soon.run == (5 * SECOND, 5 * SECOND)
-    assert late.run is None
+    assert soon.attempt == (5 * SECOND, 5 * SECOND)
+    assert late.attempt is None
 
 
 def test_wait_times_run_from_when_a_job_was_ready(kit, pulse):
@@ -108,7 +108,7 @@ def test_a_second_without_a_commit_is_like_the_one_before_it_and_reads_nothing(k
     after = pulse.frame()
 
     assert before.second.counts == {"submitted": 2, "started": 1}
-    assert after.second == before.second._replace(at=kit.now, counts={}, waits=[], runs=[])
+    assert after.second == before.second._replace(at=kit.now, counts={}, waits=[], attempts=[])
     assert (after.jobs, after.events, after.number) == (before.jobs, [], before.number + 1)
     assert after.wait == before.wait  # of the last minute
 

@@ -297,7 +297,7 @@ def test_metrics_tell_states_capacity_and_times(live):
     assert 'penstock_jobs{state="DONE"} 1.0' in text
     assert "penstock_capacity_units 90.0" in text
     assert "penstock_fenced_calls_total 1.0" in text
-    assert "penstock_run_seconds_count 1.0" in text
+    assert "penstock_attempt_seconds_count 1.0" in text
     assert "penstock_wait_seconds_count 1.0" in text
 
 

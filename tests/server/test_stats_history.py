@@ -15,7 +15,7 @@ T0 = 1_900_000_020.0  # the first second of a minute
 
 def second(at, **figures):
     plain = dict.fromkeys(wire.StatsSecond.__struct_fields__, 0) | dict.fromkeys(
-        ("wait_p50", "wait_p95", "run_p50", "run_p95")
+        ("wait_p50", "wait_p95", "attempt_p50", "attempt_p95")
     )
     return wire.StatsSecond(**plain | {"at": at} | figures)
 

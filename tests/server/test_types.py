@@ -31,7 +31,7 @@ def test_what_was_learned_is_shown_by_type_and_size(kit):
     types = kit.client.get("/types").json["types"]
 
     assert before == {"types": []}
-    assert [(t["addon_id"], t["job_type"], t["size"], t["runs"]) for t in types] == [
+    assert [(t["addon_id"], t["job_type"], t["size"], t["attempts"]) for t in types] == [
         ("ours", "mail", "", 1),
         ("ours", "mail", "small", 1),
     ]

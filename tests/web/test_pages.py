@@ -248,7 +248,7 @@ def test_output_is_shown_while_the_job_still_runs(tab, daemon, tmp_path):
 
 def test_the_machine_shows_what_was_learned_about_job_types(tab, daemon):
     until(daemon.client.types, what="the learner")
-    learned = next(one for one in daemon.client.types() if one.runs)
+    learned = next(one for one in daemon.client.types() if one.attempts)
     page = tab.open("machine")
     tab.shows("In range")
 

@@ -69,14 +69,14 @@ def stats(session: CliSession, addon: str | None) -> None:
         session.console.print("Nothing was learned yet: that begins with the first job that ends.")
         return
     columns = [
-        Column("addon"), Column("type"), Column("size", False, 120), Column("runs", True),
+        Column("addon"), Column("type"), Column("size", False, 120), Column("attempts", True),
         Column("duration", True), Column("10..90 %", True, 80), Column("memory", True, 100),
         Column("spend", True, 110), Column("per hour", True, 90), Column("predicted", True, 80),
         Column("covered", True), Column("error", True),
     ]  # fmt: skip
     rows = [
         (
-            t.addon_id, t.job_type, t.size, t.runs, "" if t.duration_sec is None else span(t.duration_sec),
+            t.addon_id, t.job_type, t.size, t.attempts, "" if t.duration_sec is None else span(t.duration_sec),
             _range(t.duration_low_sec, t.duration_high_sec), _megabytes(t.memory_bytes),
             "" if t.spend is None else f"{t.spend:.4g}", _rate(t.arrivals_per_hour), t.predictions,
             "" if t.coverage is None else f"{t.coverage:.0%}", _error(t),

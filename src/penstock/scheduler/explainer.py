@@ -366,7 +366,7 @@ class Explainer:
 
     def _types_run(self) -> list[TypeStats]:
         """The job types of which the learner has seen an attempt, on any host."""
-        return [one for one in self._learner.stats() if one.runs]
+        return [one for one in self._learner.stats() if one.attempts]
 
     def _full_workers(self, admission_class: AdmissionClass) -> WorkersFull | None:
         names = self._dispatcher.workers.names_for(admission_class)

@@ -51,7 +51,7 @@ class StatCounters:
         self.events: Counter[EventKind] = Counter()
         self.denials: Counter[str] = Counter()
         self.requeues: Counter[str] = Counter()
-        self.waits, self.runs = Histogram(), Histogram()
+        self.waits, self.attempts = Histogram(), Histogram()
         #: Requests of workers whose dispatch had ended or been replaced. The server counts them: a refused
         #: request makes no event.
         self.fenced = 0
@@ -61,7 +61,7 @@ class StatCounters:
         """
         Count the events. Returns how long the started jobs had waited, and how long the ended attempts ran.
         """
-        waits, runs = [], []
+        waits, attempts = [], []
         for event in events:
             self.events[event.kind] += 1
             if event.kind is EventKind.DENIED:
@@ -75,12 +75,12 @@ class StatCounters:
                     self.requeues[event.reason] += 1
                 began = self._began.pop(event.dispatch_id, None)
                 if began is not None:
-                    runs.append(event.at - began)
+                    attempts.append(event.at - began)
         for span in waits:
             self.waits.observe(span)
-        for span in runs:
-            self.runs.observe(span)
-        return waits, runs
+        for span in attempts:
+            self.attempts.observe(span)
+        return waits, attempts
 
 
 _KEPT: Final = 900
@@ -100,7 +100,7 @@ class Second(NamedTuple):
     counts: Counter[str]
     denials: Counter[str]  # by reason
     waits: Sequence[Span]
-    runs: Sequence[Span]
+    attempts: Sequence[Span]
     in_use: int
     capacity: int
     busy: float
@@ -115,7 +115,7 @@ class Frame(NamedTuple):
     jobs: dict[str, int]
     events: Sequence[Event]
     wait: tuple[Span, Span] | None  # p50 and p95 of the last minute
-    run: tuple[Span, Span] | None
+    attempt: tuple[Span, Span] | None
     denials: Counter[str]  # of all seconds that are kept
 
 
@@ -143,10 +143,10 @@ class LiveStats:
             in_use = self._store.ledger(self._host).units
         counts = Counter(_COUNTED[event.kind] for event in events if event.kind in _COUNTED)
         denials = Counter(event.reason for event in events if event.kind is EventKind.DENIED)
-        waits, runs = self.tallies.take(events)
+        waits, attempts = self.tallies.take(events)
         conditions = self._machine.conditions(now)
         capacity, score = conditions.capacity, conditions.busy.score
-        second = Second(now, counts, denials, waits, runs, in_use, capacity, score, jobs.get("QUEUED", 0))
+        second = Second(now, counts, denials, waits, attempts, in_use, capacity, score, jobs.get("QUEUED", 0))
         with self._lock:
             self._seconds.append(second)
             self._number, self._jobs, self._events = self._number + 1, jobs, events[-_SHOWN:]
@@ -166,7 +166,7 @@ class LiveStats:
                 self._jobs,
                 self._events,
                 percentiles(span for one in recent for span in one.waits),
-                percentiles(span for one in recent for span in one.runs),
+                percentiles(span for one in recent for span in one.attempts),
                 sum((one.denials for one in self._seconds if one.denials), Counter()),
             )
 

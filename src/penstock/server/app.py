@@ -182,7 +182,7 @@ class Api:
                 and token is not None
                 and (dispatch := runner.dispatch_of(token)) is not None
             ):
-                return Principal(f"run {dispatch}", frozenset({Scope.RUN_SELF}))
+                return Principal(f"attempt {dispatch}", frozenset({Scope.RUN_SELF}))
             return self._app_state.tokens.principal(authorization)
         if request.connection.local:
             return LOCAL

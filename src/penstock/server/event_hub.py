@@ -353,7 +353,7 @@ def frame_view(service: SchedulerService, frame: Frame) -> wire.StatsFrame:
         paused=all_paused(store),
         oldest_queued_sec=oldest_queued_sec(store, now) if frame.second.queued else None,
         wait=_pair(frame.wait),
-        run=_pair(frame.run),
+        attempt=_pair(frame.attempt),
         events=[event_view(event) for event in frame.events],
         names=_names(store, frame.events),
         denials=dict(frame.denials),
@@ -365,7 +365,7 @@ def _pair(spans: tuple[int, int] | None) -> tuple[float, float] | None:
 
 
 def second_view(second: Second) -> wire.StatsSecond:
-    wait, run = _pair(percentiles(second.waits)), _pair(percentiles(second.runs))
+    wait, attempt = _pair(percentiles(second.waits)), _pair(percentiles(second.attempts))
     return wire.StatsSecond(
         at=second.at / 1e6,
         submitted=second.counts["submitted"],
@@ -378,6 +378,6 @@ def second_view(second: Second) -> wire.StatsSecond:
         busy=second.busy,
         wait_p50=wait and wait[0],
         wait_p95=wait and wait[1],
-        run_p50=run and run[0],
-        run_p95=run and run[1],
+        attempt_p50=attempt and attempt[0],
+        attempt_p95=attempt and attempt[1],
     )

@@ -104,14 +104,16 @@ class MetricsCollector(Collector):
         yield CounterMetricFamily("penstock_preemptions", "Attempts that were asked to yield.", preempted)
         yield CounterMetricFamily("penstock_alerts", "Alerts to owners.", tallies.events[EventKind.ALERT])
         yield _histogram("penstock_wait_seconds", "From ready to running.", tallies.waits)
-        yield _histogram("penstock_run_seconds", "From running to the end of the attempt.", tallies.runs)
+        yield _histogram(
+            "penstock_attempt_seconds", "From running to the end of the attempt.", tallies.attempts
+        )
 
 
 def _type_gauges(stats: list[TypeStats]) -> Iterator[Metric]:
     """
     Gauges of the fifty types with most attempts; their sizes are left out, because users name these too.
     """
-    ranked = sorted((one for one in stats if not one.size), key=lambda one: -one.runs)[:_NAMED_TYPES]
+    ranked = sorted((one for one in stats if not one.size), key=lambda one: -one.attempts)[:_NAMED_TYPES]
     for name, about, field in (
         ("penstock_type_duration_seconds", "Median duration of a job type, learned.", "duration_sec"),
         ("penstock_type_memory_bytes", "Median peak memory of a job type, learned.", "memory_bytes"),

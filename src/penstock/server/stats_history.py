@@ -35,8 +35,8 @@ KEPT_SEC: Final = 7 * 86_400
 MOST_POINTS: Final = 900
 _COUNTS: Final = ("submitted", "started", "done", "failed")
 _GAUGES: Final = ("queued", "in_use", "capacity", "busy")
-_P50: Final = ("wait_p50", "run_p50")
-_P95: Final = ("wait_p95", "run_p95")
+_P50: Final = ("wait_p50", "attempt_p50")
+_P95: Final = ("wait_p95", "attempt_p95")
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(wire.StatsPoint).decode

@@ -222,7 +222,7 @@ class Stats(WireAnswer):
 
 class TypeInfo(WireAnswer):
     """
-    The learned figures of a job type, or of one `size` of it (from the tag `size:NAME`). `runs`: how many
+    The learned figures of a job type, or of one `size` of it (from the tag `size:NAME`). `attempts`: how many
     attempts they come from; later ones count more. `..._low` and `..._high` are the percentiles 10 and 90,
     the name alone is the median. null: unknown.
     """
@@ -230,7 +230,7 @@ class TypeInfo(WireAnswer):
     addon_id: str
     job_type: str
     size: str
-    runs: int
+    attempts: int
     duration_low_sec: float | None
     duration_sec: float | None
     duration_high_sec: float | None
@@ -272,8 +272,8 @@ class StatsSecond(WireAnswer):
     busy: float
     wait_p50: float | None
     wait_p95: float | None
-    run_p50: float | None
-    run_p95: float | None
+    attempt_p50: float | None
+    attempt_p95: float | None
 
 
 class StatsPoint(WireAnswer):
@@ -290,8 +290,8 @@ class StatsPoint(WireAnswer):
     busy: float | None
     wait_p50: float | None
     wait_p95: float | None
-    run_p50: float | None
-    run_p95: float | None
+    attempt_p50: float | None
+    attempt_p95: float | None
 
 
 class HistoryQuery(WireRequest):
@@ -304,7 +304,7 @@ class HistoryQuery(WireRequest):
 
 class StatsFrame(WireAnswer):
     """
-    The newest second, and the other live figures of the page. `wait`, `run`: p50 and p95 of the last minute,
+    The newest second, and the other live figures of the page. `wait`, `attempt`: p50 and p95 of the last minute,
     in seconds.
     """
 
@@ -316,7 +316,7 @@ class StatsFrame(WireAnswer):
     paused: bool
     oldest_queued_sec: float | None
     wait: tuple[float, float] | None
-    run: tuple[float, float] | None
+    attempt: tuple[float, float] | None
     #: The newest events of this second; a busy second has more.
     events: list[EventInfo]
     #: The addon and the type of each job in `events`.
@@ -339,8 +339,8 @@ class History(WireAnswer):
     busy: list[float | None]
     wait_p50: list[float | None]
     wait_p95: list[float | None]
-    run_p50: list[float | None]
-    run_p95: list[float | None]
+    attempt_p50: list[float | None]
+    attempt_p95: list[float | None]
 
 
 class AlertInfo(WireAnswer):

@@ -554,7 +554,7 @@ class TypeStats(Struct, frozen=True):
     addon_id: str
     job_type: str
     size: str
-    runs: int
+    attempts: int
     duration_low_sec: float | None
     duration_sec: float | None
     duration_high_sec: float | None
@@ -574,7 +574,7 @@ def type_stats(name: str, record: TypeRecord, now: Moment) -> TypeStats:
     durations, score = record.durations, record.score
     return TypeStats(
         *parts_of(name),
-        runs=durations.count,
+        attempts=durations.count,
         duration_low_sec=_scaled(durations, 0.1, SECOND),
         duration_sec=_scaled(durations, 0.5, SECOND),
         duration_high_sec=_scaled(durations, 0.9, SECOND),

@@ -15,8 +15,8 @@ export const history = signal({
   busy: [],
   wait_p50: [],
   wait_p95: [],
-  run_p50: [],
-  run_p95: [],
+  attempt_p50: [],
+  attempt_p95: [],
 });
 // Done jobs of the last minute, whatever range the charts show.
 export const recentDone = signal([]);

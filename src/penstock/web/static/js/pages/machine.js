@@ -75,11 +75,11 @@ const TYPES_SHOWN = 20;
 // The learned figures of the most frequent job types, and the share of their starts within the predicted range (80 % is right).
 function Types({ types }) {
   if (!types.length) return html`<${Empty}>Nothing was learned yet: that begins with the first job that ends.<//>`;
-  const shown = [...types].sort((a, b) => b.runs - a.runs).slice(0, TYPES_SHOWN);
+  const shown = [...types].sort((a, b) => b.attempts - a.attempts).slice(0, TYPES_SHOWN);
   const range = (t) => (t.duration_sec == null ? "–" : `${span(t.duration_low_sec)} to ${span(t.duration_high_sec)}`);
-  return html`<div class="scroll"><table class="cards"><thead><tr><th>Type</th><th>Addon</th><th class="n">Runs</th><th class="n">Duration</th><th>10–90 %</th><th class="n">Per hour</th><th class="n">Predicted starts</th><th class="n">In range</th><th class="n">Median error</th></tr></thead>
+  return html`<div class="scroll"><table class="cards"><thead><tr><th>Type</th><th>Addon</th><th class="n">Attempts</th><th class="n">Duration</th><th>10–90 %</th><th class="n">Per hour</th><th class="n">Predicted starts</th><th class="n">In range</th><th class="n">Median error</th></tr></thead>
     <tbody>${shown.map(
-      (t) => html`<tr key=${`${t.addon_id} ${t.job_type} ${t.size}`}><td data-label="Type">${t.job_type}${t.size && html` <span class="muted">${t.size}</span>`}</td><td data-label="Addon">${t.addon_id}</td><td class="n" data-label="Runs">${count(t.runs)}</td><td class="n" data-label="Duration">${span(t.duration_sec)}</td><td data-label="10–90 %">${range(t)}</td><td class="n" data-label="Per hour">${count(Math.round(t.arrivals_per_hour))}</td><td class="n" data-label="Predicted starts">${count(t.predictions)}</td><td class="n" data-label="In range">${percent(t.coverage) || "–"}</td><td class="n" data-label="Median error">${t.error_sec == null ? "–" : `${span(t.error_sec)}, ${percent(t.error_share)} of the wait`}</td></tr>`,
+      (t) => html`<tr key=${`${t.addon_id} ${t.job_type} ${t.size}`}><td data-label="Type">${t.job_type}${t.size && html` <span class="muted">${t.size}</span>`}</td><td data-label="Addon">${t.addon_id}</td><td class="n" data-label="Attempts">${count(t.attempts)}</td><td class="n" data-label="Duration">${span(t.duration_sec)}</td><td data-label="10–90 %">${range(t)}</td><td class="n" data-label="Per hour">${count(Math.round(t.arrivals_per_hour))}</td><td class="n" data-label="Predicted starts">${count(t.predictions)}</td><td class="n" data-label="In range">${percent(t.coverage) || "–"}</td><td class="n" data-label="Median error">${t.error_sec == null ? "–" : `${span(t.error_sec)}, ${percent(t.error_share)} of the wait`}</td></tr>`,
     )}</tbody></table></div>
     ${types.length > TYPES_SHOWN && html`<p class="muted">${count(types.length - TYPES_SHOWN)} more: <code>penstock stats</code> lists all.</p>`}`;
 }

@@ -19,7 +19,7 @@ export function Overview() {
       <${Tile} label="Waiting to submit" value=${count(live.waiting)} tone=${live.waiting ? "bad" : ""} sub=${live.waiting ? "the queue is full" : "room for more"} />
       <${Tile} label="Done a second" value=${rate >= 10 ? count(Math.round(rate)) : rate.toFixed(1)} sub="over the last minute" href="#/jobs?state=DONE" />
       <${Tile} label="Wait" value=${span(live.wait?.[0])} sub=${live.wait ? `p95 ${span(live.wait[1])}` : "no start in the last minute"} />
-      <${Tile} label="Run" value=${span(live.run?.[0])} sub=${live.run ? `p95 ${span(live.run[1])}` : "no end in the last minute"} />
+      <${Tile} label="Attempt" value=${span(live.attempt?.[0])} sub=${live.attempt ? `p95 ${span(live.attempt[1])}` : "no end in the last minute"} />
       <${Tile} label="Needs attention" value=${count(trouble)} tone=${trouble ? "warn" : ""} sub=${`${jobs.FAILED || 0} failed, ${jobs.BLOCKED || 0} blocked`} href="#/jobs?state=FAILED,BLOCKED" />
       <${Tile} label="Machine" value=${live.quiet} tone=${{ QUIET: "good", NORMAL: "", BUSY: "warn", PANIC: "bad" }[live.quiet]} sub=${live.paused ? "everything is paused" : `busy ${live.second.busy.toFixed(1)} of 10`} href="#/machine" />
     </div>
@@ -44,10 +44,10 @@ export function Overview() {
           { label: "p95", tone: "warn", values: past.wait_p95 },
         ]} />
       <//>
-      <${Card} title="Run">
+      <${Card} title="Attempt">
         <${Chart} label="Time from start to end" at=${past.at} unit=${span} lines=${[
-          { label: "p50", tone: "accent", values: past.run_p50 },
-          { label: "p95", tone: "warn", values: past.run_p95 },
+          { label: "p50", tone: "accent", values: past.attempt_p50 },
+          { label: "p95", tone: "warn", values: past.attempt_p95 },
         ]} />
       <//>
       <${Card} title="Jobs by state" wide>
