@@ -5,6 +5,7 @@ acknowledge nothing more, and what was acknowledged is there afterwards.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -97,6 +98,30 @@ def test_a_daemon_whose_file_is_deleted_says_so_until_the_saved_copy_is_put_in_i
     daemon.start()
     with client_of(daemon) as client:
         assert {job.job_id for job in client.jobs().jobs} == acknowledged
+
+
+@pytest.mark.parametrize("left", [0, 32, 4096, 50_000])
+def test_a_daemon_whose_log_is_cut_keeps_the_database_as_it_was_at_the_last_checkpoint(daemon, left):
+    daemon.start()
+    with client_of(daemon) as client:
+        kept = submitted(client, 5)
+    assert daemon.end() == 0  # the last close makes a checkpoint
+    before = (daemon.data / "jobs.db").read_bytes()
+    daemon.start()
+    with client_of(daemon) as client:
+        submitted(client, 50)
+        os.truncate(daemon.data / "jobs.db-wal", left)
+
+        for _ in range(2):
+            with pytest.raises(StoreFailed, match=r"jobs\.db-wal was cut while it was in use"):
+                submitted(client)
+        assert "was cut" in " ".join(client.health().problems)
+    assert daemon.end() == 0
+    assert (daemon.data / "jobs.db").read_bytes() == before
+    assert "acknowledged work is missing" in refused(daemon)
+    daemon.start("--accept-loss")
+    with client_of(daemon) as client:
+        assert {job.job_id for job in client.jobs(limit=500).jobs} >= kept
 
 
 def test_a_daemon_whose_log_was_cut_by_a_crash_starts_only_when_the_loss_is_accepted(daemon):

@@ -140,6 +140,10 @@ class HighWaterMark:
 #: Bounds for how much the guard lengthens a `-wal` that has grown; between them it doubles the file.
 LEAST_AHEAD: Final = 1 << 20
 MOST_AHEAD: Final = 4 << 20
+#: The beginning of the `-shm`: the size of a page and the number of pages in the `-wal`.
+_WAL_INDEX: Final = struct.Struct("=14xHI")
+_WAL_HEADER: Final = 32
+_FRAME_HEADER: Final = 24
 #: Device and inode.
 Identity: TypeAlias = tuple[int, int]
 
@@ -195,7 +199,9 @@ class FileGuard:
             return
         self._check_wal((wal.st_dev, wal.st_ino))
         size = wal.st_size
-        if self._wal_size is not None and size > self._wal_size:
+        if self._wal_size is None or size < self._wal_size:
+            self._check_length(size)
+        elif size > self._wal_size:
             size = self._lengthen(size)
         self._wal_size = size
 
@@ -241,6 +247,15 @@ class FileGuard:
         elif found != self._wal:
             raise FileLost("wal_removed", f"{self._wal_name} was removed or replaced while it was in use")
 
+    def _check_length(self, size: int) -> None:
+        """The index of the `-wal`, which a checkpoint that shortens it resets, says how many pages it has."""
+        with suppress(OSError), open(f"{self._name}-shm", "rb") as index:  # noqa: PTH123 - as above
+            header = index.read(_WAL_INDEX.size)
+            if len(header) == _WAL_INDEX.size:
+                page_size, pages = _WAL_INDEX.unpack(header)
+                if pages and size < _WAL_HEADER + pages * (_FRAME_HEADER + page_size):
+                    raise FileLost("wal_cut", f"{self._wal_name} was cut while it was in use")
+
     def _lengthen(self, size: int) -> int:
         """
         Append zeros to the `-wal`, and return its new size. Zeros are no valid frame: SQLite reads up to the
@@ -278,6 +293,11 @@ class FileGuard:
         if lost.kind == "wal_removed" and self._checkpoint():
             saved = f"What was acknowledged before has been saved into {self._path}"
             return _lost(lost, f"{saved}: end every process that uses it and start again")
+        if (
+            lost.kind == "wal_cut"
+        ):  # the checkpoint of a close would write what is missing as zeros into the database
+            self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            return _lost(lost, f"End every process that uses {self._path} and restore a backup")
         if lost.kind == "file_overwritten":
             return _lost(lost, "End every process that uses it and restore a backup")
         try:
