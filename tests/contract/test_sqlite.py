@@ -707,6 +707,24 @@ def test_another_process_cannot_complete_under_a_lease_that_has_run_out(path, st
     other.close()
 
 
+def test_a_backup_on_a_full_disk_names_the_backup_and_leaves_no_half(path, store, monkeypatch):
+    target = path.with_name("backup.db")
+    connect_copy = connection.apsw.Connection
+
+    def connect_small(name, *args, **options):
+        con = connect_copy(name, *args, **options)
+        if os.fspath(name) == f"{target}.part":
+            con.execute("PRAGMA max_page_count = 2")
+        return con
+
+    with monkeypatch.context() as patches:
+        patches.setattr(connection.apsw, "Connection", connect_small)
+        with pytest.raises(StoreFailed, match=rf"^{target} cannot grow"):
+            connection.copy(path, target)
+
+    assert [file.name for file in path.parent.iterdir() if "backup" in file.name] == []
+
+
 def test_a_new_file_and_its_backup_are_their_owners_alone(tmp_path):
     before = os.umask(0o022)
     try:

@@ -188,13 +188,18 @@ def write_copy(con: apsw.Connection, target: Path) -> None:
     partial = target.with_name(target.name + ".part")
     partial.unlink(missing_ok=True)
     _make_private(partial)
-    copy = apsw.Connection(os.fspath(partial))
+    with failures(target):
+        copy = apsw.Connection(os.fspath(partial))
     try:
-        with copy.backup("main", con, "main") as backup:
+        with closing(copy), copy.backup("main", con, "main") as backup:
             backup.step(-1)
-    finally:
-        copy.close()
-    partial.replace(target)
+        partial.replace(target)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, apsw.FullError):  # only the copy is written
+            with failures(target):
+                raise
+        raise
 
 
 def newest_numbers(con: apsw.Connection) -> tuple[int, int]:
