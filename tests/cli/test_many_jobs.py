@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-DONE, USAGE, NOT_FOUND, REFUSED, INTERRUPTED = 0, 2, 4, 5, 130
+DONE, USAGE, NOT_FOUND, REFUSED, IN_THE_WAY, INTERRUPTED = 0, 2, 4, 5, 75, 130
 
 
 @pytest.fixture
@@ -37,11 +37,17 @@ def test_json_is_json_also_when_something_fails(shell, held):
     one = shell("show", "0000ffff", "--json")
     usage = shell("ls", "--limit", "0", "--json")
     refused = shell("submit", "--json", "--not-before", "+2h", "--deadline", "+1h", "true")
+    verb = shell("--json", "frobnicate")
+    setting = shell("settings", "--set", "capcity.units=9", "--json")
+    second = shell("up", "--json", "--port", "0")
 
     assert [set(each) >= {"job_id"} or "error" in each for each in json.loads(many.stdout)] == [True, True]
     assert json.loads(one.stdout)["error"]["exit_code"] == NOT_FOUND
     assert json.loads(usage.stdout)["error"]["exit_code"] == USAGE
     assert json.loads(refused.stdout)["error"]["problems"][0]["field"] == "earliest_start_at"
+    assert json.loads(verb.stdout)["error"]["exit_code"] == USAGE
+    assert json.loads(setting.stdout)["error"]["problems"][0]["key"] == "capcity.units"
+    assert json.loads(second.stdout)["error"]["exit_code"] == IN_THE_WAY
 
 
 def test_a_filter_cancels_after_a_count_and_a_yes(shell, held):

@@ -42,6 +42,9 @@ FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, IN_THE_WAY = 1, 2, 3, 4, 5, 75
         (("submit", "--type", "t", "--payload", "{"), "is not JSON"),
         (("edit", "last"), "nothing to change"),
         (("token", "make", "x"), "give --scope"),
+        (("ls", "--addon", "a b"), "--addon must be 1..128 characters"),
+        (("submit", "--key", "", "--", "true"), "--key must not be empty"),
+        (("submit", "--max-runtime", "0", "--", "true"), "--max-runtime must be at least 1"),
         (("addons", "--weight", "5"), "needs an ADDON"),
         (("up", "--set", "capcity.units=9"), "capacity"),
         (("submit", "--priority", "101", "--", "true"), "write 1..100, or low, normal, high, urgent"),
@@ -181,3 +184,22 @@ def test_a_file_that_cannot_be_used_is_named_without_a_traceback(shell, tmp_path
     assert done.returncode in (FAILED, REFUSED)
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("penstock: ")
+
+
+def test_an_addon_that_is_not_there_is_named(shell):
+    done = shell("addons", "nobody")
+
+    assert (done.returncode, done.stderr) == (NOT_FOUND, "penstock: there is no addon nobody\n")
+
+
+def test_help_is_a_word_beside_the_option_for_json(shell):
+    assert shell("--json", "help", "ls").stdout == shell("ls", "--help").stdout
+
+
+def test_a_backup_that_cannot_be_written_names_its_own_file(shell, tmp_path):
+    target = tmp_path / "missing" / "backup.db"
+
+    done = shell("db", "backup", str(target))
+
+    assert done.returncode == REFUSED
+    assert done.stderr.startswith(f"penstock: {target} cannot be opened: its folder must exist")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from penstock.cli.parsers import ADDON, HOST, WHEN, Whole, age, span
 from penstock.cli.printing import LOAD_COLORS, Column, echo, table
-from penstock.cli.session import CliSession, passes
+from penstock.cli.session import NOT_FOUND, CliSession, fail, passes
 from penstock.core.jobs.spending import SpendMark
 from penstock.wire import AddonInfo, KnownHost, Scope, TypeInfo, TypeList
 
@@ -123,6 +123,8 @@ def addons(session: CliSession, addon: str | None, weight: int | None, create: b
     info = session.client.addons()
     if addon is not None:
         info.addons = [one for one in info.addons if one.addon_id == addon]
+        if not info.addons:
+            fail(f"there is no addon {addon}", NOT_FOUND)
     if session.print_json(info):
         return
     if info.paused:

@@ -6,14 +6,13 @@ import os
 import shlex
 import time
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from penstock.cli.parsers import DURATION, Whole
 from penstock.cli.printing import Column, echo, table
-from penstock.cli.session import EXITS, CliSession, naming_options, passes
+from penstock.cli.session import EXITS, CliSession, passes
 from penstock.client.signals import interruptible
 
 if TYPE_CHECKING:
@@ -99,20 +98,18 @@ def _submit(
 
     client = session.client
     first, rest = scripts[:_PIECE], scripts[_PIECE:]
-    info = naming_options(
-        lambda: client.submit_batch(
-            name,
-            addon,
-            [job(script) for script in first],
-            on_end=None if on_end is None else job(on_end),
-            on_failure=None if on_failure is None else job(on_failure),
-            open=is_open or bool(rest),
-        )
+    info = client.submit_batch(
+        name,
+        addon,
+        [job(script) for script in first],
+        on_end=None if on_end is None else job(on_end),
+        on_failure=None if on_failure is None else job(on_failure),
+        open=is_open or bool(rest),
     )
     if rest:  # the batch stays open until all jobs are in
         for at in range(0, len(rest), _PIECE):
             piece = rest[at : at + _PIECE]
-            naming_options(partial(client.submit_many, [job(script, batch=name) for script in piece]))
+            client.submit_many([job(script, batch=name) for script in piece])
         info = client.batch(name) if is_open else client.close_batch(name)
     return info
 

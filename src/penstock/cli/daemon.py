@@ -7,13 +7,14 @@ import os
 import select
 import signal
 import time
+from functools import partial
 from typing import Any
 
 import click
 
 from penstock.cli.parsers import DURATION, Whole
 from penstock.cli.printing import Column, echo, table
-from penstock.cli.session import UNREACHABLE, CliSession, fail, passes
+from penstock.cli.session import UNREACHABLE, WRONG, CliFailure, CliSession, fail, passes
 
 _CONFIG = click.option(
     "-c", "--config", type=click.Path(dir_okay=False), help="A TOML file instead of the usual one."
@@ -38,7 +39,7 @@ SET = click.option(
 )
 @passes
 def up(
-    _: CliSession,
+    session: CliSession,
     config: str | None,
     flags: dict[str, str],
     data_dir: str | None,
@@ -55,14 +56,20 @@ def up(
     if port is not None:
         flags["server.listen"] = f"127.0.0.1:{port}"
     settings = load_settings(config, flags)
-    raise click.exceptions.Exit(run_program(settings, on_ready=_print_link, accept_loss=accept_loss))
+    code = run_program(settings, on_ready=partial(_print_link, session), accept_loss=accept_loss)
+    if code and session.as_json:
+        fail("the scheduler has not started or has failed: its log, on standard error, says why", code)
+    raise click.exceptions.Exit(code)
 
 
-def _print_link(server: Any) -> None:
+def _print_link(session: CliSession, server: Any) -> None:
     """
     Print the login link on standard output, not into the log: until it is used it is as good as a password.
     """
-    if link := server.login_url():
+    link = server.login_url()
+    if session.print_json({"url": server.url, "page": link}):
+        return
+    if link:
         echo(f"page  {link}")
     elif server.url is not None:
         echo("no page: `python -m penstock.web.vendor` fetches its libraries")
@@ -82,9 +89,8 @@ def load_settings(config: str | None, flags: dict[str, str]) -> Any:
     try:
         return load(config, flags=flags)
     except BadSettings as bad:
-        for problem in bad.problems:
-            echo(f"penstock: {problem}", err=True)
-        raise click.exceptions.Exit(2) from None
+        first, *others = map(str, bad.problems)
+        raise CliFailure(first, WRONG, others, problems=[one._asdict() for one in bad.problems]) from None
 
 
 @click.command()

@@ -21,11 +21,9 @@ from penstock.cli.session import (
     CliSession,
     failure_of,
     passes,
-    wrong_options,
 )
 from penstock.cli.submit import read_payload
 from penstock.client.signals import interruptible
-from penstock.core.errors import BadIntent
 from penstock.runner.job import __doc__ as usage
 from penstock.runner.job import main
 
@@ -252,10 +250,7 @@ def rerun(session: CliSession, /, job: str, payload: str | None, **options: Any)
     fields = {name: value for name, value in options.items() if value is not None}
     if payload is not None:
         fields["payload"] = read_payload(payload)
-    try:
-        answer = session.client.rerun(session.job_id(job), **fields)
-    except BadIntent as bad:
-        raise wrong_options(bad) from None
+    answer = session.client.rerun(session.job_id(job), **fields)
     session.print_answer(answer, answer.job_id)
 
 
@@ -282,11 +277,7 @@ def edit(session: CliSession, /, job: str, priority: int | str | None, **times: 
             fields[name] = None if times[f"no_{name}"] else times[name]
     if not fields:
         raise click.UsageError("nothing to change: give --priority, --not-before or --deadline")
-    try:
-        edited = session.client.edit(session.job_id(job), **fields)
-    except BadIntent as bad:
-        raise wrong_options(bad) from None
-    _print_changed(session, [edited])
+    _print_changed(session, [session.client.edit(session.job_id(job), **fields)])
 
 
 #: By verb: the states that it can change, and its past tense.

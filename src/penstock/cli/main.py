@@ -148,7 +148,8 @@ def cli(context: click.Context, url: str | None, as_json: bool) -> None:
 def main() -> None:
     session = CliSession()
     try:
-        words = _json_anywhere(_help_as_option(sys.argv[1:]))
+        words = _help_as_option(_json_anywhere(sys.argv[1:]))
+        session.as_json = words[:1] == ["--json"]  # also for a command line that cannot be read
         code = cli.main(words, prog_name="penstock", standalone_mode=False, obj=session)
     except click.exceptions.Exit as done:
         code = done.exit_code
@@ -170,7 +171,9 @@ def main() -> None:
 
 def _help_as_option(words: list[str]) -> list[str]:
     """Accept `penstock help submit` as well as `penstock submit --help`."""
-    return [*words[1:], "--help"] if words[:1] == ["help"] else words
+    options = words[: words[:1] == ["--json"]]
+    verb = words[len(options) :]
+    return [*options, *verb[1:], "--help"] if verb[:1] == ["help"] else words
 
 
 def _json_anywhere(words: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ import click
 
 from penstock.cli.parsers import ADDON, SCHEDULE, WHOLE_SECONDS, Whole, age, short, span
 from penstock.cli.printing import Column, echo, print_facts, state_text, table
-from penstock.cli.session import WRONG, CliFailure, CliSession, naming_options, passes
+from penstock.cli.session import WRONG, CliFailure, CliSession, passes
 from penstock.cli.submit import command_payload, described, read_payload
 from penstock.core.errors import PenstockError
 from penstock.core.jobs.moments import local_moment, zone_problem
@@ -82,7 +82,7 @@ def add(
     if not times.keys() & {"cron", "every_sec", "at", "quietest_hour_before"}:
         raise click.UsageError("say when: --cron, --every, --at or --in-quietest-hour-before")
     job = _job(job_type, payload, command, options)
-    info = naming_options(lambda: session.client.add_schedule(name, job, **times))
+    info = session.client.add_schedule(name, job, **times)
     if not session.print_json(info):
         echo(f"Added {info.name}: {_when(info)}")
         _print_next(info)
@@ -188,7 +188,7 @@ def edit(
         fields["job"] = _job(job_type, payload, command, options)
     if not fields:
         raise click.UsageError("nothing to change: give a time, a policy, or another command")
-    info = naming_options(lambda: session.client.edit_schedule(name, **fields))
+    info = session.client.edit_schedule(name, **fields)
     if not session.print_json(info):
         echo(f"Edited {info.name}: {_when(info)}")
         _print_next(info)
@@ -332,7 +332,7 @@ def _job(
         raise click.UsageError("--env, --shell and --cwd are for a command, not for a job with --type")
     else:
         content = read_payload(payload)
-    return naming_options(lambda: job_of(options["addon"], job_type, content, **fields))
+    return job_of(options["addon"], job_type, content, **fields)
 
 
 def local_zone() -> str:

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
@@ -106,7 +106,21 @@ def _console(**options: Any) -> Console:
     return SafeConsole(highlight=False, **options)
 
 
-passes = click.make_pass_decorator(CliSession)
+def passes(verb: Callable[..., T]) -> Callable[..., T]:
+    """Pass the session to a verb. A refusal of its fields names the options and arguments of the verb instead."""
+
+    @wraps(verb)
+    def run(session: CliSession, /, *args: Any, **options: Any) -> T:
+        from penstock.core.errors import Refused
+
+        try:
+            return verb(session, *args, **options)
+        except Refused as bad:
+            if bad.code not in ("bad_intent", "bad_fields"):
+                raise
+            raise wrong_options(bad) from None
+
+    return click.make_pass_decorator(CliSession)(run)
 
 
 class CliFailure(click.ClickException):
@@ -176,18 +190,6 @@ _SET_BY: Final = {"addon_id": "addon", "payload.cwd": "cwd", "payload.env": "env
                   "payload.script": "command", "job_type": "job_type"}  # fmt: skip
 
 
-def naming_options(ask: Callable[[], T]) -> T:
-    """Send a request. A refusal names the command's options instead of the fields."""
-    from penstock.core.errors import Refused
-
-    try:
-        return ask()
-    except Refused as bad:
-        if bad.code not in ("bad_intent", "bad_fields"):
-            raise
-        raise wrong_options(bad) from None
-
-
 def wrong_options(error: Refused) -> CliFailure:
     """A refusal of the scheduler, with the names of the command's options."""
     context, options = click.get_current_context(), dict[str, str]()
@@ -199,10 +201,11 @@ def wrong_options(error: Refused) -> CliFailure:
         else:
             options[name] = max(parameter.opts, key=len)
 
+    def option(word: re.Match[str]) -> str:
+        return options.get(set_by.get(word[0], word[0])) or options.get(word[0], word[0])
+
     def named(text: str) -> str:
-        return re.sub(
-            r"[a-z_]+(\.[a-z_]+)?", lambda word: options.get(set_by.get(word[0], word[0]), word[0]), text
-        )
+        return re.sub(r"[a-z_]+(\.[a-z_]+)?", option, text)
 
     first, *others = [named(_problem(problem)) for problem in error.problems] or [str(error)]
     return CliFailure(first, WRONG, others, kind=error.code, problems=error.problems)

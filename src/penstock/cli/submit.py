@@ -11,7 +11,7 @@ import click
 
 from penstock.cli.parsers import ADDON, DURATION, PRIORITY, WHEN, WHOLE_SECONDS, Amount, Whole, short
 from penstock.cli.printing import echo
-from penstock.cli.session import CliSession, naming_options, passes
+from penstock.cli.session import CliSession, passes
 from penstock.core.jobs.arrays import parse_array
 from penstock.core.jobs.dependencies import ParentCondition
 from penstock.core.jobs.types import BATCH_NAME, BATCH_NAME_WORDS, BATCH_TAG
@@ -166,9 +166,7 @@ def _submit_array(
         parse_array(array)
     except ValueError as wrong:
         raise click.UsageError(f"--array {wrong}") from None
-    answer = naming_options(
-        lambda: session.client.submit_array(array, job_of(addon, job_type, content, **given))
-    )
+    answer = session.client.submit_array(array, job_of(addon, job_type, content, **given))
     if not session.print_json(answer):
         echo(answer.array_id)
         session.stderr.print(f"[dim]penstock array wait {short(answer.array_id)}[/]")
@@ -203,7 +201,7 @@ def command_payload(
 def _submit(session: CliSession, job_type: str, payload: Any, *, addon: str, **fields: Any) -> wire.Submitted:
     given = {name: value for name, value in fields.items() if value is not None}
     given["after"] = tuple(_parent(session, word) for word in given.get("after", ()))
-    return naming_options(lambda: session.client.submit(addon, job_type, payload, **given))
+    return session.client.submit(addon, job_type, payload, **given)
 
 
 def _parent(session: CliSession, word: str) -> str:

@@ -8,6 +8,7 @@ fields and not just the first: then the client can correct them all at once.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -420,7 +421,7 @@ def _problem_of(error: msgspec.ValidationError, field: str = "") -> Problem:
         message, path = str(error), "`$`"
     path = path[2:-1]
     name = f"{field}{path}" if field else path.lstrip(".") or "body"
-    if (words := pattern_words(message)) is not None:
+    if (words := pattern_words(message) or _kind_words(message)) is not None:
         return name, words
     words = message.replace("`", "")
     return name, f"is wrong: {words[:1].lower()}{words[1:]}"
@@ -432,6 +433,35 @@ def pattern_words(message: str) -> str | None:
     if not is_pattern:
         return None
     return _PATTERN_WORDS.get(pattern, "has characters that are not allowed here")
+
+
+_KINDS: Final = {
+    "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
+    "object": "an object", "null": "null", "datetime": "a moment",
+}  # fmt: skip
+_BOUNDS: Final = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
+_EXPECTED: Final = re.compile(
+    r"Expected `(?P<kinds>[a-z |]+)`(?P<length> of length)?"
+    r"(?: (?P<bound>[<>]=?) (?P<number>[-+.e\d]+))?(?:, got `(?P<got>[a-z]+)`)?"
+)
+
+
+def _kind_words(message: str) -> str | None:
+    """What a value must be, in words. None: the message is about something else."""
+    expected = _EXPECTED.fullmatch(message)
+    if expected is None or not all(kind in _KINDS for kind in expected["kinds"].split(" | ")):
+        return None
+    kinds = [_KINDS[kind] for kind in expected["kinds"].split(" | ")]
+    if expected["bound"] is not None:
+        number = expected["number"].removesuffix(".0")
+        if not expected["length"]:
+            return f"must be {_BOUNDS[expected['bound']]} {number}"
+        if (expected["bound"], number) == (">=", "1"):
+            return "must not be empty"
+        unit = "characters" if expected["kinds"] == "str" else "entries"
+        return f"must have {_BOUNDS[expected['bound']]} {number} {unit}"
+    got = _KINDS.get(expected["got"] or "")
+    return f"must be {' or '.join(kinds)}" + (f", not {got}" if got else "")
 
 
 #: By pattern, as a message quotes it.
