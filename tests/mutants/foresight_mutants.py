@@ -114,6 +114,14 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "simulation: a run yields to a job without a present worker",
+        "penstock/scheduler/played_hosts.py",
+        "HostInPlay.offers",
+        "if self.alone:",
+        "if self.alone or worker is None:",
+        ("tests/scheduler/test_playing.py::test_no_run_yields_to_a_job_without_a_present_worker",),
+    ),
+    Mutant(
         "simulation: a round ends before a job that takes the last free units",
         "penstock/core/jobs/round.py",
         "_Round._some_head_fits",

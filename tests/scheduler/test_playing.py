@@ -210,7 +210,7 @@ def test_a_runner_with_functions_starts_every_job_when_the_real_scheduler_does(s
     agree(load, rules, [PlayedHost(workers=(WHOLE_RUNNER, ADDON, EMBEDDED))])
 
 
-@pytest.mark.parametrize("seed", range(40) if SOAK else range(8))
+@pytest.mark.parametrize("seed", range(40) if SOAK else [*range(8), 16])
 def test_arrays_schedules_and_children_start_when_the_real_scheduler_starts_them(seed):
     kinds = [PlayedHost()] if seed % 2 else [PlayedHost(workers=(RUNNER, ADDON, EMBEDDED))]
     caps = Caps(per_addon=3) if seed % 3 == 0 else Caps()
@@ -245,6 +245,33 @@ def test_a_host_reserves_no_job_whose_worker_is_on_another_host():
 
     assert starts(played) == [0, 10, None]
     assert list(played.host) == [1, 1, 0]  # no worker is known for the last one, so the daemon reserves it
+
+
+def test_no_run_yields_to_a_job_without_a_present_worker():
+    load = [
+        arrival(runs_for=50, priority=10, yields_after=SECOND),
+        arrival(1, job_type="nobody", priority=95),
+    ]
+    hosts = [PlayedHost(workers=(RUNNER, ADDON, EMBEDDED))]
+    played, scene = player(load, hosts=hosts), Scene(load, RULES, hosts).play()
+    played.run()
+
+    assert scene.states()[0] == "DONE"
+    assert played.preemptions == 0
+
+
+def test_no_run_yields_to_a_job_whose_worker_is_on_another_host():
+    load = [
+        arrival(runs_for=50, job_type="penstock.command", priority=10, yields_after=SECOND),
+        arrival(runs_for=50, priority=80),
+        arrival(1, priority=95),
+    ]
+    hosts = [PlayedHost(workers=(RUNNER,)), PlayedHost(HostId("other"), workers=(EMBEDDED,))]
+    played = player(load, hosts=hosts)
+    played.run()
+
+    assert starts(played) == [0, 0, 50]
+    assert played.preemptions == 0
 
 
 def test_other_rounds_keep_units_for_the_places_that_a_worker_claims_for_later():

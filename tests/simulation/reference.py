@@ -192,9 +192,11 @@ class Scene:
         now, before = min(self.now, self.fires_until), 0
         while before < self.store.newest():  # a job that it cancels makes room for the next one
             before = self.store.newest()
-            again = self.firer.step(now)
-        if now < again <= self.fires_until:
-            self.moment(again)
+            self.firer.step(now)
+        # Not when it looks for ends of its jobs: it sees those at once, and no worker claims at such a moment.
+        for record in self.store.schedules():
+            if record.next_moment is not None and record.next_moment <= self.fires_until:
+                self.moment(record.next_moment)
 
     def number_of(self, job):
         """Of a job that an array or a schedule submitted, which gets one when it is first seen."""

@@ -7,18 +7,18 @@ and what its last round kept. `FreeUnits` finds the hosts with the most free uni
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from penstock.core.jobs.admission import AdmissionClass, Conditions, Kept, Ledger
 from penstock.core.jobs.load import Capacity, Quiet
 from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.preemption import Cycle
-from penstock.core.jobs.round import Placement, RunningJob
+from penstock.core.jobs.round import Placement, RunningJob, no_place
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import OWN_TYPES, EndReason, HostId, Moment, Span
 from penstock.core.jobs.workers import WorkerKinds
-from penstock.scheduler.dispatcher import FOR_EVER, PullingWorkers
+from penstock.scheduler.dispatcher import FOR_EVER, PullingWorkers, RoundWorkers
 from penstock.scheduler.played_queues import PlayedQueue, PlayedView, WaitingJobs
 
 #: More places than any host has units for.
@@ -207,6 +207,16 @@ class HostInPlay:
         self.rivals: Rivals | None = None
         self.cycle: Cycle | None = None
 
+    def offers(
+        self, now: Moment, worker: WorkerInPlay | None = None
+    ) -> tuple[Callable[[AdmissionClass], Placement], Callable[[AdmissionClass], bool]]:
+        """How a round sees the workers: its `offer` and its `take_place`. `worker`: the one that claims."""
+        if self.alone:
+            return _always_lease, no_place
+        kinds, name = (None, "") if worker is None else (worker.claims[0], worker.name)
+        workers = RoundWorkers(self.present, now, kinds, name, others=self.others)
+        return workers.offer, workers.take_place
+
     def conditions(self, now: Moment) -> Conditions:
         if self.quiet is None:  # nothing is measured: always quiet, for longer than a job can ask
             return Conditions(self.capacity.most, streak=now, draining=self.draining, labels=self.labels)
@@ -278,6 +288,6 @@ class FreeUnits:
             yield from list(self._by_free[free])
 
 
-def always_lease(_: object) -> Placement:
+def _always_lease(_: AdmissionClass) -> Placement:
     """The offer for every job where one worker runs them all."""
     return Placement.LEASE

@@ -15,7 +15,7 @@ from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import DispatchId, EndReason, JobId, Moment
 from penstock.scheduler.dispatcher import FOR_EVER
 from penstock.scheduler.played_attempts import PlayedAttempts
-from penstock.scheduler.played_hosts import HostInPlay, RunInPlay, always_lease
+from penstock.scheduler.played_hosts import HostInPlay, RunInPlay
 from penstock.scheduler.played_queues import PlayedQueue
 from penstock.scheduler.played_state import MomentKind, Play, PlayedState
 from penstock.scheduler.played_waiting import PlayedQueues
@@ -89,7 +89,8 @@ class PlayedPreemption:
                 if run.priority <= -priority - threshold and run.queue.cost + free >= queue.cost
             ]
             view.queues, view.ledger = [queue], host.ledger
-            inputs = RoundInputs(view, host.conditions(play.now), play.limits, play.ordering, always_lease)
+            conditions, offers = host.conditions(play.now), host.offers(play.now)
+            inputs = RoundInputs(view, conditions, play.limits, play.ordering, *offers)
             for want in wanted(inputs):
                 victim = choose(want, candidates, preemption)
                 if victim is not None:

@@ -8,8 +8,6 @@ something about (the docstring of `playing` says why this is enough).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec.structs import replace
 
 from penstock.core.jobs.admission import Kept
@@ -21,13 +19,12 @@ from penstock.core.jobs.round import (
     Placement,
     RoundInputs,
     RoundResult,
-    no_place,
     run_round,
 )
 from penstock.core.jobs.types import AddonId, EndReason, JobId, Moment
-from penstock.scheduler.dispatcher import FOR_EVER, RoundWorkers
+from penstock.scheduler.dispatcher import FOR_EVER
 from penstock.scheduler.played_attempts import PlayedAttempts
-from penstock.scheduler.played_hosts import HostInPlay, Rivals, RunInPlay, WorkerInPlay, always_lease
+from penstock.scheduler.played_hosts import HostInPlay, Rivals, RunInPlay, WorkerInPlay
 from penstock.scheduler.played_queues import NOWHERE, PlayedQueue
 from penstock.scheduler.played_state import MomentKind, Play, PlayedState
 from penstock.scheduler.played_waiting import PlayedQueues
@@ -227,17 +224,13 @@ class PlayedRounds:
             return None
         view, ledger = host.view, host.ledger
         view.now, view.queues = play.now, queues
-        offer: Callable[..., Placement] = always_lease
-        take_place: Callable[..., bool] = no_place
         if not host.alone:
-            kinds, name = (None, "") if worker is None else (worker.claims[0], worker.name)
-            workers = RoundWorkers(host.present, play.now, kinds, name, others=host.others)
-            offer, take_place = workers.offer, workers.take_place
             # A copy, as in a store: what the round sets aside leaves no trace in the accounts.
             accounts = {addon: replace(account) for addon, account in ledger.accounts.items()}
             view.ledger = replace(ledger, counts=dict(ledger.counts), accounts=accounts)
         conditions = host.conditions(play.now)
-        inputs = RoundInputs(view, conditions, play.limits, play.ordering, offer, take_place, records=False)
+        offers = host.offers(play.now, worker)
+        inputs = RoundInputs(view, conditions, play.limits, play.ordering, *offers, records=False)
         if host.alone and not play.limits.budgets:
             for queue in queues:
                 if queue.number not in view.gates and not queue.admission_class.quiet_for_sec:
