@@ -81,6 +81,16 @@ def test_every_edit_is_in_the_trail_with_its_principal(kit):
     ] == trail(kit.client)
 
 
+def test_a_schedule_and_a_batch_may_have_the_name_of_a_path(client):
+    schedule = client.post("/schedules/add", BODY | {"name": "add"})
+    batch = client.post("/batches/submit", {"name": "submit", "addon_id": "a", "jobs": [JOB]})
+    assert (schedule.status, batch.status) == (200, 200)
+
+    assert client.get("/schedules/add").json["name"] == "add"
+    assert client.get("/batches/submit").json["name"] == "submit"
+    assert client.send("PUT", "/schedules/add").headers["allow"] == "GET, POST"
+
+
 @pytest.mark.parametrize(
     ("change", "fields"),
     [

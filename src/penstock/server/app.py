@@ -293,7 +293,8 @@ def _naming_payload(error: TooLarge, route: Route) -> TooLarge:
 
 class Router:
     """
-    Finds the route of a path. If the path is not in the table as it is, the part after a known head is an id.
+    Finds the route of a path. If the path is not in the table as it is, the part after a known head is an id. A name
+    can be a word of the table too: a schedule may be called `add`, and a batch `submit`.
     """
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
@@ -309,9 +310,13 @@ class Router:
 
     def find(self, verb: str, path: str) -> tuple[Route, str]:
         """The route, and the value of its path parameter. Raises NoRoute or WrongVerb."""
-        parameter, verbs = "", self._verbs.get(path)
-        if verbs is None:
-            parameter, verbs = self._with_id(path)
+        verbs = self._verbs.get(path, {})
+        if verb in verbs:
+            return verbs[verb], ""
+        parameter, with_id = self._with_id(path)
+        verbs = verbs | {v: route for v, route in with_id.items() if not verbs or route.parameter == "name"}
+        if not verbs:
+            raise NoRoute("there is nothing at this path")
         route = verbs.get(verb)
         if route is None:
             allowed = sorted(verbs)
@@ -325,7 +330,7 @@ class Router:
                 verbs = self._verbs.get(f"{head}{{{slash}{tail}")
                 if verbs is not None and _IDENT.fullmatch(parameter):
                     return parameter, verbs
-        raise NoRoute("there is nothing at this path")
+        return "", {}
 
 
 _IDENT: Final = re.compile(r"[0-9A-Za-z._-]{1,100}")
