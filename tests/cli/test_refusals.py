@@ -203,3 +203,20 @@ def test_a_backup_that_cannot_be_written_names_its_own_file(shell, tmp_path):
 
     assert done.returncode == REFUSED
     assert done.stderr.startswith(f"penstock: {target} cannot be opened: its folder must exist")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("batch", "show", "été"), "there is no batch 'été'"),
+        (("batch", "close", "a b"), "there is no batch 'a b'"),
+        (("schedule", "show", "a/run"), "there is no schedule 'a/run'"),
+        (("schedule", "rm", "../x"), "there is no schedule '../x'"),
+        (("array", "show", "x" * 36), "there is no array xxx"),
+    ],
+)
+def test_a_name_that_nothing_can_have_is_not_found(shell, words, says):
+    done = shell(*words)
+
+    assert done.returncode == NOT_FOUND
+    assert says in done.stderr

@@ -9,10 +9,11 @@ library (`penstock.core.errors`).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Self, TypeVar
-from urllib.parse import quote, urlencode
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlencode
 from uuid import uuid4
 
 import msgspec
@@ -20,7 +21,7 @@ from msgspec import UNSET, Raw, Struct, structs
 
 from penstock import wire
 from penstock.client.transport import EventStream, Transport, from_answer, local_url, token_of
-from penstock.core.errors import BadIntent
+from penstock.core.errors import BadIntent, NotFound
 from penstock.core.jobs.states import JobState
 from penstock.core.text import refuse_not_finite, safe_str
 from penstock.work.context import json_of
@@ -101,7 +102,7 @@ class Client:
     def job(self, job_id: str, *, wait_sec: float = 0) -> wire.JobInfo:
         """A job now; or, with `wait_sec`, when it is settled or the time is over."""
         query = {"wait_sec": wait_sec} if wait_sec else {}
-        return self._get(f"queue/jobs/{_part(job_id)}", wire.JobInfo, query, wait_sec=wait_sec)
+        return self._get(f"queue/jobs/{_part('job', job_id)}", wire.JobInfo, query, wait_sec=wait_sec)
 
     def wait(self, job_id: str, timeout: float | None = None) -> wire.JobInfo:
         """Wait until the job is settled, or for `timeout` seconds; return it as it is then."""
@@ -169,7 +170,7 @@ class Client:
         """
         if payload is not UNSET:
             fields["payload"] = Raw(json_of(payload).encode())
-        return self._post(f"queue/jobs/{_part(job_id)}/rerun", wire.Rerun(**fields), wire.Submitted)
+        return self._post(f"queue/jobs/{_part('job', job_id)}/rerun", wire.Rerun(**fields), wire.Submitted)
 
     def find(self, part: str, *, limit: int = 10) -> list[str]:
         """The ids of jobs that contain this part."""
@@ -178,30 +179,30 @@ class Client:
     def cancel(self, job_id: str, *, now: bool = False) -> wire.JobInfo:
         """Cancel a job. `now`: the runner kills it at once, instead of asking it to stop first."""
         body = wire.Cancel(now=True) if now else None
-        return self._post(f"queue/jobs/{_part(job_id)}/cancel", body, wire.JobInfo, repeatable=True)
+        return self._post(f"queue/jobs/{_part('job', job_id)}/cancel", body, wire.JobInfo, repeatable=True)
 
     def retry(self, job_id: str) -> wire.JobInfo:
-        return self._post(f"queue/jobs/{_part(job_id)}/retry", None, wire.JobInfo)
+        return self._post(f"queue/jobs/{_part('job', job_id)}/retry", None, wire.JobInfo)
 
     def edit(self, job_id: str, **fields: Any) -> wire.JobInfo:
         """Change `priority`, `earliest_start_at` or `deadline_at` of a queued job. None removes a time."""
         return self._post(
-            f"queue/jobs/{_part(job_id)}/edit", wire.Edit(**fields), wire.JobInfo, repeatable=True
+            f"queue/jobs/{_part('job', job_id)}/edit", wire.Edit(**fields), wire.JobInfo, repeatable=True
         )
 
     def dependencies(self, job_id: str) -> wire.JobDependencies:
         """The jobs that a job waits for or waited for, and those that wait for it."""
-        return self._get(f"queue/jobs/{_part(job_id)}/dependencies", wire.JobDependencies)
+        return self._get(f"queue/jobs/{_part('job', job_id)}/dependencies", wire.JobDependencies)
 
     def explain(self, job_id: str) -> wire.Explained:
-        return self._get(f"queue/jobs/{_part(job_id)}/explain", wire.Explained)
+        return self._get(f"queue/jobs/{_part('job', job_id)}/explain", wire.Explained)
 
     def logs(
         self, job_id: str, *, attempt: int | None = None, offset: int = 0, wait_sec: float = 0
     ) -> wire.Logs:
         """The output of a command or function. `wait_sec`: how long to wait for more of it."""
         query = {"attempt": attempt, "offset": offset, "wait_sec": wait_sec or None}
-        return self._get(f"queue/jobs/{_part(job_id)}/logs", wire.Logs, query, wait_sec=wait_sec)
+        return self._get(f"queue/jobs/{_part('job', job_id)}/logs", wire.Logs, query, wait_sec=wait_sec)
 
     # arrays
 
@@ -224,13 +225,13 @@ class Client:
         `job_id` is the newest job of that index.
         """
         query = {"index": index} | ({"wait_sec": wait_sec} if wait_sec else {})
-        return self._get(f"arrays/{_part(array_id)}", wire.ArrayInfo, query, wait_sec=wait_sec)
+        return self._get(f"arrays/{_part('array', array_id)}", wire.ArrayInfo, query, wait_sec=wait_sec)
 
     def cancel_array(self, array_id: str) -> wire.ArrayInfo:
-        return self._post(f"arrays/{_part(array_id)}/cancel", None, wire.ArrayInfo, repeatable=True)
+        return self._post(f"arrays/{_part('array', array_id)}/cancel", None, wire.ArrayInfo, repeatable=True)
 
     def retry_array(self, array_id: str) -> wire.ArrayInfo:
-        return self._post(f"arrays/{_part(array_id)}/retry", None, wire.ArrayInfo)
+        return self._post(f"arrays/{_part('array', array_id)}/retry", None, wire.ArrayInfo)
 
     # batches
 
@@ -270,17 +271,19 @@ class Client:
     def batch(self, name: str, *, wait_sec: float = 0) -> wire.BatchInfo:
         """A batch now; or, with `wait_sec`, when it has ended or the time is over."""
         query = {"wait_sec": wait_sec} if wait_sec else {}
-        return self._get(f"batches/{_part(name)}", wire.BatchInfo, query, wait_sec=wait_sec)
+        return self._get(f"batches/{_part('batch', name)}", wire.BatchInfo, query, wait_sec=wait_sec)
 
     def close_batch(self, name: str) -> wire.BatchInfo:
         """Close an open batch: it takes no more jobs, and ends when its jobs have ended."""
-        return self._post(f"batches/{_part(name)}/close", None, wire.BatchInfo, repeatable=True)
+        return self._post(f"batches/{_part('batch', name)}/close", None, wire.BatchInfo, repeatable=True)
 
     def cancel_batch(self, name: str) -> wire.BatchChangedAnswer:
-        return self._post(f"batches/{_part(name)}/cancel", None, wire.BatchChangedAnswer, repeatable=True)
+        return self._post(
+            f"batches/{_part('batch', name)}/cancel", None, wire.BatchChangedAnswer, repeatable=True
+        )
 
     def retry_batch(self, name: str) -> wire.BatchChangedAnswer:
-        return self._post(f"batches/{_part(name)}/retry", None, wire.BatchChangedAnswer)
+        return self._post(f"batches/{_part('batch', name)}/retry", None, wire.BatchChangedAnswer)
 
     # schedules
 
@@ -288,7 +291,7 @@ class Client:
         return self._get("schedules", wire.ScheduleList, {"addon_id": addon_id}).schedules
 
     def schedule(self, name: str) -> wire.ScheduleInfo:
-        return self._get(f"schedules/{_part(name)}", wire.ScheduleInfo)
+        return self._get(f"schedules/{_part('schedule', name)}", wire.ScheduleInfo)
 
     def add_schedule(self, name: str, job: wire.SubmitBody, **fields: Any) -> wire.ScheduleInfo:
         """
@@ -300,23 +303,29 @@ class Client:
 
     def edit_schedule(self, name: str, **fields: Any) -> wire.ScheduleInfo:
         """Change a schedule. `fields`: any field of `wire.ScheduleEdit`."""
-        path = f"schedules/{_part(name)}/edit"
+        path = f"schedules/{_part('schedule', name)}/edit"
         return self._post(path, wire.ScheduleEdit(**fields), wire.ScheduleInfo, repeatable=True)
 
     def pause_schedule(self, name: str) -> wire.ScheduleInfo:
-        return self._post(f"schedules/{_part(name)}/pause", None, wire.ScheduleInfo, repeatable=True)
+        return self._post(
+            f"schedules/{_part('schedule', name)}/pause", None, wire.ScheduleInfo, repeatable=True
+        )
 
     def resume_schedule(self, name: str) -> wire.ScheduleInfo:
-        return self._post(f"schedules/{_part(name)}/resume", None, wire.ScheduleInfo, repeatable=True)
+        return self._post(
+            f"schedules/{_part('schedule', name)}/resume", None, wire.ScheduleInfo, repeatable=True
+        )
 
     def run_schedule(self, name: str, *, idempotency_key: str | None = None) -> wire.Submitted:
         """Submit a job of the schedule now, whatever its overlap says and even while it is paused."""
         body = wire.ScheduleRun(idempotency_key=idempotency_key)
         repeatable = idempotency_key is not None
-        return self._post(f"schedules/{_part(name)}/run", body, wire.Submitted, repeatable=repeatable)
+        return self._post(
+            f"schedules/{_part('schedule', name)}/run", body, wire.Submitted, repeatable=repeatable
+        )
 
     def remove_schedule(self, name: str) -> None:
-        self._post(f"schedules/{_part(name)}/remove", None, wire.Ok)
+        self._post(f"schedules/{_part('schedule', name)}/remove", None, wire.Ok)
 
     # workers
 
@@ -362,7 +371,9 @@ class Client:
     ) -> wire.HeartbeatAnswer:
         """Report that the worker has started. `pid`: the process that runs the job."""
         body = wire.Ack(lease_id=lease_id, worker=worker, pid=pid)
-        return self._post(f"queue/jobs/{_part(job_id)}/ack", body, wire.HeartbeatAnswer, repeatable=True)
+        return self._post(
+            f"queue/jobs/{_part('job', job_id)}/ack", body, wire.HeartbeatAnswer, repeatable=True
+        )
 
     def heartbeat(
         self,
@@ -391,13 +402,17 @@ class Client:
 
     def complete(self, job_id: str, lease_id: str, result: Any = None) -> wire.Completed:
         body = wire.OutcomeReport(lease_id=lease_id, state="DONE", result=Raw(json_of(result).encode()))
-        return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, repeatable=True)
+        return self._post(
+            f"queue/jobs/{_part('job', job_id)}/complete", body, wire.Completed, repeatable=True
+        )
 
     def fail(
         self, job_id: str, lease_id: str, error: str, *, failure: wire.Failure = wire.Failure.JOB_ERROR
     ) -> wire.Completed:
         body = wire.OutcomeReport(lease_id=lease_id, state="FAILED", error=error, failure=failure)
-        return self._post(f"queue/jobs/{_part(job_id)}/complete", body, wire.Completed, repeatable=True)
+        return self._post(
+            f"queue/jobs/{_part('job', job_id)}/complete", body, wire.Completed, repeatable=True
+        )
 
     def complete_many(self, outcomes: Sequence[wire.OutcomeReport]) -> list[wire.OutcomeAnswer]:
         """
@@ -539,7 +554,7 @@ class Client:
         return self._post("tokens/create", body, wire.TokenMade)
 
     def revoke_token(self, token_id: str) -> None:
-        self._post(f"tokens/{_part(token_id)}/revoke", None, wire.Ok)
+        self._post(f"tokens/{_part('token', token_id)}/revoke", None, wire.Ok)
 
     # requests and answers
 
@@ -642,5 +657,11 @@ def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _part(text: str) -> str:
-    return quote(text, safe="", errors="replace")
+def _part(kind: str, name: str) -> str:
+    """An id or a name as a part of a path. NotFound: nothing has such a name, so the API has no such path."""
+    if not _NAME.fullmatch(name):
+        raise NotFound(f"there is no {kind} {name!r:.80}")
+    return name
+
+
+_NAME: Final = re.compile(r"[0-9A-Za-z._-]{1,100}")
