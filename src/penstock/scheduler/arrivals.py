@@ -1,9 +1,10 @@
 """
-A load: jobs that arrive, and what each does when it runs. In columns, so that a million jobs take 50 MB.
+A load: jobs that arrive, and what each does when it runs. It is stored in columns: a million jobs take 50 MB.
 
-An intent has twenty fields, of which a million jobs share nearly all: a load keeps each distinct intent once,
-without its times, and a number for each job. What few jobs have (failed attempts, a cancel, spending) is kept
-apart. Arrays and schedules submit jobs while the load is played: `grouped_arrivals`.
+An intent has twenty fields, and a million jobs have the same values in nearly all of them. So a load keeps
+each distinct intent once, without its times, and its number for each job. Fields that few jobs have (failed
+attempts, a cancel, spending) are kept apart. Arrays and schedules submit jobs while the load is played:
+`grouped_arrivals`.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ __all__ = ["NO_EXTRAS", "Arrival", "JobExtras", "Load", "PlayedAttempt", "plain"
 
 class Arrival(NamedTuple):
     """
-    A job that is submitted at a moment. `attempts`: how its attempts go; without any, each attempt runs for
-    `runs_for` and completes. If there are more attempts than given, they go like the last one.
+    A job that is submitted at a moment. `attempts`: how its attempts go; further attempts go like the last
+    one. If it is empty, each attempt runs for `runs_for` and completes.
     """
 
     at: Moment
     intent: Intent
     runs_for: Span
     attempts: tuple[PlayedAttempt, ...] = ()
-    #: When its owner cancels it, if it has not ended by then.
+    #: When its owner cancels it, unless it has ended by then.
     canceled_at: Moment | None = None
     #: How much each attempt spends.
     spends: Money = 0
-    #: How soon it makes room when it is asked to; None: not before it is stopped.
+    #: How long after a request to yield it stops; None: only when it is stopped.
     yields_after: Span | None = None
-    #: Its next attempt goes on where it was interrupted.
+    #: Whether its next attempt continues where an interrupted one stopped.
     resumes: bool = False
-    #: The jobs that it waits for, by number; a negative number is that of a group (`Load.group_of`).
+    #: The numbers of the jobs that it waits for; a negative number is that of a group (`Load.group_of`).
     parents: tuple[tuple[int, ParentCondition], ...] = ()
 
 
@@ -66,30 +67,31 @@ NO_EXTRAS = JobExtras()
 
 
 def plain(intent: Intent) -> Intent:
-    """Without what no rule of admission reads, so that jobs share their intents."""
+    """The intent without the fields that no rule of admission reads, so that more jobs share it."""
     return replace(intent, payload="null", tags=(), idempotency_key=None, after=())
 
 
 class Load:
-    """Arrivals in columns, by number."""
+    """Arrivals in columns, by the number of the job."""
 
     def __init__(self, arrivals: Iterable[Arrival] = (), *, usual: JobExtras = NO_EXTRAS) -> None:
-        #: What holds for every job that is not in `extras`.
+        #: The extra fields of every job that is not in `extras`.
         self.usual = usual
         self.at, self.runs_for = array("q"), array("q")
-        #: The number of the intent in `intents`.
+        #: By job, the number of its intent in `intents`.
         self.intent = array("l")
         self.intents: list[Intent] = []
         self._numbers: dict[Intent, int] = {}
-        #: The times of the intent: NaN and 0 stand for None.
+        #: The times of each job's intent: NaN and 0 stand for None.
         self.expected_sec, self.deadline_at, self.earliest_start_at = array("d"), array("q"), array("q")
         self.extras: dict[int, JobExtras] = {}
         self.arrays: list[ArrayArrival] = []
         self.schedules: list[ScheduleArrival] = []
         self.batches: list[BatchArrival] = []
-        #: Arrays and batches that jobs wait for, and jobs that exist only in the play, with their numbers as parents.
+        #: The parents that are no job of the load (arrays, batches, and jobs that only the play makes): their
+        #: numbers.
         self.groups: dict[JobId, int] = {}
-        #: From when to when no scheduler ran, which delayed the moments of schedules. In order.
+        #: When no scheduler ran (from, to), in order: moments of schedules waited until one ran.
         self.away: list[tuple[Moment, Moment]] = []
         for arrival in arrivals:
             self.append(arrival)
@@ -100,14 +102,14 @@ class Load:
 
     @property
     def began(self) -> Moment:
-        """When the first job comes; 0 if none does."""
+        """When the first job arrives; 0 if there is none."""
         firsts = [array.at for array in self.arrays]
         firsts += [first for each in self.schedules if (first := each.record.next_moment) is not None]
         return min([*firsts, min(self.at, default=firsts[0] if firsts else 0)])
 
     @property
     def last_at(self) -> Moment:
-        """When the last job comes, as far as that does not depend on the play."""
+        """When the last job arrives, without later ones that only the play makes."""
         lasts = [array.at for array in self.arrays] + [each.until for each in self.schedules]
         return max([*lasts, max(self.at, default=0)])
 
@@ -116,7 +118,10 @@ class Load:
         return not (len(self) or self.arrays or self.schedules)
 
     def copy_to_play(self) -> Load:
-        """For one play: arrays and schedules add jobs to it. The load itself if it has none."""
+        """
+        A copy for one play, which adds the jobs of arrays and schedules. Without any of these the load
+        itself.
+        """
         if not (self.arrays or self.schedules):
             return self
         mine = copy(self)
@@ -126,7 +131,7 @@ class Load:
         return mine
 
     def append(self, arrival: Arrival) -> int:
-        """Returns the number of the job."""
+        """Add an arrival; returns the number of its job."""
         intent = arrival.intent
         plain = replace(intent, expected_duration_sec=None, deadline_at=None, earliest_start_at=None)
         number = self.add(
@@ -143,7 +148,7 @@ class Load:
         return number
 
     def number_of(self, intent: Intent) -> int:
-        """Of an intent without times."""
+        """The number of an intent without times; adds it if it is new."""
         number = self._numbers.get(intent)
         if number is None:
             number = self._numbers[intent] = len(self.intents)

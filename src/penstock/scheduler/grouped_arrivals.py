@@ -1,9 +1,9 @@
 """
-What submits jobs while a load is played: arrays, whose next job is made when one ends, and schedules, whose moments
-become jobs by the rules of overlap. And batches, which only count their jobs.
+Arrays, schedules and batches of a load. Arrays and schedules submit jobs while the load is played: an array
+when one of its jobs ends, a schedule when a moment is due. A batch only counts its jobs.
 
-Which jobs an array or a schedule submits, and when, depends on the settings that are played. What such a job does
-does not: the index or the moment decides it (`Works`), so two plays compare the same work.
+The settings that are played decide which jobs an array or a schedule submits, and when. They do not decide
+what such a job does: that depends on its index or moment alone (`Works`), so two plays compare the same work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PlayedAttempt(NamedTuple):
 
 
 class PlayedWork(NamedTuple):
-    """What a job does when it runs: the fields of an `Arrival` behind its intent."""
+    """What a job does when it runs: the fields of an `Arrival` after its intent."""
 
     runs_for: Span
     attempts: tuple[PlayedAttempt, ...] = ()
@@ -36,13 +36,19 @@ class PlayedWork(NamedTuple):
 
 
 class Works(NamedTuple):
-    """`known`: by index and turn, or by moment. Any other job does what one of `others` did; never empty."""
+    """
+    What the jobs of an array or a schedule do. `known`: by index and turn, or by moment. Each other job does
+    the same as one of `others`, which is never empty.
+    """
 
     others: Sequence[PlayedWork]
     known: Mapping[Hashable, PlayedWork] = {}
 
     def of(self, key: Hashable, now: Moment) -> PlayedWork:
-        """Drawn by the key, so that every play draws the same. Nobody cancels a job before it is submitted."""
+        """
+        What the job of this key does. If that is not known, the key chooses one of `others`, so every play
+        chooses the same. A cancel before now is left out: the job did not exist then.
+        """
         work = self.known.get(key)
         if work is None:
             digest = blake2b(repr(key).encode(), digest_size=8).digest()
@@ -60,30 +66,30 @@ class ArrayArrival(NamedTuple):
     indices: str
     intent: Intent
     works: Works
-    #: When people cancel it, and when they run its failed indices again.
+    #: When a person cancels it, and when a person retries its failed indices.
     canceled_at: Moment | None = None
     retried_at: tuple[Moment, ...] = ()
 
 
 class ScheduleArrival(NamedTuple):
     """
-    A schedule. `record`: as it is when its part in the play begins; its moments are played from `last_moment` on, up
-    to `until`. Its works are known by moment.
+    A schedule. `record`: the schedule as the play begins; its moments after `last_moment` are played, up to
+    `until`. Its works are known by moment.
     """
 
     record: ScheduleRecord
     works: Works
     until: Moment
-    #: Jobs of the load that are its own too: those of earlier moments, and those that people ran by hand.
+    #: Jobs of the load that are its own too: those of earlier moments, and those that a person ran.
     jobs: tuple[int, ...] = ()
-    #: When people paused it (True) and resumed it.
+    #: When a person paused it (True) or resumed it (False).
     pauses: tuple[tuple[Moment, bool], ...] = ()
-    #: The jobs of these moments are parents, by the number of the group that stands for each.
+    #: Moments whose jobs are parents of others, each with the number of the group that stands for its job.
     parents: Mapping[Moment, int] = {}
 
 
 class BatchArrival(NamedTuple):
-    """`members`: jobs of the load. `closed_at`: until then it is open; None: it stays open."""
+    """A batch. `members`: jobs of the load. `closed_at`: it is open until then; None: it stays open."""
 
     group_id: JobId
     addon_id: AddonId

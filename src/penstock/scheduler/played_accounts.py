@@ -1,9 +1,10 @@
 """
-Accounts and budgets in a play: what each addon holds, what it has spent, and what the ledgers of the hosts share.
+Accounts and budgets in a play: the units that each addon has in use, its spending, and what the hosts'
+ledgers share.
 
-Every host has a ledger of its own for its units. Counts for caps, accounts and spending hold for all hosts, so
-all ledgers refer to the same ones here. Spending is kept by day and by month; `count_spending` puts what counts
-now where the ledgers see it.
+Every host has a ledger of its own for its units. Counts for caps, accounts and spending hold for all hosts,
+so all ledgers refer to the same objects here. Spending is kept by day and by month; `count_spending` shows
+the ledgers that of the present day and month.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ class PlayedAccounts:
         self._spent_now: dict[AddonId, dict[str, Money]] = {}
 
     def ledger(self) -> Ledger:
-        """For one host."""
+        """A ledger for one host."""
         return Ledger(counts=self._counts, accounts=self._accounts, spent=self._spent_now)
 
     def set_addon(self, addon_id: AddonId, weight: int | None, paused: bool | None) -> None:
-        """None: as before."""
+        """Set the weight of an addon, or pause or resume it; None changes nothing."""
         account = self._accounts.setdefault(addon_id, Account())
         account.weight = account.weight if weight is None else weight
         account.paused = account.paused if paused is None else paused
 
     def spend(self, addon_id: AddonId, amount: Money, now: Moment) -> list[Window]:
-        """The windows in which the budget of this addon is spent now."""
+        """Count spending. Returns the windows in which the addon's budget is spent now."""
         for window in windows(now):
             self._spent[addon_id, window.name] += amount
         self.count_spending(now)
@@ -48,7 +49,7 @@ class PlayedAccounts:
         return [w for w, limit in budget.limits(now) if spent.get(w.kind, 0) >= limit]
 
     def count_spending(self, now: Moment) -> None:
-        """Let the ledgers see what was spent in the windows of this moment."""
+        """Show the ledgers the spending in the windows of this moment."""
         self._spent_now.clear()
         for window in windows(now):
             for (addon_id, name), amount in self._spent.items():

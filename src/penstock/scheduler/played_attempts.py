@@ -1,9 +1,9 @@
 """
-The attempts of a play: when and how each ends, and what its end leaves behind.
+The attempts of a play: when and how each one ends, and what its end changes.
 
-When a worker takes a job, it is known when the attempt will end: it completes or fails as the load says, or a
-limit stops it. An interrupt (a cancel, a preemption, a spent budget) may end it sooner. The end rules of the
-scheduler then decide whether the job is over or goes back to its queue.
+When a worker takes a job, the end of the attempt is fixed: it completes or fails as the load says, or a limit
+stops it. A cancel, a preemption or a spent budget may end it sooner. The end rules of the scheduler then
+decide whether the job is settled or returns to its queue.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ _SETTLED: Final = {
 
 
 class PlayedAttempts:
-    """`ends` is a heap of the ends to come; `used`, `preemptions` and `retries` are figures of the player."""
+    """
+    Starts and ends attempts. `ends` is a heap of future ends; `used`, `preemptions` and `retries` are figures
+    of the player.
+    """
 
     def __init__(self, play: Play, queues: PlayedQueues, accounts: PlayedAccounts) -> None:
         self._play, self._queues, self._accounts = play, queues, accounts
-        #: An end counts only if it is still the one that the run has.
+        #: An entry counts only if the dispatch still has that end.
         self.ends: list[tuple[Moment, int, int, RunInPlay]] = []
         self._end_numbers = count()
         self.preemptions = self.retries = 0
-        #: Unit-microseconds by addon.
+        #: By addon, the units in use times microseconds.
         self.used: Counter[AddonId] = Counter()
-        #: How many jobs that run have each priority that occurs among them.
+        #: By priority, the number of running jobs; only priorities that occur.
         self.priorities: dict[int, int] = {}
         self._left: dict[int, Span] = {}  # what an interrupted job still has to do
         self._active: dict[int, Span] = {}
@@ -59,7 +62,7 @@ class PlayedAttempts:
     # the start
 
     def lease(self, run: RunInPlay, worker: WorkerInPlay | None, started_at: Moment) -> None:
-        """The attempt begins; when and how it ends is known now."""
+        """Start the attempt, and fix when and how it ends."""
         play = self._play
         job, load = run.job, play.load
         run.phase, run.worker, run.started_at = DispatchPhase.LEASED, worker, started_at
@@ -98,7 +101,7 @@ class PlayedAttempts:
         heappush(self.ends, (run.over_at, next(self._end_numbers), run.fence, run))
 
     def show_room(self, host: HostInPlay, worker: WorkerInPlay, *, claimed: bool = False) -> None:
-        """Rounds of this host see the free places of this worker; after a claim it counts as present."""
+        """Let rounds of this host see the free places of a worker; after a claim it counts as present."""
         play = self._play
         if host.alone:
             return
@@ -123,7 +126,7 @@ class PlayedAttempts:
         return play.hosts[play.host[job]].runs[job]
 
     def finish(self, run: RunInPlay, reason: EndReason) -> None:
-        """The dispatch ends, and the end rules decide where its job goes."""
+        """End a dispatch; the end rules decide where its job goes."""
         play = self._play
         job, queue, host, phase = run.job, run.queue, run.host, run.phase
         run.phase = DispatchPhase.ENDED
@@ -178,7 +181,7 @@ class PlayedAttempts:
         self._queues.put_back(job, play.now + end.delay if end.delay else run.ready_at)
 
     def _count_work(self, run: RunInPlay, reason: EndReason) -> None:
-        """What an attempt that has run leaves behind: spending, active time, and what is left to do."""
+        """Count what an ended attempt has spent, its active time, and the work that remains."""
         play = self._play
         job, ran = run.job, play.now - run.started_at
         extras = play.load.extras_of(job)
@@ -200,7 +203,10 @@ class PlayedAttempts:
             self._tries[job] += 1
 
     def _spend(self, addon_id: AddonId, amount: Money) -> None:
-        """If this is the end of a budget, all attempts of the addon end, and the next window lets it go on."""
+        """
+        Count spending. If it reaches a budget, end all attempts of the addon; it may go on in the next
+        window.
+        """
         play = self._play
         reached = self._accounts.spend(addon_id, amount, play.now)
         if reached:
@@ -213,6 +219,6 @@ class PlayedAttempts:
                 self.finish(run, EndReason.COST_LIMIT_REACHED)
 
     def _new_window(self) -> None:
-        """A day or a month is over in which a budget was spent."""
+        """A new day or month begins for a budget that was spent."""
         self._accounts.count_spending(self._play.now)
         self._play.conditions_changed(self._play.hosts)

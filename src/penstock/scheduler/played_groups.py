@@ -1,9 +1,10 @@
 """
 Arrays and batches of a play.
 
-An array is played as an array, by the functions of `core/jobs/arrays.py`: at most `%n` of its jobs live at once, and the
-end of one makes the next, so its later indices come when the play gets to them. A batch counts how its members end,
-by those of `core/jobs/groups.py`. Both are parents: their end releases the jobs that wait for them.
+The functions of `core/jobs/arrays.py` play an array: at most `%n` of its jobs live at once, and the end of
+one starts the next index. So the play decides when later indices come. The functions of `core/jobs/groups.py`
+play a batch, which counts how its members end. Both can be parents: their end releases the jobs that wait for
+them.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from penstock.scheduler.played_waiting import ENDED, PlayedQueues
 
 
 class PlayedArrays:
-    """`cancel` cancels a job by its number."""
+    """Submits the jobs of all arrays of a play. `cancel` cancels a job by its number."""
 
     def __init__(self, play: Play, queues: PlayedQueues, cancel: Callable[[int], None]) -> None:
         self._play, self._queues, self._cancel_job = play, queues, cancel
         self._records: dict[JobId, ArrayRecord] = {}
-        #: Which indices of each array failed, and which of them wait for another run.
+        #: By array: the failed indices, and those that wait to run again.
         self._failed: dict[JobId, set[int]] = defaultdict(set)
         self._again: dict[JobId, set[int]] = defaultdict(set)
-        #: The numbers of the jobs that live.
+        #: The numbers of the jobs that have not ended.
         self._numbers: dict[JobId, int] = {}
         for array in play.load.arrays:
             play.at(array.at, partial(self._submit, array))
@@ -115,7 +116,7 @@ class PlayedArrays:
                 self._queues.reopen_group(number)
 
     def _ended(self, array: ArrayArrival, job_id: JobId, state: PlayedState) -> None:
-        """A job of the array has ended; one that is BLOCKED has not."""
+        """Note the end of a job of the array. A BLOCKED job has not ended."""
         if state not in ENDED:
             return
         del self._numbers[job_id]
@@ -135,7 +136,9 @@ class PlayedArrays:
 
 
 class PlayedBatches:
-    """All members of a batch are known from the beginning: which come in time does not depend on the play."""
+    """
+    Counts the members of all batches of a play. They are known from the beginning, as the load has them.
+    """
 
     def __init__(self, play: Play, queues: PlayedQueues) -> None:
         self._play, self._queues = play, queues

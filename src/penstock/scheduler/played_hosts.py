@@ -1,8 +1,9 @@
 """
-The hosts of a play: what a user says of them, and what they do while the load is played.
+The hosts and workers of a play.
 
-`PlayedHost` and `PlayedWorker` say what there is. The player makes a `HostInPlay` of each: its ledger, its runs,
-and what its last round kept. `FreeUnits` finds the hosts with the most free units.
+A user describes them by `PlayedHost` and `PlayedWorker`. The player makes a `HostInPlay` of each host: its
+ledger, its dispatches, and the units that its last round kept. `FreeUnits` finds the hosts with the most free
+units.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ FUNCTIONS: Final = WorkerKinds(job_types=frozenset({f"{OWN_TYPES}function"}))
 
 class PlayedWorker(NamedTuple):
     """
-    A worker that is always there. `places`: how many jobs it runs at once. `claims_when_full`: it counts as
-    present also while all of its places are taken, as the runner does; a worker that does not counts as gone
-    when it has been full for `fetch_for`. `delay`: how long after a change it claims. Only with a report of its own it
-    claims at once, as many jobs as it reports to have ended; the runner claims for all of its places then. Without a
-    delay every claim is at once. `functions`: how many functions the runner runs at once, beside as many commands as it
-    has places; None for every other worker.
+    A worker that is always there.
+
+    - `places`: how many jobs it runs at once.
+    - `claims_when_full`: it counts as present also while all of its places are taken, as the runner does.
+      Another worker counts as absent when it has been full for `fetch_for`.
+    - `delay`: how long after a change it claims. With a report of its own it claims at once: as many jobs as
+      it reports to have ended, or, if it is the runner, for all of its places. Without a delay it always
+      claims at once.
+    - `functions`: how many functions the runner runs at once, beside as many commands as it has places; None
+      for every other worker.
     """
 
     name: str = "any"
@@ -49,8 +54,8 @@ class PlayedWorker(NamedTuple):
 
 class PlayedHost(NamedTuple):
     """
-    A host and its workers. `capacity`: None for that of the rules. `preempts`: it makes running jobs yield, as
-    the daemon does. `reserves`: jobs that no worker here claims are reserved, as in the daemon.
+    A host and its workers. `capacity`: None: that of the rules. `preempts`: it makes running jobs yield, as
+    the daemon does. `reserves`: it reserves jobs that no worker here claims, as the daemon does.
     """
 
     name: HostId = HostId("local")
@@ -62,7 +67,7 @@ class PlayedHost(NamedTuple):
 
 
 class RunInPlay:
-    """A dispatch. `ends_at`: expected, as the rounds see it; `over_at`: when it really ends."""
+    """A dispatch in a play. `ends_at`: its expected end, as rounds see it; `over_at`: when it ends."""
 
     __slots__ = (
         "admitted_at",
@@ -94,8 +99,9 @@ class RunInPlay:
 
 class WorkerInPlay:
     """
-    `claims_at`: the moment of its next claim, or of its last one. `seen`: how many changes on its host, and how many
-    jobs that became ready, it knew of at its last claim. `reported`: how many ends it reports, and at which moment.
+    A worker in a play. `claims_at`: the moment of its next claim, or of its last one. `seen`: the counts of
+    changes on its host and of jobs that became ready, at its last claim. `reported`: at which moment it
+    reports ends, and how many.
     """
 
     __slots__ = (
@@ -114,7 +120,7 @@ class WorkerInPlay:
     def __init__(self, worker: PlayedWorker) -> None:
         self.name, self.kinds, self._places, self.claims_when_full, self.delay, self._functions = worker
         self.claims_at, self.seen, self.reported = NEVER, (0, 0), (NEVER, 0)
-        #: By the number of a queue, whether the worker runs its jobs.
+        #: By the number of a queue, whether the worker runs jobs of that queue.
         self.fits: dict[int, bool] = {}
 
     @property
@@ -124,8 +130,8 @@ class WorkerInPlay:
     @property
     def claims(self) -> tuple[WorkerKinds, int]:
         """
-        Which jobs it claims, and how many. While the runner has room for commands and for functions, it claims both,
-        and only as many as it has room for of either.
+        The kinds that it claims, and how many jobs. While the runner has room for commands and for functions,
+        it claims both, and no more than it has room for of each.
         """
         functions, places = self._functions, self._places
         if functions is None:
@@ -135,14 +141,14 @@ class WorkerInPlay:
         return (FUNCTIONS, functions) if functions else (COMMANDS, places)
 
     def take(self, queue: PlayedQueue, n: int = 1) -> None:
-        """Fill places; negative: they become free."""
+        """Take `n` places; a negative number gives them back."""
         if self._functions is not None and FUNCTIONS.fits(queue.admission_class):
             self._functions -= n
         else:
             self._places -= n
 
     def report(self, queue: PlayedQueue, now: Moment) -> None:
-        """One of its jobs has ended. It claims with the report."""
+        """Report the end of a job of this queue, and claim with the report."""
         self.take(queue, -1)
         if self.delay and self._functions is None:
             at, reported = self.reported
@@ -150,7 +156,10 @@ class WorkerInPlay:
         self.claims_at = now
 
     def next_limit(self, now: Moment) -> int:
-        """How many jobs it claims now. For places that were free before it reports, another claim waits already."""
+        """
+        How many jobs it claims now. With a report it claims only for the places that the report frees: for
+        the others another claim waits already.
+        """
         (at, reported), self.reported = self.reported, (NEVER, 0)
         return reported if at == now else self.free
 
@@ -163,8 +172,9 @@ class WorkerInPlay:
 
 class Rivals(NamedTuple):
     """
-    Of each addon, urgent or not, the queue with the first head that may start, or that units may be kept for. It
-    holds until a head changes or the moment comes from which units may be kept for another one.
+    The heads that may come before the job that units are kept for: by addon, urgent or not, the queue with
+    the first head that may start or for which units may be kept. Valid until a head changes, and until the
+    moment `until`, from which units may be kept for another head.
     """
 
     queues: list[PlayedQueue]
@@ -173,7 +183,7 @@ class Rivals(NamedTuple):
 
 
 class HostInPlay:
-    """A host while the load is played. `view`: what its rounds see."""
+    """A host in a play. `view`: what its rounds see."""
 
     def __init__(
         self, number: int, host: PlayedHost, capacity: Capacity, ledger: Ledger, waiting: WaitingJobs
@@ -182,11 +192,12 @@ class HostInPlay:
         self.capacity, self.preempts, self.ledger = capacity, host.preempts, ledger
         self.view = PlayedView(ledger, waiting, self.running)
         self.workers = [WorkerInPlay(worker) for worker in host.workers]
-        #: One worker that runs every job: no round need know who else is there.
+        #: Whether it has a single worker, which runs every job: then rounds need not ask which workers are
+        #: present.
         self.alone = len(self.workers) == 1 and self.workers[0].kinds == ANY_JOB
         self.reserves = host.reserves and not self.alone
         self.present = PullingWorkers()
-        #: None: it has no other host to leave jobs to.
+        #: None: there is no other host.
         self.others: WorkersOfOtherHosts | None = None
         if not host.reserves:
             self.present.came(ANY_JOB, FOR_EVER)
@@ -194,23 +205,22 @@ class HostInPlay:
         self.reserved: dict[int, RunInPlay] = {}
         self.quiet: Quiet | None = None
         self.draining = False
-        #: How often a run has begun or ended here.
+        #: Counts the starts and ends on this host.
         self.changes = 0
-        #: What the last round kept, until something on this host changes.
+        #: The units that the last round kept, until something on this host changes.
         self.kept: Kept | None = None
-        #: One of the rounds of its workers kept units when they were last asked.
+        #: Whether a round of one of its workers kept units when they last claimed.
         self.keeps = False
-        #: Another round would keep the same units: no job has started since they were kept.
+        #: Whether another round would keep the same units, because no job has started since.
         self.kept_holds = False
         self.tick_planned = False
-        #: The heads that may come before the job that units are kept for.
         self.rivals: Rivals | None = None
         self.cycle: Cycle | None = None
 
     def offers(
         self, now: Moment, worker: WorkerInPlay | None = None
     ) -> tuple[Callable[[AdmissionClass], Placement], Callable[[AdmissionClass], bool]]:
-        """How a round sees the workers: its `offer` and its `take_place`. `worker`: the one that claims."""
+        """The `offer` and `take_place` of a round on this host. `worker`: the one that claims in it."""
         if self.alone:
             return _always_lease, no_place
         kinds, name = (None, "") if worker is None else (worker.claims[0], worker.name)
@@ -218,7 +228,7 @@ class HostInPlay:
         return workers.offer, workers.take_place
 
     def conditions(self, now: Moment) -> Conditions:
-        if self.quiet is None:  # nothing is measured: always quiet, for longer than a job can ask
+        if self.quiet is None:  # no load is given: the host counts as quiet for longer than a job can ask
             return Conditions(self.capacity.most, streak=now, draining=self.draining, labels=self.labels)
         quiet = self.quiet
         units = self.capacity.units(quiet.busy.score)
@@ -227,7 +237,7 @@ class HostInPlay:
 
     @property
     def units(self) -> int:
-        """That may be in use now."""
+        """The units that may be in use now."""
         return self.capacity.most if self.quiet is None else self.capacity.units(self.quiet.busy.score)
 
     def running(self) -> list[RunningJob]:
@@ -236,8 +246,8 @@ class HostInPlay:
 
 class WorkersOfOtherHosts:
     """
-    As hosts know it of each other through their registrations. Workers are always there in a play, so no host needs to
-    look again.
+    The other hosts that have a worker for a job, as `OtherHosts` in the scheduler. Workers are always present
+    in a play, so the answer for a class never changes.
     """
 
     def __init__(self, here: HostInPlay, hosts: Sequence[HostInPlay]) -> None:
@@ -262,7 +272,7 @@ class WorkersOfOtherHosts:
 
 
 class FreeUnits:
-    """The hosts by their free units, so that those with the most are found without a search."""
+    """The hosts by their free units, so that those with the most are found without looking at all hosts."""
 
     def __init__(self, hosts: Sequence[HostInPlay]) -> None:
         self._hosts = hosts
@@ -283,11 +293,11 @@ class FreeUnits:
             self._free[number] = free
 
     def at_least(self, units: int) -> Iterator[int]:
-        """As they are now, the most free units first."""
+        """The hosts with at least so many free units, those with the most first."""
         for free in range(100, max(units, 1) - 1, -1):
             yield from list(self._by_free[free])
 
 
 def _always_lease(_: AdmissionClass) -> Placement:
-    """The offer for every job where one worker runs them all."""
+    """The offer for every job on a host with a single worker that runs every job."""
     return Placement.LEASE

@@ -1,9 +1,9 @@
 """
-Preemption in a play: at which ticks a host looks for a victim, and how the victim is made to yield.
+Preemption in a play: at which ticks a host looks for a victim, and how the victim yields.
 
-Who may preempt whom (`wanted`, `choose`) and the steps of a cycle (`begin`, `advance`) are those of the scheduler.
-The scheduler looks with every tick. Here a tick is planned only if a job waits whose priority is high enough above
-that of a job that runs, or while a cycle goes on.
+The choice of the victim (`wanted`, `choose`) and the steps of a cycle (`begin`, `advance`) are those of the
+scheduler. The scheduler looks with every tick. A play looks only at ticks at which a waiting job has a
+priority high enough above that of a running job, and while a cycle goes on.
 """
 
 from __future__ import annotations
@@ -22,18 +22,22 @@ from penstock.scheduler.played_waiting import PlayedQueues
 
 
 class PlayedPreemption:
+    """Does in a play what the preempter does in the scheduler (`scheduler/preemption.py`)."""
+
     def __init__(self, play: Play, queues: PlayedQueues, attempts: PlayedAttempts) -> None:
         self._play, self._queues, self._attempts = play, queues, attempts
         #: The next tick that is planned.
         self._look_at: Moment | None = None
-        #: How often what it goes by had changed when it last looked.
+        #: The counts of `_changes` when it last looked.
         self._looked: tuple[int, int] | None = None
 
     def _changes(self) -> tuple[int, int]:
         return self._play.changes, self._play.waiting.head_changes
 
     def plan(self) -> None:
-        """At the next tick, if a job waits that could preempt one that runs, and anything has changed since."""
+        """
+        Plan a look at the next tick, if a waiting job could preempt a running one and anything has changed.
+        """
         if self._look_at is None and self._may_preempt():
             self._look_by(self._play.next_tick())
 
@@ -45,7 +49,7 @@ class PlayedPreemption:
         return bool(waits) and bool(runs) and max(waits) - min(runs) >= threshold
 
     def look(self) -> None:
-        """With every tick, planned or not, and when a victim has had its time."""
+        """Look for victims and go on with cycles, if the present moment is a tick or a planned one."""
         now = self._play.now
         if self._look_at is not None and self._look_at <= now:
             self._look_at = None
@@ -57,7 +61,7 @@ class PlayedPreemption:
                 self._go_on(host, host.cycle)
             elif host.preempts and host.runs:
                 self._find_victim(host)
-        # A host whose cycle ends now looks for another victim with the next tick.
+        # A host whose cycle ends now looks for another victim at the next tick.
         self._looked = None if cycles else self._changes()
 
     def _find_victim(self, host: HostInPlay) -> None:
@@ -65,7 +69,7 @@ class PlayedPreemption:
         preemption = play.rules.preemption
         threshold = preemption.threshold or 0
         runs = [run for run in host.runs.values() if run.phase is DispatchPhase.LEASED]
-        most: dict[int, int] = {}  # the units of the largest run of each priority
+        most: dict[int, int] = {}  # by priority, the units of the largest dispatch
         for run in runs:
             if run.queue.cost > most.get(run.priority, 0):
                 most[run.priority] = run.queue.cost
@@ -77,7 +81,7 @@ class PlayedPreemption:
             if head is None or head.priority < lowest:
                 continue
             limit = head.priority - threshold
-            # Units are needed whatever else is: without enough of them no victim is worth a look.
+            # Skip a job that would lack units even without the largest possible victim.
             if queue.cost <= free + max(units for priority, units in most.items() if priority <= limit):
                 heads.append((-head.priority, head.turn, head.no, queue))
         heads.sort()
@@ -145,7 +149,7 @@ class PlayedPreemption:
 
 
 def _dispatch_of(run: RunInPlay) -> Dispatch:
-    """A running job as `choose` sees it."""
+    """The dispatch that `choose` gets for a running job."""
     admission_class = run.queue.admission_class
     return Dispatch(
         DispatchId(str(run.job)), JobId(str(run.job)), admission_class.addon_id, run.host.name,

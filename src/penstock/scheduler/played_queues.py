@@ -1,10 +1,10 @@
 """
 The ready queues of a player, and the view of them that a round gets.
 
-A queue is a heap of pairs (order key, job number) and one `QueuedJob`: its head. A round pulls the jobs of a
-queue in order, and pulls the next one only after the last one has started; so the job pulled last is the head
-when the round is over. A job that leaves the queue otherwise (canceled, too late, now urgent) stays in the heap
-and is skipped when its turn comes.
+A queue has a heap of pairs (order key, job number) and one `QueuedJob`: its head. A round takes the jobs of a
+queue in order, and takes the next one only after the last one has started. So the job taken last is the head
+after the round. A job that leaves the queue in another way (canceled, past its deadline, now urgent) stays in
+the heap, and is skipped when it comes to the top.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ NOWHERE = -1
 
 
 class WaitingJobs:
-    """What is known of each job that waits, by its number."""
+    """The waiting jobs, by number: the queue of each, and what else rounds need."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
         #: The number of the queue that has the job; `NOWHERE` for a job that is not ready or does not wait.
         self.queue = array("l")
-        #: How often the head of a queue has changed.
+        #: Counts the changes of heads.
         self.head_changes = 0
-        #: What only few jobs have: when they were first passed over, their fence, their failures.
+        #: Fields that few jobs have: when they were first passed over, their fence, their counts of failures.
         self.passed_at: dict[int, Moment] = {}
         self.fences: dict[int, int] = {}
         self.counters: dict[int, Counters] = {}
@@ -67,14 +67,15 @@ class PlayedQueue:
     ) -> None:
         self.number, self.admission_class, self.urgent = number, admission_class, urgent
         self.cost, self.keys = admission_class.cost_units, keys_of(admission_class)
-        #: Queues with the same number get the same answer from every gate but units and kept units.
+        #: Queues with the same number get the same answer from every gate except those for units and kept
+        #: units.
         self.alike = alike
         self.head: QueuedJob | None = None
         self._heap: list[tuple[Moment, int]] = []
         self._waiting = waiting
 
     def put(self, turn: Moment, job: int) -> bool:
-        """Whether the job is the head now."""
+        """Add a job. Returns whether it is the head now."""
         head = self.head
         self._waiting.queue[job] = self.number
         if head is not None and (turn, job) > (head.turn, head.no):
@@ -97,7 +98,7 @@ class PlayedQueue:
         self.head = None
 
     def remove(self, job: int) -> bool:
-        """Whether the job was the head."""
+        """Remove a job. Returns whether it was the head."""
         self._waiting.queue[job] = NOWHERE
         if self.head is None or self.head.no != job:
             return False
@@ -117,7 +118,7 @@ class PlayedQueue:
 
 
 class PlayedView:
-    """What a round sees of one host. `queues`: those that this round should look at."""
+    """The admission view of a host in a play. `queues`: those that the next round looks at."""
 
     def __init__(
         self, ledger: Ledger, waiting: WaitingJobs, running: Callable[[], Sequence[RunningJob]]
@@ -125,7 +126,7 @@ class PlayedView:
         self.now: Moment = 0
         self.ledger, self.running = ledger, running
         self.queues: Sequence[PlayedQueue] = ()
-        #: By the number of the queue, as long as nothing changes for them.
+        #: By the number of a queue, its gates, until conditions change.
         self.gates: dict[int, Gates] = {}
         self._waiting = waiting
 

@@ -1,9 +1,9 @@
 """
-The rounds of a play: which host is asked when, what its round sees, and what follows from the result.
+The rounds of a play: which host runs one and when, what the round sees, and what its result changes.
 
-`start` asks hosts until none of them can start anything. The round itself is `run_round`, as in the scheduler. A
-host is asked only if something can have changed for it, and its round sees only the queues that it can do
-something about (the docstring of `playing` says why this is enough).
+`start` runs rounds until no host can start anything. The round itself is `run_round`, as in the scheduler. A
+host runs one only if something can have changed for it, and the round sees only the queues for which it can
+do something (the docstring of `playing` says why this is enough).
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from penstock.scheduler.played_waiting import PlayedQueues
 
 
 class PlayedRounds:
+    """Runs the rounds of all hosts of a play. To ask a host means to run the rounds of its workers."""
+
     def __init__(self, play: Play, queues: PlayedQueues, attempts: PlayedAttempts) -> None:
         self._play, self._queues, self._attempts = play, queues, attempts
 
     # which host is asked
 
     def start(self) -> None:
-        """Ask hosts until none of them can start anything."""
+        """Ask hosts until none of them can start a job."""
         play = self._play
         hosts = play.hosts
         if len(hosts) == 1 and not play.ask and self._order_changed(hosts[0]):
@@ -58,9 +60,10 @@ class PlayedRounds:
                 self._offer_head(self._queues.all[number])
 
     def _some_head_fits(self, host: HostInPlay) -> bool:
-        """Whether a new head may start: not if units are kept for a job that is first, and it would take them."""
+        """Whether a new head may start: it fits, and would not take units that are kept for another job."""
         free, now = host.units - host.ledger.units, self._play.now
-        # Several workers: each one's round may keep units for another job, and which job is first is not known.
+        # With several workers each round may keep units for a different job, so kept units do not decide
+        # here.
         kept = host.kept if host.alone and host.kept_holds else None
         for queue in map(self._queues.all.__getitem__, self._play.heads):
             if (head := queue.head) is not None and queue.cost <= free:
@@ -75,7 +78,7 @@ class PlayedRounds:
         Then a job that was refused may start before it, or units are kept for another job.
         """
         play, rivals = self._play, host.rivals
-        if not host.alone:  # each worker's round may keep units for another job
+        if not host.alone:  # the round of each worker may keep units for a different job
             return host.keeps and self._some_queue_fits(host)
         if host.kept is None or not self._some_queue_fits(host):
             return False
@@ -111,9 +114,9 @@ class PlayedRounds:
         return Rivals([queue for *_, queue in firsts.values()], play.waiting.head_changes, until)
 
     def tick(self, host: HostInPlay) -> None:
-        """Of a host that keeps units."""
+        """Ask a host that keeps units, if it may keep them for another job now; plan its next tick."""
         host.tick_planned = False
-        # A single host is looked at with every moment.
+        # A single host is checked at every moment by `start`.
         if len(self._play.hosts) > 1 and self._order_changed(host):
             self._play.ask[host.number] = None
         self._plan_tick(host)
@@ -154,7 +157,7 @@ class PlayedRounds:
                 return
 
     def _ask_host(self, host: HostInPlay) -> RoundResult | None:
-        """Let the workers of a host claim until none of them gets a job. The last result."""
+        """Let the workers of a host claim until none of them gets a job. Returns the last result."""
         if host.alone:
             worker, result = host.workers[0], None
             while worker.free > 0 and (latest := self._round(host, worker, worker.free)) is not None:
@@ -177,7 +180,7 @@ class PlayedRounds:
                     started |= bool(result.picks)
                     if len(result.picks) < limit:
                         break
-                    if worker.delay:  # it claims for the rest of its places later; other rounds know of them
+                    if worker.delay:  # it claims for its other places later, and they count as free
                         self._claim_later(host, worker)
                         break
             if host.reserves and (reserved := self._round(host, None)) is not None:
@@ -189,7 +192,9 @@ class PlayedRounds:
         return result
 
     def _claims_now(self, host: HostInPlay, worker: WorkerInPlay) -> bool:
-        """If not, because it has yet to learn of a change, it claims later."""
+        """
+        Whether the worker claims at this moment. If it has not learned of a change yet, plan a later claim.
+        """
         play = self._play
         if worker.claims_at == play.now or worker.seen == (host.changes, play.entries):
             self._attempts.show_room(host, worker)
@@ -205,8 +210,8 @@ class PlayedRounds:
 
     def _may_go_on(self, result: RoundResult) -> bool:
         """
-        Whether another round may start more: units that are kept may be kept for longer now that jobs run that
-        have slipped past, or for another job.
+        Whether another round may start more jobs: kept units may now be kept for longer, because jobs that
+        passed the kept one run, or for another job.
         """
         if not result.picks or result.kept is None:
             return False
@@ -217,7 +222,10 @@ class PlayedRounds:
     def _round(
         self, host: HostInPlay, worker: WorkerInPlay | None, limit: int | None = None
     ) -> RoundResult | None:
-        """`limit`: how many jobs the worker claims. None: no job could start in it, so there was none."""
+        """
+        Run one round for a worker that claims `limit` jobs; without a worker, one that reserves. Returns None
+        without a round if no job could start in it.
+        """
         play = self._play
         queues = self._queues_for(host, worker)
         if not queues:
@@ -225,7 +233,7 @@ class PlayedRounds:
         view, ledger = host.view, host.ledger
         view.now, view.queues = play.now, queues
         if not host.alone:
-            # A copy, as in a store: what the round sets aside leaves no trace in the accounts.
+            # A copy, as in a store: units that the round sets aside must not change the accounts.
             accounts = {addon: replace(account) for addon, account in ledger.accounts.items()}
             view.ledger = replace(ledger, counts=dict(ledger.counts), accounts=accounts)
         conditions = host.conditions(play.now)
@@ -236,7 +244,7 @@ class PlayedRounds:
                 if queue.number not in view.gates and not queue.admission_class.quiet_for_sec:
                     view.gates[queue.number] = inputs.gates(queue.admission_class, urgent=queue.urgent)
         result = run_round(inputs, most_leases=limit)
-        if result.set_aside:  # the other queues that are empty now lose their last job when it is dispatched
+        if result.set_aside:  # `_dispatch` drops the queues that are empty otherwise
             for queue in queues:
                 self._queues.drop_empty(queue)
         self._take_over(host, worker, result)
@@ -244,8 +252,8 @@ class PlayedRounds:
 
     def _queues_for(self, host: HostInPlay, worker: WorkerInPlay | None) -> list[PlayedQueue]:
         """
-        The queues that a round of this host can do something about; none if nothing can start. A head that does
-        not fit matters only if it has not been marked as passed over yet, or if units are to be kept for it.
+        The queues for which a round of this host can do something; none if no job can start. A head that does
+        not fit matters only if the round would mark it as passed over, or keep units for it.
         """
         play = self._play
         if not self._some_queue_fits(host):
@@ -263,7 +271,7 @@ class PlayedRounds:
                 if head.passed_at is None:
                     chosen.append(queue)
                 elif now - head.passed_at >= patience:
-                    # Units are kept for the first of them only.
+                    # Of queues that are alike, units are kept for the first head only.
                     first = waited.setdefault(queue.alike, queue).head
                     if first is not None and (head.turn, head.no) < (first.turn, first.no):
                         waited[queue.alike] = queue
@@ -278,7 +286,7 @@ class PlayedRounds:
     # what follows
 
     def _take_over(self, host: HostInPlay, worker: WorkerInPlay | None, result: RoundResult) -> None:
-        """Do what the round decided."""
+        """Carry out what the round decided."""
         play = self._play
         for pick in result.set_aside:
             queue = self._queues.all[play.waiting.queue[pick.waiting.no]]

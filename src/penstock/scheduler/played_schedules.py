@@ -1,9 +1,9 @@
 """
 Schedules of a play: their moments become jobs by the rules of `core/jobs/schedules.py`.
 
-`look` decides, as it does for the scheduler: what a moment does while an earlier job has not ended, and what becomes of
-moments at which no scheduler ran. A schedule is looked at when a moment is due, and, while moments wait for it, when
-a job of it ends.
+`look` decides, as in the scheduler, what a moment does while an earlier job has not ended, and what happens
+to moments at which no scheduler ran. It is called when a moment of the schedule is due and, while moments
+wait, when one of the schedule's jobs ends.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from penstock.scheduler.grouped_arrivals import ScheduleArrival
 from penstock.scheduler.played_state import Play, PlayedState
 from penstock.scheduler.played_waiting import ENDED, PlayedQueues
 
-#: When a moment is looked at again for which the queue was too full.
+#: How soon a moment is tried again after the queue was full.
 _AGAIN: Final[Span] = 1 * SECOND
 _NEVER: Final[Moment] = -1
 
 
 class ScheduleInPlay:
-    """`submitted`, `skipped` and `missed` count its moments."""
+    """A schedule in a play. `submitted`, `skipped` and `missed` count its moments."""
 
     def __init__(self, arrival: ScheduleArrival) -> None:
         self.record, self.works, self.until = arrival.record, arrival.works, arrival.until
         self.jobs, self.pauses = arrival.jobs, arrival.pauses
-        #: Of moments that have not come yet.
+        #: Future moments whose jobs are parents, each with the number of its group.
         self.parents = dict(arrival.parents)
         self.submitted = self.skipped = self.missed = 0
         self.planned: Moment = _NEVER
@@ -55,11 +55,11 @@ class ScheduleInPlay:
 
 
 class PlayedSchedules:
-    """`cancel` cancels a job by its number."""
+    """Submits the jobs of all schedules of a play. `cancel` cancels a job by its number."""
 
     def __init__(self, play: Play, queues: PlayedQueues, cancel: Callable[[int], None]) -> None:
         self._play, self._queues, self._cancel = play, queues, cancel
-        #: By name, the order in which the scheduler looks at schedules that are due at one moment.
+        #: Sorted by name: in this order the scheduler looks at schedules that are due at one moment.
         arrivals = sorted(play.load.schedules, key=lambda each: each.record.name)
         self.all = [ScheduleInPlay(arrival) for arrival in arrivals]
         self._due: list[tuple[Moment, int]] = []
@@ -115,7 +115,7 @@ class PlayedSchedules:
         self._plan_next(number)
 
     def _with_its_jobs(self, schedule: ScheduleInPlay) -> ScheduleRecord:
-        """With the jobs that are its own though no moment of the play became one."""
+        """The record with its running and queued jobs that no moment of the play has submitted."""
         state, active = schedule.record.state, schedule.record.state.active
         states = self._play.state
         known = [
@@ -142,14 +142,14 @@ class PlayedSchedules:
         return JobId(str(job))
 
     def _refuse_dropped(self, schedule: ScheduleInPlay) -> None:
-        """Children of a moment that becomes no job cannot be submitted."""
+        """Refuse the children of moments that became no job."""
         state = schedule.record.state
         for moment in [each for each in schedule.parents if each <= state.last_moment]:
             if moment not in state.pending:
                 self._queues.refuse_group(schedule.parents.pop(moment))
 
     def _ended(self, number: int, state: PlayedState, parent: int | None = None) -> None:
-        """A job of the schedule has ended. Moments may wait for that."""
+        """Note the end of a job of the schedule; moments may wait for it."""
         if parent is not None and state in ENDED:
             self._queues.end_group(parent, ENDED[state])
         if self.all[number].record.state.pending:

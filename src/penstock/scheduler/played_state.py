@@ -1,8 +1,10 @@
 """
-The state that all parts of a player share: the clock, the load, what became of each job, and what is due.
+The state that all parts of a player share: the clock, the load, the state of each job, and the moments that
+are due.
 
-Each part (`played_waiting`, `played_rounds`, `played_attempts`, `played_preemption`) holds the `Play`, reads it,
-and leaves in it what another part must look at: a moment in `due`, a host in `ask`, a queue in `heads`.
+Each part (`played_waiting`, `played_rounds`, `played_attempts`, `played_preemption`) has the `Play` and reads
+it. A part tells another one what to do by an entry in it: a moment in `due`, a host in `ask`, a queue in
+`heads`.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from penstock.scheduler.played_hosts import FreeUnits, HostInPlay, PlayedHost, W
 from penstock.scheduler.played_queues import WaitingJobs
 from penstock.scheduler.rules import SchedulerRules
 
-#: In the columns of moments and hosts: never.
+#: "Never", in the columns of moments and hosts.
 NOT_STARTED: Final = -1
 
 
 class PlayedState(IntEnum):
-    """What has become of a job. The states from `DONE` on are final."""
+    """The state of a job in a play. The states from `DONE` on are final."""
 
     COMING = 0  # not submitted yet
     QUEUED = 1
@@ -40,20 +42,20 @@ class PlayedState(IntEnum):
 
 
 class MomentKind(IntEnum):
-    """What happens at a moment. Of what happens at one moment, the first goes first."""
+    """What is due at a moment. If several things are due at one moment, they happen in this order."""
 
     CALL = 0
     CANCEL = 1
     DEADLINE = 2
     READY = 3
     URGENT = 4
-    ASK = 5  # a host should run a round
-    TICK = 6  # of a host that keeps units: they may be kept for another job now
-    LOOK = 7  # the preemption should look: nothing else need happen at that tick
+    ASK = 5  # a host must run a round
+    TICK = 6  # a host that keeps units may have to keep them for another job now
+    LOOK = 7  # preemption must look for a victim
 
 
 def count_in(counts: dict[int, int], key: int, more: int) -> None:
-    """Unlike in a `Counter`, no key has a count of 0: the smallest and the largest key are found at once."""
+    """Add to a count, and remove a count of 0: then `min` and `max` of the dict find keys that occur."""
     count = counts.get(key, 0) + more
     if count:
         counts[key] = count
@@ -62,7 +64,7 @@ def count_in(counts: dict[int, int], key: int, more: int) -> None:
 
 
 class Play:
-    """The columns `state`, `started_at`, `ended_at` and `host` are those of the player, by the number of the job."""
+    """The shared state. The columns `state`, `started_at`, `ended_at` and `host` are those of the player."""
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class Play:
         self.sharing, self.aging = rules.ordering.sharing, rules.ordering.aging
         self.state = bytearray()
         self.started_at, self.ended_at, self.host = array("q"), array("q"), array("l")
-        #: How many jobs will never start again.
+        #: The number of jobs that will never start again.
         self.settled = 0
         self.waiting = WaitingJobs(load)
         self.hosts = [
@@ -88,36 +90,36 @@ class Play:
             for host in self.hosts:
                 host.others = WorkersOfOtherHosts(host, self.hosts)
         self.free = FreeUnits(self.hosts)
-        #: A heap: when, what, and the number of a job, a host or a call.
+        #: A heap of what is due: the moment, the kind, and the number of a job, a host or a call.
         self.due: list[tuple[Moment, int, int]] = []
         self.calls: dict[int, Callable[[], None]] = {}
         self._call_numbers = count()
-        #: Hosts to ask, and queues whose head has not been offered to every host.
+        #: Hosts that must run a round, and queues whose head was not offered to every host yet.
         self.ask: dict[int, None] = {}
         self.heads: dict[int, None] = {}
-        #: How often a run has begun or ended, or the conditions of a host or an addon have changed.
+        #: Counts starts and ends, and changes of the conditions of a host or an addon.
         self.changes = 0
-        #: How often a job has entered a ready queue.
+        #: Counts the jobs that entered a ready queue.
         self.entries = 0
-        #: The hosts that keep units for a job.
+        #: By job, the hosts that keep units for it.
         self.keeping: dict[JobId, set[int]] = defaultdict(set)
 
     def plan(self, moment: Moment, what: MomentKind, number: int) -> None:
         heappush(self.due, (moment, what, number))
 
     def at(self, moment: Moment, call: Callable[[], None]) -> None:
-        """Call this at that moment."""
+        """Call a function at a moment."""
         number = next(self._call_numbers)
         self.calls[number] = call
         self.plan(moment, MomentKind.CALL, number)
 
     def count_change(self, host: HostInPlay) -> None:
-        """A run has begun or ended."""
+        """Count the start or the end of an attempt."""
         self.changes += 1
         host.changes += 1
 
     def conditions_changed(self, hosts: Iterable[HostInPlay]) -> None:
-        """What their last rounds went by no longer holds: load, drains, pauses, budgets."""
+        """Let these hosts run rounds anew: their load, a drain, a pause or a budget has changed."""
         self.changes += 1
         for host in hosts:
             host.view.gates.clear()
@@ -125,7 +127,7 @@ class Play:
             self.ask[host.number] = None
 
     def ask_all(self) -> None:
-        """What may start has changed for every host."""
+        """Let every host run a round."""
         self.ask.update(dict.fromkeys(range(len(self.hosts))))
 
     def next_tick(self) -> Moment:

@@ -1,9 +1,9 @@
 """
-Jobs of a play from their submit until they start, or until they leave without a start.
+The waiting jobs of a play: from their submit until they start, or leave the queue without a start.
 
-The submit checks a job as the scheduler does. Then the job waits for its parents and its earliest start, enters
-the ready queue of its class, and may become urgent there. Jobs that will never start again are settled here too,
-because that decides about their children. `played_queues` has the queues themselves.
+The submit checks a job as the scheduler does. Then the job waits for its parents and its earliest start,
+enters the ready queue of its class, and may become urgent there. Jobs that will never start again are settled
+here too, because their children depend on that. `played_queues` has the queues themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.scheduler.played_hosts import NO_LIMIT, HostInPlay
 from penstock.scheduler.played_queues import NOWHERE, PlayedQueue
 from penstock.scheduler.played_state import MomentKind, Play, PlayedState, count_in
 
-#: What a child sees of a parent that has ended.
+#: The states in which a parent has ended, as its children see them.
 ENDED: Final = {
     PlayedState.DONE: JobState.DONE,
     PlayedState.FAILED: JobState.FAILED,
@@ -40,31 +40,32 @@ class PlayedQueues:
 
     def __init__(self, play: Play) -> None:
         self._play = play
-        #: By number; `ready` has those that are not empty, and `costs` counts them by the cost of their jobs.
+        #: All queues by number; those that are not empty; and the number of these by the cost of their jobs.
         self.all: list[PlayedQueue] = []
         self.ready: dict[int, PlayedQueue] = {}
         self.costs: dict[int, int] = {}
-        #: Where it is not the moment of the arrival.
+        #: When a job becomes ready, if that is not the moment of its arrival.
         self.ready_at: dict[int, Moment] = {}
-        #: How many jobs in a queue have each priority that occurs among them.
+        #: By priority, the number of jobs in ready queues; only priorities that occur.
         self.priorities: dict[int, int] = {}
         self._queued: Counter[AddonId] = Counter()
         self._queue_numbers: dict[tuple[int, int, bool], int] = {}
         self._classes: dict[object, int] = {}
         self._alike: dict[object, int] = {}
         self._valid: dict[int, bool] = {}
-        #: How long the machine must have been quiet for some of the jobs.
+        #: The values of `quiet_for_sec` that occur: how long the machine must have been quiet for a job.
         self.quiet_fors: set[Span] = set()
         self._children: dict[int, list[tuple[int, ParentCondition]]] = defaultdict(list)
         self._unmet: Counter[int] = Counter()
-        #: Groups that have ended, and how; those of which a member has failed; those that were refused. By number.
+        #: By number: groups that have ended, and how; groups of which a member has failed; refused groups.
         self._groups: dict[int, JobState] = {}
         self._failing: set[int] = set()
         self._refused: set[int] = set()
-        #: Parents that have ended, and whose children are to be judged: a loop, because a chain may be long.
+        #: Ended parents whose children must still be resolved. A queue and not recursion: a chain may be
+        #: long.
         self._judging: deque[tuple[int, JobState | None]] = deque()
         self._is_judging = False
-        #: What is called when a job will never start again, with its state.
+        #: By job, the function that is called with its state when it will never start again.
         self.followers: dict[int, Callable[[PlayedState], None]] = {}
         self._most_units = max((host.capacity.most for host in play.hosts), default=0)
 
@@ -81,13 +82,13 @@ class PlayedQueues:
         self._accept(job, intent, deadline)
 
     def refuse(self, arrival: Arrival) -> None:
-        """A job that is refused as it is submitted now."""
+        """Add a job that is submitted now and refused."""
         job = self._play.load.append(arrival)
         self._play.grow()
         self.settle(job, PlayedState.REFUSED)
 
     def make(self, arrival: Arrival) -> int:
-        """A job that is submitted now by an array or a schedule, which has checked it. Returns its number."""
+        """Add a job that an array or a schedule submits now, and has checked. Returns its number."""
         play = self._play
         job = play.load.append(arrival)
         play.grow()
@@ -110,7 +111,10 @@ class PlayedQueues:
         self._place(job, max(self.ready_at.get(job, load.at[job]), load.earliest_start_at[job]))
 
     def _is_valid(self, job: int, number: int, deadline: Moment) -> bool:
-        """What the submit checks. It is the same for all jobs of one intent, except for the deadline."""
+        """
+        Whether the submit accepts the job. Except for the deadline, that is the same for all jobs of an
+        intent.
+        """
         play = self._play
         if deadline and deadline <= play.now:
             return False
@@ -142,7 +146,7 @@ class PlayedQueues:
     # parents
 
     def _await_parents(self, job: int, parents: Sequence[tuple[int, ParentCondition]]) -> None:
-        """The job is ready when the last of its parents has ended as it should; perhaps at once."""
+        """Let a job wait for its parents. Those that have ended already are resolved at once."""
         self._unmet[job] = len(parents)
         for parent, condition in parents:
             self._children[parent].append((job, condition))
@@ -164,24 +168,26 @@ class PlayedQueues:
         return parent in self._refused or (parent >= 0 and self._play.state[parent] == PlayedState.REFUSED)
 
     def end_group(self, group: int, state: JobState) -> None:
-        """An array or a batch has ended, or a job that only the play has."""
+        """End a parent that is no job of the load: an array, a batch, or a job that only the play has."""
         self._groups[group] = state
         self._judging.append((group, state))
         self._judge()
 
     def refuse_group(self, group: int) -> None:
-        """It never came to be, so its children cannot be submitted."""
+        """Refuse the children of a group that was not accepted."""
         self._refused.add(group)
         self._judging.append((group, None))
         self._judge()
 
     def reopen_group(self, group: int) -> None:
-        """Its failed indices run again, so jobs that are submitted from now on wait for it."""
+        """Reopen an array whose failed indices run again: jobs that are submitted from now on wait for it."""
         self._groups.pop(group, None)
         self._failing.discard(group)
 
     def group_fails(self, group: int) -> None:
-        """Its first member has failed, which is enough for children that wait for that with `if_unmet` `any`."""
+        """
+        Note the first failed member: it is enough for children that wait for a failure with `if_unmet` `any`.
+        """
         self._failing.add(group)
         children = self._children.pop(group, [])
         intents, number = self._play.load.intents, self._play.load.intent
@@ -193,7 +199,7 @@ class PlayedQueues:
                 self._children[group].append((child, condition))
 
     def _judge(self) -> None:
-        """Tell the children of every parent that has ended. Their ends add more parents."""
+        """Resolve the children of every ended parent. Their ends add more parents to `_judging`."""
         judging = self._judging
         if self._is_judging:
             return
@@ -207,7 +213,7 @@ class PlayedQueues:
     def _judge_child(
         self, parent: int, state: JobState | None, child: int, condition: ParentCondition
     ) -> None:
-        """`state`: None if the parent was refused."""
+        """Resolve one dependency of a child. `state`: how the parent ended; None: it was refused."""
         play = self._play
         if play.state[child] != PlayedState.QUEUED or not self._unmet[child]:  # one of `any` was enough
             return
@@ -233,7 +239,7 @@ class PlayedQueues:
     # the queues
 
     def _place(self, job: int, ready_at: Moment) -> None:
-        """Put a queued job where it belongs now."""
+        """Put a queued job into its ready queue, or plan the moment at which it becomes ready."""
         play = self._play
         if ready_at > play.now:
             self.ready_at[job] = ready_at
@@ -256,19 +262,19 @@ class PlayedQueues:
             play.heads[queue.number] = None
 
     def put(self, queue: PlayedQueue, turn: Moment, job: int) -> bool:
-        """Whether the job is the head of the queue now."""
+        """Put a job into a queue. Returns whether it is the head now."""
         if queue.head is None:
             self.ready[queue.number] = queue
             count_in(self.costs, queue.cost, 1)
         return queue.put(turn, job)
 
     def drop_empty(self, queue: PlayedQueue) -> None:
-        """If the queue is empty now, it is no longer ready."""
+        """Remove a queue from the ready ones if it is empty."""
         if queue.head is None and self.ready.pop(queue.number, None) is not None:
             count_in(self.costs, queue.cost, -1)
 
     def put_back(self, job: int, ready_at: Moment) -> None:
-        """A job waits again after an attempt, unless its deadline passed while it ran."""
+        """Let a job wait again after an attempt, unless its deadline has passed: then it fails."""
         play = self._play
         deadline = play.load.deadline_at[job]
         if deadline and deadline <= play.now:
@@ -280,7 +286,7 @@ class PlayedQueues:
         self._place(job, ready_at)
 
     def queue_of(self, job: int, *, urgent: bool) -> PlayedQueue:
-        """By its intent and the whole seconds of its expected duration, which decide about its class."""
+        """The queue of a job's class, found by its intent and the whole seconds of its expected duration."""
         play = self._play
         load = play.load
         expected = load.expected_sec[job]
@@ -303,7 +309,9 @@ class PlayedQueues:
         return self.all[number]
 
     def await_quiet(self, hosts: Iterable[HostInPlay]) -> None:
-        """Ask these hosts again when they have been quiet for as long as some job wants."""
+        """
+        Plan rounds of these hosts for the moments at which they have been quiet for long enough for some job.
+        """
         play = self._play
         for host in hosts:
             if host.quiet is not None and host.quiet.state is QuietState.QUIET:
@@ -312,7 +320,7 @@ class PlayedQueues:
                         play.plan(host.quiet.since + span, MomentKind.ASK, host.number)
 
     def become_ready(self, job: int) -> None:
-        """If the job still waits for that, and no later moment has been set."""
+        """Put a job into its ready queue, unless it has left or a later moment was set."""
         play = self._play
         if play.state[job] == PlayedState.QUEUED and play.waiting.queue[job] == NOWHERE:
             ready_at = self.ready_at.get(job)
@@ -320,7 +328,7 @@ class PlayedQueues:
                 self._place(job, ready_at)
 
     def become_urgent(self, job: int) -> None:
-        """If the job is still in a queue. It keeps its place in the order."""
+        """Move a job to the urgent queue of its class, if it is still in a queue. It keeps its order key."""
         play = self._play
         if play.waiting.queue[job] == NOWHERE:
             return
@@ -340,12 +348,12 @@ class PlayedQueues:
     # the ways out
 
     def start(self, queue: PlayedQueue, job: int, priority: int) -> None:
-        """A round has taken this job out of its queue."""
+        """Note that a round has taken this job out of its queue."""
         self._out(queue, job, priority)
         self._queued[queue.admission_class.addon_id] -= 1
 
     def _out(self, queue: PlayedQueue, job: int, priority: int) -> None:
-        """A job has left its queue."""
+        """Note that a job has left its queue; hosts that kept units for it run a round."""
         play = self._play
         count_in(self.priorities, priority, -1)
         play.waiting.passed_at.pop(job, None)
@@ -356,7 +364,7 @@ class PlayedQueues:
                 play.ask[number] = None
 
     def leave(self, job: int, state: PlayedState) -> None:
-        """A queued job ends without a start."""
+        """End a queued job without a start."""
         play = self._play
         intent, number = play.load.intents[play.load.intent[job]], play.waiting.queue[job]
         if number != NOWHERE:
@@ -368,7 +376,7 @@ class PlayedQueues:
         self.settle(job, state)
 
     def settle(self, job: int, state: PlayedState) -> None:
-        """The job will never start again."""
+        """Settle a job, which will never start again."""
         play = self._play
         play.state[job] = state
         play.ended_at[job] = play.now

@@ -3,24 +3,30 @@ The player: plays a load forward in time under given rules, with the scheduler's
 
 `run_round`, the gates, the ledger, the end rules, preemption and the rules about present workers are those of
 the scheduler, unchanged. The player holds the state that they read, in memory: ready queues as heaps, running
-jobs as a heap of ends. It has no store and writes no trail. `penstock simulate` plays whole loads with it. The
-plays of estimates are smaller and begin with what runs and waits now: `core/jobs/start_ranges.py`.
+jobs as a heap of ends. It has no store and writes no trail. `penstock simulate` plays whole loads with it.
+The plays of estimates are smaller, and begin with the jobs that run and wait now:
+`core/jobs/start_ranges.py`.
 
-Time jumps from one moment at which something can happen to the next. The scheduler also looks at its queues
-with every tick, but time alone opens no gate, save one: a job that a round has refused can start only after an
-end, an arrival, or a moment that is known beforehand (ready, urgent, a quiet state, a new day of a budget), or
-when units that were kept for one job are kept for another, because the order of heads changes with time. At all
-other moments rounds start nothing, and a round that starts nothing changes nothing. For the same reason a round
-need not see a queue whose head cannot start in it, unless the head is about to count as passed over, or to have
-units kept for it.
+Time jumps from one moment at which something can happen to the next. The scheduler also runs a round with
+every tick, but the player may skip most of them. A job that a round has refused can start only
 
-What is assumed: workers are always there and never die, and claim at once or after a delay of their own; an
-attempt that is stopped ends at once; spending counts when an attempt ends. When several hosts could start a job, the host with the most free units is first.
+- after an end or an arrival,
+- at a moment that is known beforehand (ready, urgent, a quiet state, a new day of a budget), or
+- when units that were kept for one job are kept for another, because the order of heads changes with time.
 
-Here are the loop and what a user of the player calls. The parts, in the order in which they build on each other:
-`arrivals` (the load), `played_queues`, `played_hosts`, `played_accounts`, `played_state` (what all parts share),
-`played_waiting` (from the submit to the start), `played_attempts` (from the start to the end), `played_rounds`
-and `played_preemption`. Beside them `played_groups` (arrays and batches) and `played_schedules` submit jobs of their own.
+At all other moments a round starts nothing, and a round that starts nothing changes nothing. For the same
+reason a round need not see a queue whose head cannot start in it, unless the round marks the head as passed
+over or keeps units for it.
+
+A play makes these assumptions. Workers are always present and never die; they claim at once, or after a delay
+of their own. An attempt that is stopped ends at once. Spending counts when an attempt ends. If several hosts
+could start a job, the one with the most free units does.
+
+This file has the loop, and the methods for users of the player. The parts, in the order in which they build
+on each other: `arrivals` (the load), `played_queues`, `played_hosts`, `played_accounts`, `played_state`
+(shared by all parts), `played_waiting` (from the submit to the start), `played_attempts` (from the start to
+the end), `played_rounds` and `played_preemption`. `played_groups` (arrays and batches) and `played_schedules`
+submit jobs of their own.
 """
 
 from __future__ import annotations
@@ -51,8 +57,9 @@ __all__ = ["PlayedHost", "PlayedState", "PlayedWorker", "Player"]
 
 class Player:
     """
-    `add` arrivals (and what waits or runs already), then `run`. The columns `state`, `started_at` (of the first
-    attempt), `ended_at` and `host` say by number what became of each job; -1 stands for "never".
+    Plays a load: `add` arrivals and the jobs that wait or run already, then `run`. The columns `state`,
+    `started_at` (of the first attempt), `ended_at` and `host` have the result by the number of the job; -1
+    stands for "never".
     """
 
     def __init__(
@@ -79,7 +86,7 @@ class Player:
         self.rules, self.load = play.rules, play.load
         self.state, self.host = play.state, play.host
         self.started_at, self.ended_at = play.started_at, play.ended_at
-        #: Unit-microseconds by addon.
+        #: By addon, the units in use times microseconds.
         self.used = self._attempts.used
 
     @property
@@ -88,7 +95,7 @@ class Player:
 
     @property
     def settled(self) -> int:
-        """How many jobs will never start again."""
+        """The number of jobs that will never start again."""
         return self._play.settled
 
     @property
@@ -118,8 +125,8 @@ class Player:
         fence: int = 0,
     ) -> int:
         """
-        A job that arrives; returns its number. A job that waits already has an `at` in the past: give `ready_at`
-        if it became ready at another moment, `passed_at` if it was passed over, and its `fence`.
+        Add a job that arrives; returns its number. A job that waits already has an `at` in the past: give
+        `ready_at` if it became ready at another moment, `passed_at` if it was passed over, and its `fence`.
         """
         job = self.load.append(arrival)
         if ready_at is not None:
@@ -141,7 +148,9 @@ class Player:
         worker: str = "",
         expected_end: Moment | None = None,
     ) -> int:
-        """A job that runs now, and ends at `over_at`. `expected_end`: what the scheduler expects."""
+        """
+        Add a job that runs now and ends at `over_at`. `expected_end`: the end that the scheduler expects.
+        """
         play, on = self._play, self._by_name[host]
         job = self.load.append(arrival)
         play.grow()
@@ -161,7 +170,7 @@ class Player:
         return job
 
     def at(self, moment: Moment, call: Callable[[], None]) -> None:
-        """Call this at that moment: one of `set_addon`, `set_load`, `drain`, or `cancel`."""
+        """Call a function at a moment; it may call `set_addon`, `set_load`, `drain` or `cancel`."""
         self._play.at(moment, call)
 
     def set_addon(self, addon_id: AddonId, *, weight: int | None = None, paused: bool | None = None) -> None:
@@ -173,7 +182,7 @@ class Player:
         self.set_addon(EVERYTHING, paused=paused)
 
     def set_load(self, host: HostId, score: float, by: str = "load") -> None:
-        """The busy score of a host from now on. Where the capacity is fixed, it changes nothing."""
+        """Set the busy score of a host from now on. It changes nothing if the capacity is fixed."""
         on = self._by_name[host]
         if on.capacity.fixed is None:
             on.quiet = observe(on.quiet, Busy(score, by), self._play.now, self.rules.thresholds)
@@ -187,7 +196,7 @@ class Player:
         self._play.conditions_changed([on])
 
     def cancel(self, job: int) -> None:
-        """A waiting job leaves the queue, a running one ends."""
+        """Cancel a job: a waiting one leaves the queue, a running one ends."""
         if self.state[job] == PlayedState.QUEUED:
             self._queues.leave(job, PlayedState.CANCELED)
         elif self.state[job] == PlayedState.RUNNING:
@@ -197,8 +206,8 @@ class Player:
 
     def run(self, until: Moment | None = None, *, until_started: Iterable[int] | None = None) -> None:
         """
-        Play until this moment, or until all of these jobs have started or will never start; without either
-        until nothing can happen any more.
+        Play until `until`, or until all jobs of `until_started` have started or will never start. Without
+        either, play until nothing can happen any more.
         """
         self.next_moment()
         watched = None if until_started is None else set(until_started)
@@ -208,7 +217,7 @@ class Player:
             self._play.now = max(moment, self._play.now)
             self._arrive()
             self._attempts.end_due()
-            # A round finds what has become ready; the preemption looks before it.
+            # Jobs become ready with the round, and preemption looks before the round, as in the scheduler.
             self._pass_moments(before=MomentKind.READY)
             self._preemption.look()
             self._pass_moments()
@@ -222,7 +231,7 @@ class Player:
             self._play.now = max(self._play.now, until)
 
     def next_moment(self) -> Moment | None:
-        """When the next thing happens; None: nothing can happen any more."""
+        """The next moment at which something can happen; None: there is none."""
         self._play.grow()
         if self._coming is None:
             self._begin()

@@ -1,4 +1,6 @@
-"""Simulation: replays a load under other settings, with the real rules on a virtual clock (SPEC BY-2)."""
+"""
+Simulation: replays a load under other settings, with the scheduler's rules on a virtual clock (SPEC BY-2).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A load made up from a seed: jobs that come by chance, most of them short and some very long, as in life."""
+"""
+A load that is made up from a seed: jobs arrive at random, most of them short and some very long, as real
+ones.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from penstock.core.jobs.types import HOUR, SECOND, AddonId, Moment, Priority
 from penstock.scheduler.arrivals import JobExtras, Load
 
 _BEGAN: Final[Moment] = 1_900_000_000 * SECOND
-#: The runner's jobs.
+#: The type of commands.
 _TYPE: Final = "penstock.command"
 _COSTS: Final = ((2, 30), (5, 60), (10, 85), (20, 95), (40, 100))
 _PRIORITIES: Final = ((Priority.LOW, 20), (Priority.NORMAL, 90), (Priority.HIGH, 100))
@@ -21,9 +24,10 @@ def made_up(
     jobs: int, *, addons: int = 3, load: float = 0.9, capacity: int = 90, hosts: int = 1, seed: int = 1
 ) -> Load:
     """
-    `load`: what the jobs need of all the hosts' units together; above 1 the queue grows for as long as they
-    come. Every addon is as busy as the others, and the first is in more of a hurry. A job that must make room
-    does so within a second, and goes on later where it was.
+    A made-up load. `load`: the part of all hosts' units that the jobs need; above 1 the queue grows for as
+    long as jobs arrive. The addons have equally many jobs, and a tenth of the first one's jobs are
+    time-sensitive with a deadline. A job that is asked to yield stops after a second, and continues later
+    where it stopped.
     """
     dice, at = Random(seed), _BEGAN  # noqa: S311  # no secret: the same seed gives the same load
     made = Load(usual=JobExtras(yields_after=SECOND, resumes=True))
@@ -56,6 +60,9 @@ def made_up(
 
 
 def _drawn(shares: tuple[tuple[int, int], ...], dice: Random) -> int:
-    """One of the values; each is given with the share in percent of it and those before it."""
+    """
+    One of the values, drawn at random. Each one is given with the sum of its percentage and of those before
+    it.
+    """
     drawn = dice.random() * 100
     return next(value for value, share in shares if drawn < share)

@@ -1,8 +1,8 @@
 """
-Plays a load under some rules, and computes the figures by which two settings are compared.
+Plays a load under given rules, and computes the figures by which two settings are compared.
 
-The player (`scheduler/playing.py`) decides as the scheduler does. Simulated are the workers, which end every job
-when the load says so, and time, which jumps to the next moment at which something can happen.
+The player (`scheduler/playing.py`) decides as the scheduler does. It simulates the workers, which end every
+job when the load says so, and time, which jumps to the next moment at which something can happen.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from penstock.scheduler.rules import SchedulerRules
 _STEP: Final[Span] = HOUR
 _POINTS: Final = 100
 
-#: A change while the load is played: when, and what to do with the player.
+#: A change during a play: its moment, and a function that makes it.
 Change = tuple[Moment, Callable[[Player], None]]
 
 
 class Played(NamedTuple):
+    """A load after it was played, with the player that has the result of each job."""
+
     load: Load
     player: Player
     capacity: int  # of all hosts
     lasted: Span  # from the first arrival to the last end
 
     def wait(self, job: int) -> Span | None:
-        """From the moment at which the job could have started on an empty machine; None: it never started."""
+        """How long the job waited after it could have started on an empty machine; None: it never started."""
         started = self.player.started_at[job]
         return None if started < 0 else started - max(self.load.at[job], self.load.earliest_start_at[job])
 
@@ -55,8 +57,9 @@ def play(
     progress: Callable[[int], object] = lambda _: None,
 ) -> Played:
     """
-    `hosts`: how many equal hosts, each with a worker that runs every job; or which. `progress` is called with
-    the number of jobs that have ended or will never start.
+    Play a load to its end. `hosts`: the hosts, or the number of equal hosts that each have a worker for every
+    job. `weights`: of addons. `progress` is called with the number of jobs that have ended or will never
+    start.
     """
     load = (load if isinstance(load, Load) else Load(load)).copy_to_play()
     if isinstance(hosts, int):
@@ -75,25 +78,28 @@ def play(
 
 
 class AddonFigures(NamedTuple):
+    """How the jobs of one addon, or of all, fared in a play."""
+
     addon_id: str
     jobs: int
     refused: int
     #: Jobs that started after their deadline, or never.
     late: int
-    #: Jobs that were canceled, while they waited or ran.
+    #: Jobs that were canceled while they waited or ran.
     canceled: int
-    #: Jobs that had not ended when nothing could happen any more: no worker, paused, never quiet.
+    #: Jobs that had not ended at the end of the play: they had no worker, were paused, or waited for a quiet
+    #: machine.
     stuck: int
     #: Seconds from ready to start: median, 95th percentile, longest.
     wait_p50: float | None
     wait_p95: float | None
     wait_max: float | None
-    #: Of all unit-seconds that were used.
+    #: The part of all used unit-seconds.
     share: float
 
 
 class ScheduleFigures(NamedTuple):
-    """How many of its moments became jobs, were dropped because of an earlier job, and were missed."""
+    """How many moments of a schedule became jobs, were skipped because of an earlier job, and were missed."""
 
     name: str
     submitted: int
@@ -102,9 +108,11 @@ class ScheduleFigures(NamedTuple):
 
 
 class Figures(NamedTuple):
+    """The figures of one play, by which settings are compared."""
+
     addons: list[AddonFigures]
     everything: AddonFigures
-    #: Share of all unit-seconds from the first arrival to the last end.
+    #: The part of all unit-seconds of the hosts that was used, from the first arrival to the last end.
     used: float
     lasted_sec: float
     preemptions: int
@@ -171,11 +179,12 @@ def _at(waits: Sequence[Span], part: float) -> float | None:
 
 
 class Curves(NamedTuple):
-    """What the plots show."""
+    """The data of the plots of one play."""
 
-    #: Seconds of wait: the hundredth part of the jobs that waited least, the next one, and so on.
+    #: The percentiles 0 to 100 of the waits, in seconds.
     waits: list[float]
-    #: Jobs in the queue at equal distances from the first arrival to the last end, and the hour of each.
+    #: Jobs in the queue at equal distances from the first arrival to the last end, and the hour of each
+    #: point.
     queued: list[int]
     hours: list[float]
 

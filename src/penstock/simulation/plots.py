@@ -1,6 +1,6 @@
 """
-Plots of several plays: the waits, and the length of the queue. In the terminal by plotext, as SVG by matplotlib;
-both come with the extra `plots`.
+Plots of several plays: the waits, and the length of the queue. plotext draws them in the terminal, matplotlib
+as SVG; both come with the extra `plots`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INSTALL: Final = "pip install 'penstock[plots]'"
 
 
 def in_terminal(plays: Mapping[str, Curves], *, width: int, colors: bool = True) -> str:
-    """ImportError: plotext is missing."""
+    """The plots as text. ImportError: plotext is missing."""
     import plotext  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra; it has no types
 
     pictures = []
@@ -40,7 +40,7 @@ def in_terminal(plays: Mapping[str, Curves], *, width: int, colors: bool = True)
 
 
 def as_svg(plays: Mapping[str, Curves], file: Path) -> None:
-    """ImportError: matplotlib is missing. OSError: the file cannot be written."""
+    """Write the plots to a file. ImportError: matplotlib is missing. OSError: the file cannot be written."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG  # noqa: PLC0415 - an extra
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 

@@ -1,14 +1,14 @@
 """
-The load that a trail recorded: every job that the store still has, how each of its attempts went, and which
-workers on which hosts ran them.
+The recorded load of a store: every job that it still has, how each attempt went by the trail, and the workers
+and hosts that ran them.
 
-A worker is known by its name. It could run the types that it ran, for its addon if it ran jobs of one addon only,
-and as many at once as were seen. It claims as long after a change as it did in the median. Workers of one kind that
-followed each other are one worker that was restarted.
-A job that never ran takes its expected duration, else the median of its type.
+A worker is known by its name. The play assumes that it can run the types that it ran, for one addon if it ran
+jobs of one addon only, as many at once as it once ran, and that it claims as long after a change as it did in
+the median. If workers of one kind followed each other, they are one worker that was restarted. A job that
+never ran takes its expected duration, else the median of its type.
 
-Arrays and schedules of the database submit their jobs in the play, by their rules (`recorded_groups`); all other jobs
-come when they came.
+Arrays and schedules of the database submit their jobs in the play by their rules (`recorded_groups`). All
+other jobs arrive when they were submitted.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ RUNNER: Final = "runner"
 _LIBRARY: Final = "library:"
 _PAGE: Final = 1_000
 _UNKNOWN: Final[Span] = 60 * SECOND
-#: A job that started later after the last change did not wait for a worker to learn of it.
+#: A longer delay between a change and a start is not that of a worker which had to learn of the change.
 _SOON: Final[Span] = 1 * SECOND
-#: The job did what it was to do, or failed by itself.
+#: Ends of attempts that completed, failed by themselves or were canceled.
 _OWN_ENDS: Final = {
     EndReason.COMPLETED,
     EndReason.JOB_ERROR,
@@ -61,7 +61,7 @@ _OWN_ENDS: Final = {
     EndReason.WORKER_CRASHED,
     EndReason.CANCELED,
 }
-#: Attempts that a limit ended: they would have gone on for longer.
+#: Ends by a limit: the attempt would have gone on for longer.
 _CUT_OFF: Final = {
     EndReason.MAX_RUNTIME_EXCEEDED,
     EndReason.HARD_CAP_EXCEEDED,
@@ -70,11 +70,13 @@ _CUT_OFF: Final = {
 
 
 class Recording(NamedTuple):
+    """A recorded load, with the hosts that ran it."""
+
     load: Load
     hosts: list[PlayedHost]
     #: Pauses, weights and drains, at their moments.
     changes: list[Change]
-    #: What the trail has and a play leaves out, in words.
+    #: Sentences about parts of the trail that a play leaves out.
     notes: list[str]
 
 
@@ -86,7 +88,9 @@ class _Attempt(NamedTuple):
 
 
 class _Trail:
-    """What the events say about each job."""
+    """
+    Reads the events of a trail: the attempts and cancels of each job, the delays of workers, and changes.
+    """
 
     def __init__(self, events: Iterable[Event]) -> None:
         self.attempts: dict[JobId, list[_Attempt]] = defaultdict(list)
@@ -96,7 +100,8 @@ class _Trail:
         self.unplayed: Counter[str] = Counter()
         self.last: Moment = 0
         self.groups = GroupTrail()
-        #: By worker: how long after the last end or submit it claimed, if it did not claim with a report of its own.
+        #: By worker: how long after the last end or submit it claimed, for claims without a report of its
+        #: own.
         self.delays: dict[str, list[Span]] = defaultdict(list)
         self._changed_at: Moment = 0
         #: When each worker last started a job or reported an end.
@@ -187,7 +192,7 @@ def recorded(store: Store) -> Recording:
 
 
 def recorded_load(store: Store, began: Moment, ended: Moment, hosts: Iterable[PlayedHost]) -> list[Change]:
-    """The busy score of each hour, as the store has it by the hour of the week, for every host alike."""
+    """Changes that set the busy score of all hosts each hour, as the store has it by the hour of the week."""
     hours = store.load_hours()
     names = [host.name for host in hosts]
     return [
@@ -210,7 +215,10 @@ def _jobs(store: Store) -> Iterator[Job]:
 
 
 def _parents(groups: RecordedGroups, load: Load) -> Callable[[Job], Iterator[tuple[int, ParentCondition]]]:
-    """What a job waits for, by number. Of a parent that the database no longer has, nothing is left to wait for."""
+    """
+    A function that returns the parents of a job by number. It leaves out parents that the database no longer
+    has.
+    """
     numbers = {job.job_id: number for number, job in enumerate(groups.others)}
     known = groups.played | {batch for job in groups.others if (batch := batch_of(job.intent)) is not None}
 
@@ -225,7 +233,7 @@ def _parents(groups: RecordedGroups, load: Load) -> Callable[[Job], Iterator[tup
 
 
 class _RecordedWorks:
-    """What each job of a trail did, and what a job does of which nothing was recorded."""
+    """The work of each recorded job, and the usual work of a job without a record."""
 
     def __init__(self, jobs: Iterable[Job], trail: _Trail) -> None:
         self._trail = trail
@@ -245,11 +253,14 @@ class _RecordedWorks:
         return round(expected * SECOND) if expected else self._usual.get(intent.job_type, _UNKNOWN)
 
     def of(self, job: Job, ruled: bool) -> PlayedWork:
-        """`ruled`: the play decides whether the job is canceled; its work goes on for longer than it was let."""
+        """
+        The work of a recorded job. `ruled`: the play decides whether the job is canceled, so a canceled
+        attempt counts as longer work that was cut off.
+        """
         trail, saved = self._trail, job.job_id in self._trail.saved
         length = self._length(job.intent)
         attempts: list[PlayedAttempt] = []
-        done = 0  # by interrupted attempts, which the next one went on from
+        done = 0  # the time of interrupted attempts, from which the next one continued
         for attempt in trail.attempts.get(job.job_id, ()):
             ran = attempt.ended - attempt.began
             if attempt.end in _CUT_OFF or (ruled and attempt.end is EndReason.CANCELED):
@@ -280,7 +291,7 @@ class _RecordedWorks:
 
 
 class _Seen:
-    """A worker, by what it ran."""
+    """A worker, as its attempts show it."""
 
     def __init__(self) -> None:
         self.addons: set[AddonId] = set()
@@ -303,7 +314,7 @@ class _Seen:
 
 
 def _hosts(store: Store, jobs: Iterable[Job], trail: _Trail) -> list[PlayedHost]:
-    # A host that has left had at least the labels of the jobs that it ran.
+    # A host that is no longer registered had at least the labels of the jobs that it ran.
     labels = {host.host: set(host.labels) for host in store.hosts()}
     seen: dict[tuple[HostId, str], _Seen] = defaultdict(_Seen)
     one = next(iter(labels), LOCAL)
@@ -336,7 +347,10 @@ def _where(store: Store, job: Job, workers: list[str]) -> list[HostId]:
 def _host(
     name: HostId, seen: dict[str, _Seen], labels: Iterable[str], delays: Mapping[str, Span]
 ) -> PlayedHost:
-    """A host whose workers all belong to one program has no daemon: nothing is reserved or preempted there."""
+    """
+    The host with its workers. If all of them are an embedded library's, there is no daemon, so no
+    reservations.
+    """
     workers = list(_workers(seen, delays))
     embedded = bool(seen) and all(worker.startswith(_LIBRARY) for worker in seen)
     return PlayedHost(
@@ -369,7 +383,9 @@ def _workers(seen: dict[str, _Seen], delays: Mapping[str, Span]) -> Iterator[Pla
 
 
 def with_runner(host: PlayedHost, slots: int, functions: int) -> PlayedHost:
-    """The host with the daemon's runner as the settings have it, and as quick as it was seen."""
+    """
+    The host with the daemon's runner: its places are those of the settings, its delay is the recorded one.
+    """
     kinds = WorkerKinds(job_types=COMMANDS.job_types | FUNCTIONS.job_types)
     delay = max((worker.delay for worker in host.workers if worker.name == RUNNER), default=0)
     runner = PlayedWorker(RUNNER, kinds, slots, delay=delay, functions=functions)

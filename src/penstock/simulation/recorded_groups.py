@@ -1,12 +1,14 @@
 """
-The arrays, batches and schedules of a trail.
+The arrays, batches and schedules of a recorded load.
 
-Their jobs are not played when they were submitted, but when the rules make them: the next index when another one ends,
-the job of a moment when no earlier job is in its way. What each job did is known by its index or its moment; an index
-or a moment without a recorded job does what another one of the array or the schedule did, drawn by its number.
+Jobs of arrays and schedules do not arrive in the play when they were submitted, but when the rules submit
+them: the next index when another one ends, the job of a moment when no earlier job is in its way. Index or
+moment identify what the job did. If there is no recorded job for it, it does the same as another one of the
+array or the schedule, which its number chooses.
 
-The database has a schedule only as it is now. So its moments are played from its last edit on, and only as far back as
-no job has been forgotten; earlier jobs of it are played when they were submitted, like those of a removed schedule.
+The database has a schedule only as it is now. So the play of its moments begins with its last edit, and after
+the last job that may have been pruned. Earlier jobs of it arrive when they were submitted, like those of a
+removed schedule.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ from penstock.scheduler.grouped_arrivals import (
 )
 from penstock.stores.api import Store
 
-#: What a job does; the second argument says that the play decides about its cancel, which is no part of its work.
+#: Returns the work of a recorded job. The second argument: the play decides whether the job is canceled.
 WorkOf: TypeAlias = Callable[[Job, bool], PlayedWork]
-#: What a job of this intent does of which nothing was recorded.
+#: Returns the work of a job without a record, by its intent.
 UsualOf: TypeAlias = Callable[[Intent], PlayedWork]
 
-#: Written also while no scheduler runs, or by the one that starts.
+#: Events that do not show that a scheduler ran: they are written without one too.
 _NO_SCHEDULER: Final = {
     EventKind.SUBMITTED,
     EventKind.SCHEDULE_SET,
@@ -53,26 +55,26 @@ _DID_ITS_WORK: Final = {JobState.DONE, JobState.FAILED}
 
 
 class FiredJob(NamedTuple):
-    """`moment`: None for a job that a person ran by hand."""
+    """A job of a schedule. `moment`: None: a person ran it by hand."""
 
     schedule: str
     moment: Moment | None
 
 
 class GroupTrail:
-    """What the events say about arrays, batches and schedules."""
+    """Reads the events of a trail about arrays, batches and schedules."""
 
     def __init__(self) -> None:
         self.fired: dict[JobId, FiredJob] = {}
-        #: Of each schedule: when it was paused (True) and resumed.
+        #: By schedule: when it was paused (True) and resumed (False).
         self.pauses: dict[str, list[tuple[Moment, bool]]] = defaultdict(list)
-        #: Jobs that their schedule canceled.
+        #: Jobs that their schedule canceled because of overlap.
         self.overlapped: set[JobId] = set()
         self.array_canceled: dict[JobId, Moment] = {}
         self.array_retried: dict[JobId, list[Moment]] = defaultdict(list)
         self.batch_closed: dict[JobId, Moment] = {}
         self.away: list[tuple[Moment, Moment]] = []
-        #: Jobs that ended before this moment may have been forgotten.
+        #: Jobs that ended before this moment may have been pruned.
         self.horizon: Moment = 0
         self.last: Moment = 0
         self._present: Moment = 0
@@ -110,12 +112,15 @@ class GroupTrail:
 
 
 def begin_of(record: ScheduleRecord, trail: GroupTrail) -> Moment:
-    """From when on the moments of a schedule are played."""
+    """The moment after which the play submits the jobs of a schedule by its rules."""
     return max(record.schedule.created_at, record.schedule.edited_at, trail.horizon)
 
 
 class RecordedGroups:
-    """The jobs that arrays and schedules submit in the play, and how they and batches become parts of a load."""
+    """
+    Divides recorded jobs into those that arrays and schedules submit in a play, and others; adds groups to a
+    load.
+    """
 
     def __init__(self, store: Store, jobs: Iterable[Job], trail: GroupTrail) -> None:
         self._trail = trail
@@ -124,7 +129,7 @@ class RecordedGroups:
         self._indices: dict[JobId, list[Job]] = defaultdict(list)
         self._moments: dict[str, dict[Moment, Job]] = defaultdict(dict)
         self._schedule_jobs: dict[str, list[Job]] = defaultdict(list)
-        #: All other jobs.
+        #: The jobs that no array and no schedule submits in the play.
         self.others: list[Job] = []
         for job in jobs:
             self._sort(store, job)
@@ -185,7 +190,7 @@ class RecordedGroups:
             )
 
     def _remaining(self, record: ArrayRecord, jobs: Sequence[Job]) -> tuple[ArraySpec, Moment]:
-        """The indices whose jobs were not forgotten, and when the first of them was submitted."""
+        """The indices whose jobs were not pruned, and the moment at which the first of them was submitted."""
         spec, made = record.array.spec, record.progress.made
         seen = {live_index(job.job_id).number for job in jobs}
         if len(seen) >= made:
@@ -194,7 +199,7 @@ class RecordedGroups:
         return ArraySpec(ranges[-MOST_RANGES:], spec.at_once), min(job.created_at for job in jobs)
 
     def add_schedules(self, load: Load, work_of: WorkOf, usual_of: UsualOf) -> None:
-        """After the jobs that may wait for those of a schedule."""
+        """Add the schedules. Call this after adding the jobs that may wait for jobs of a schedule."""
         numbers = {job.job_id: number for number, job in enumerate(self.others)}
         for name, record in self._schedules.items():
             moments, jobs = self._moments[name], self._schedule_jobs[name]
@@ -221,7 +226,7 @@ class RecordedGroups:
         return ScheduleRecord(schedule, ScheduleState(begin), record.version)
 
     def notes(self) -> Iterator[str]:
-        """What is not played by the rules."""
+        """Sentences about jobs of schedules that are not played by the schedule's rules."""
         old = sum(
             job.job_id in self._trail.fired and self._trail.fired[job.job_id].moment is not None
             for job in self.others
@@ -234,18 +239,19 @@ class RecordedGroups:
 
 
 def _others(jobs: Iterable[Job], works: Mapping[JobId, PlayedWork]) -> list[PlayedWork]:
-    """What a job may do of which nothing was recorded: what others of the same array or schedule did."""
+    """The works that a job without a record may have: those of other jobs of the same array or schedule."""
     return [works[job.job_id]._replace(canceled_at=None) for job in jobs if job.state in _DID_ITS_WORK]
 
 
-#: What can be tried of a schedule.
+#: The fields of a schedule that a simulation can change.
 _FIELDS: Final = ("cron", "every_sec", "zone", "overlap", "missed")
 
 
 def change_schedules(load: Load, changes: Mapping[str, Mapping[str, str]], *, most_units: int) -> Load:
     """
-    The load with other schedules: by name, the fields that differ. They hold from where the play of the schedule
-    begins. ValueError: there is no such schedule or field. BadIntent: it cannot be.
+    The load with changed schedules. `changes`: by name of the schedule, its new fields, which are valid from
+    where the play of the schedule begins. ValueError: there is no such schedule or field. BadIntent: a value
+    is wrong.
     """
     if not changes:
         return load
@@ -284,5 +290,5 @@ def _changed(arrival: ScheduleArrival, fields: Mapping[str, str], most_units: in
 
 
 def _anchor(before: ScheduleRecord, values: Mapping[str, Any]) -> Moment:
-    """A new interval counts from where the play of the schedule begins."""
+    """The anchor of the interval: for a new interval, where the play of the schedule begins."""
     return before.state.last_moment if values.get("every_sec") else before.schedule.anchor

@@ -1,6 +1,6 @@
 """
-Which settings a play follows, and why it does not follow the others. A setting that is tried and not played is
-named, so that no figure is taken for the effect of a setting that has none.
+Which settings a play follows, and why it does not follow the others. `penstock simulate` names each tried
+setting that is not played: a difference between two plays is not its effect.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class UnplayedSetting(NamedTuple):
 
 def unplayed(keys: Iterable[str], *, host_load: bool, fixed: bool) -> list[UnplayedSetting]:
     """
-    Those of these settings that the play does not follow. `host_load`: the load of the hosts is given. `fixed`:
-    the capacity is a number, so the load does not matter.
+    The settings among `keys` that a play does not follow, with the reason. `host_load`: the load of the hosts
+    is given. `fixed`: the capacity is a number, so the load does not matter.
     """
     return [UnplayedSetting(key, why) for key in keys if (why := _why(key, host_load=host_load, fixed=fixed))]
 
@@ -78,7 +78,10 @@ def _why(key: str, *, host_load: bool, fixed: bool) -> str:
 
 
 def general_name(key: str) -> str:
-    """`addons.mail.weight` is one of the settings `addons.weight`; `caps.types.x` one of `caps.types`."""
+    """
+    The setting without a name in it: `addons.weight` for `addons.mail.weight`, `caps.types` for
+    `caps.types.x`.
+    """
     parts = key.split(".")
     if parts[0] == "addons":
         return f"addons.{parts[-1]}"
