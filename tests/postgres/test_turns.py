@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+from threading import get_ident
 
 import pytest
 from msgspec.structs import replace
 from tests.postgres.conftest import JOB, decider, exchange, tick
+from tests.waiting import until
 
 from penstock.core.jobs import changes
 from penstock.core.jobs.dependencies import Dependency
@@ -17,6 +19,7 @@ from penstock.core.jobs.states import JobState, Schedules
 from penstock.core.jobs.types import SECOND
 from penstock.stores.api import Admit, Apply, Complete, CompletedDispatch, Depth, Query, Submit, committed
 from penstock.stores.postgres.database import Database, DatabaseSession
+from penstock.stores.postgres.pipeline import PipelineConnection
 from penstock.stores.postgres.store import PostgresStore
 
 SOAK = "PENSTOCK_SOAK" in os.environ
@@ -89,17 +92,28 @@ def test_a_turn_leaves_nothing_to_the_garbage_collector(store):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The names of what is asked, a list for each round trip. How far it looks (`_from`) depends on how long looks have taken."""
+    """
+    The names of what is asked, a list for each round trip before that of the COMMIT. How far it looks (`_from`) depends on
+    how long looks have taken.
+    """
     trips = []
-    together = DatabaseSession.execute_many
+    together, flush = DatabaseSession.execute_many, DatabaseSession.flush
 
-    def noted(session, *calls):
+    def note(calls):
         names = [name.removesuffix("_from") for name, _ in calls]
         if not {"notify_unsynced", "committed_events"} & {*names}:  # the bell's, which come when they come
             trips.append(names)
+
+    def noted(session, *calls):
+        note(calls)
         return together(session, *calls)
 
+    def noted_flush(session, *calls):
+        note([*session.deferred, *calls])
+        return flush(session, *calls)
+
     monkeypatch.setattr(DatabaseSession, "execute_many", noted)
+    monkeypatch.setattr(DatabaseSession, "flush", noted_flush)
     return trips
 
 
@@ -172,6 +186,55 @@ def test_only_while_a_job_waits_for_another_are_the_children_of_completed_jobs_l
     asked.clear()
     committed(store, Complete([CompletedDispatch(last.dispatch_id)]))
     assert "dispatches_with_dependencies" not in [name for names in asked for name in names]
+
+
+def test_a_child_starts_four_round_trips_after_the_end_of_its_parent(store, asked):
+    """The fourth is that of the start and the COMMIT."""
+    dispatch, child = family(store, waiting=1)
+    asked.clear()
+    [started] = exchange(store, [dispatch])
+
+    assert child == started.job_id
+    assert asked == [
+        [
+            *("complete", "dispatches_with_dependencies", "lock_ledger", "accounts"),
+            *("step_into_line", "heads", "spent", "opening"),
+        ],
+        ["lock_children", "lock_groups_of", "children"],
+        ["settle_dependencies", "release_children", "heads"],
+    ]
+
+
+@pytest.fixture
+def reads(store, monkeypatch):
+    """How many round trips there were, without those of other threads."""
+    exchange, trips, here = PipelineConnection.exchange, [], get_ident()
+
+    def count(con, calls, behind=()):
+        if get_ident() == here:
+            trips.append(len(calls))
+        return exchange(con, calls, behind)
+
+    monkeypatch.setattr(PipelineConnection, "exchange", count)
+    return trips
+
+
+def test_a_read_is_one_round_trip(store, reads):
+    [receipt] = committed(store, Submit([JOB]))
+    store.job(receipt.job_id)
+    reads.clear()
+    for _ in range(3):
+        assert receipt.job_id == store.job(receipt.job_id).job_id
+
+    assert 3 == len(reads)
+
+
+def test_no_transaction_is_left_open_by_a_read(postgres_server, store):
+    store.job("unknown")
+    [con] = store.database._idle
+    state = f"SELECT state FROM pg_stat_activity WHERE pid = {con.info.backend_pid}"
+
+    until(lambda: "idle" == postgres_server.run(state))
 
 
 @pytest.fixture

@@ -54,9 +54,10 @@ class PostgresArrayRows:
         return {job_id: JobState(state) for job_id, state in rows}
 
     def first_again(self, array_id: JobId, chunk: int, size: int) -> list[int]:
-        self._session.flush()  # this transaction may have changed the indices
         values = {"array_id": array_id, "chunk": chunk, "most": size}
-        return indices_in(map(index_chunk, self._session.execute("indices_again", values)))
+        # behind the deferred statements, which may have changed the indices
+        [rows] = self._session.flush(("indices_again", values))
+        return indices_in(map(index_chunk, rows))
 
     def change_group(self, group: JobGroup, *, is_new: bool) -> None:
         if is_new:

@@ -90,6 +90,10 @@ class DatabaseSession:
         self.has_dependencies = False
         self.finishing = False
 
+    @property
+    def has_begun(self) -> bool:
+        return not self._begin
+
     def execute(self, name: str, values: Values = None) -> list[Any]:
         return self.execute_many((name, values))[0]
 
@@ -114,21 +118,27 @@ class DatabaseSession:
         """
         self.defer(name, EarlyRows(values, use))
 
-    def flush(self) -> None:
-        """Run the deferred statements now, so that the next statement sees their effect."""
-        self._run_deferred(())
+    def flush(self, *calls: tuple[str, Values]) -> list[list[Any]]:
+        """
+        Run the deferred statements now, and in the same round trip `calls`, which see their effect. Return the
+        rows of the calls.
+        """
+        if not (self.deferred or calls):
+            return []
+        answers = self._run_deferred([(self._sql[name], values) for name, values in calls])
+        return answers[len(answers) - len(calls) :]
 
     def finish(self) -> None:
-        if self.deferred or not self._begin:
+        if self.deferred or self.has_begun:
             self.finishing = True
             notice = self._notice() if self.has_events else None
             self._run_deferred(
                 [(COMMIT, None)], [] if notice is None else [(self._sql[notice[0]], notice[1])]
             )
 
-    def _run_deferred(self, more: Sequence[Call], behind: Sequence[Call] = ()) -> None:
+    def _run_deferred(self, more: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
         deferred, self.deferred = self.deferred, []
-        self._run([*((self._sql[name], values) for name, values in deferred), *more], behind)
+        return self._run([*((self._sql[name], values) for name, values in deferred), *more], behind)
 
     def _run(self, calls: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
         begin, self._begin = self._begin, ()
@@ -187,12 +197,10 @@ class Database:
 
     def lock(self, session: DatabaseSession, *calls: tuple[str, Values]) -> tuple[Moment, list[list[Any]]]:
         """
-        Run statements that lock, then read the moment, the batch number, and whether a dependency exists:
-        these must be newer than any lock for which the statements waited.
+        Run the deferred statements and then statements that lock. Then read the moment, the batch number, and
+        whether a dependency exists: these must be newer than any lock for which the statements waited.
         """
-        *answers, [(now, session.batch, session.has_dependencies)] = session.execute_many(
-            *calls, ("opening", None)
-        )
+        *answers, [(now, session.batch, session.has_dependencies)] = session.flush(*calls, ("opening", None))
         session.token = uuid7()
         return now if self._clock is None else self._clock(), answers
 
@@ -256,8 +264,8 @@ class Database:
             with self.connection() as con:
                 session = DatabaseSession(con, self.sql, self._begin(begin))
                 result = work(session)
-                if begin:
-                    session.finish()
+                if begin and session.has_begun:
+                    con.send_behind([(COMMIT, None)])  # it changes nothing: no caller waits for it
                 return result
 
         with self.failures():

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.core.jobs.changes import Change, Note
 from penstock.core.jobs.dependencies import DependencyStatus
-from penstock.core.jobs.groups import FIRST_GROUP, JobGroup
+from penstock.core.jobs.groups import JobGroup
 from penstock.core.jobs.job import Job
 from penstock.core.jobs.ordering import Aging
 from penstock.core.jobs.states import JobState
@@ -40,7 +40,8 @@ class PostgresDependencyRows:
     ) -> None:
         self._session, self._effects, self._classes, self._aging = session, effects, classes, aging
         self._parents_locked = parents_locked
-        self._locked: set[JobId] = set()
+        #: Locked, as they were before this transaction.
+        self._groups: dict[int, JobGroup] = {}
         self._deferred: list[tuple[str, Values]] = []
         self.has_released = False
 
@@ -50,14 +51,10 @@ class PostgresDependencyRows:
 
     def children(self, ends: Sequence[StateMove], limit: int) -> list[OpenDependency]:
         values = [array([end.no for end in ends]), array([end.after for end in ends]), limit]
-        rows = self._session.execute("children", values)
-        ids = sorted({row[4] for row in rows if row[3] < FIRST_GROUP} - self._locked)
-        if ids:  # no transaction adds a child to a locked parent, so the second query finds no other rows
-            self._locked.update(ids)
-            jobs = {"ids": array(ids)}
-            *_, rows = self._session.execute_many(
-                ("lock_jobs", jobs), ("lock_queued", jobs), ("children", values)
-            )
+        _, groups, rows = self._session.flush(
+            ("lock_children", values), ("lock_groups_of", values[:1]), ("children", values)
+        )
+        self._groups |= {no: group_from(row) for no, *row in groups}
         # A child that ends in this transaction still has its row in the database's queue.
         changed = self._effects.jobs
         return [
@@ -115,8 +112,10 @@ class PostgresDependencyRows:
         """
         The batches, locked after the jobs and dispatches that end: the order in which a submit locks them.
         """
-        rows = self._session.execute("groups_by_no", {"nos": array(nos)})
-        return {no: group_from(row) for no, *row in rows}
+        if unread := [no for no in nos if no not in self._groups]:
+            rows = self._session.execute("groups_by_no", {"nos": array(unread)})
+            self._groups |= {no: group_from(row) for no, *row in rows}
+        return {no: self._groups[no] for no in nos}
 
     def set_groups(self, groups: Mapping[int, JobGroup], notes: Sequence[Note]) -> None:
         for _, group in sorted(groups.items()):
@@ -180,9 +179,9 @@ def depend(
     `new_dependencies`.
     """
     session.defer("insert_dependencies", columns(list(dependencies)))
-    session.flush()
     ids = sorted({child for _, child, *_ in dependencies})
-    new = [no for no, _ in session.execute("known_jobs", {"ids": array(ids)})]
+    [known] = session.flush(("known_jobs", {"ids": array(ids)}))
+    new = [no for no, _ in known]
     rows = resolve_moves(session, effects, classes, aging, new)
     effects.defer(session, classes)
     rows.defer()
@@ -199,5 +198,5 @@ def resolve_pending(
         effects.defer(session, classes)
         rows.defer()
         effects.writes.defer(session)
-        session.flush()
-    return int(session.execute("pending_ends")[0][0])
+    [[(left,)]] = session.flush(("pending_ends", None))
+    return int(left)

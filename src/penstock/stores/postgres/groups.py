@@ -46,9 +46,7 @@ def add_batch(
     for note in submit_batch(group, operation.by).notes:
         writes.note(now, note)
     writes.defer(session)
-    session.flush()
     receipts = submits.submit_all_in(session, Submit(operation.intents, operation.depth))
-    session.flush()
     # A closed batch without members has ended.
     change_batch(session, database, submits.rows, group.group_id, settle)
     return receipts
@@ -80,8 +78,7 @@ def change_group(
     """
     Change a batch or array. Runs deferred statements first. `writes`: gets the events; the caller defers it.
     """
-    session.flush()
-    found = session.execute("lock_groups", {"ids": array([group_id])})
+    [found] = session.flush(("lock_groups", {"ids": array([group_id])}))
     if not found:
         return GroupRow(None)
     no, before = found[0][0], group_from(found[0][1:])
@@ -94,7 +91,6 @@ def change_group(
     move = group_move(no, before, change.group)
     if move is None:
         return GroupRow(change.group)
-    session.flush()
     effects = Effects(now, writes=writes)
     dependencies = PostgresDependencyRows(session, effects, rows.classes, rows.ordering.aging)
     resolve(dependencies, [move])

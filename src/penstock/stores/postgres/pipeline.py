@@ -240,6 +240,17 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
             raise failure
         return answers
 
+    def send_behind(self, calls: Sequence[Call]) -> None:
+        """Without a round trip. The results are received with the next one."""
+        self._receive_behind()
+        try:
+            self.pgconn.enter_pipeline_mode()
+            self._behind = self._send_all(calls)
+            self.pgconn.flush()
+        except BaseException:
+            self.close()
+            raise
+
     def _receive_behind(self) -> None:
         """Receive the outstanding results. Raises if the connection is lost, and not if the calls failed."""
         if self._behind:

@@ -242,14 +242,10 @@ class RoundAttempt:
         if not admissions:
             effects.writes.accounts = state.accounts(effects.ended)
             effects.writes.defer(session)
-        if admissions and released:  # the first round must see the released jobs
-            session.flush()
-            batch = session.batch
-            state = _LockedState(self._batcher, session, self._keys, admissions)
-            session.batch = batch  # rows of new jobs of arrays name this batch of events
+        if admissions and released:
+            state.look_again(session)
         for number, admission in enumerate(admissions):
             if number:
-                session.flush()
                 state = _LockedState(self._batcher, session, self._keys, admissions)
                 effects = Effects(state.now)
             started.append(self._round(session, admission, state, effects))
@@ -343,13 +339,23 @@ class _LockedState:
         self.end_rows, answers = answers[: len(first)], answers[len(first) :]
         self.arrays = answers.pop(0) if of_arrays else []
         self._ledger, self._accounts, *rows = answers
+        self._scan_hint = batcher.scan_hint
         if admissions:
             _, heads, *spent = rows
-            self.heads = Heads(heads, most, everything=look[0] == "heads")
-            batcher.scan_hint.has_read(self.heads)
+            self._read_heads(heads, most, look)
             if spending and periods != (periods := _periods(self.now)):  # midnight has just passed
                 spent = [session.execute("spent", periods)]
             self._spent = spent_from(chain.from_iterable(spent), periods["day"])
+
+    def look_again(self, session: DatabaseSession) -> None:
+        """Read the heads behind the deferred statements: the first round must see the released jobs."""
+        most, look = self._scan_hint.call(0)
+        [heads] = session.flush(look)
+        self._read_heads(heads, most, look)
+
+    def _read_heads(self, rows: Sequence[Any], most: int, look: tuple[str, Values]) -> None:
+        self.heads = Heads(rows, most, everything=look[0] == "heads")
+        self._scan_hint.has_read(self.heads)
 
     def accounts(self, ended: Ended) -> dict[AddonId, Account]:
         """A copy of the accounts after these dispatches returned their units."""

@@ -228,7 +228,6 @@ class SubmitBatcher(GroupCommit):
         classes, ordering = self.rows.classes, self.rows.ordering
         for group in batch.grown_groups():
             session.defer("set_group", changed_group_values(group))
-        session.flush()
         now, _ = self._database.lock(session)  # also gives the next events a batch of their own
         effects = Effects(now)
         depend(session, batch.dependencies, effects, classes, ordering.aging)

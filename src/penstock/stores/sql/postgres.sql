@@ -478,6 +478,10 @@ FROM penstock.queue q WHERE q.line > 0 AND q.no = ANY(%(nos)s::bigint[]);
 -- name: dispatches_by_id
 @dispatch_columns WHERE d.dispatch_id = ANY(%(ids)s::text[]);
 
+-- name: job_results
+SELECT j.job_id, j.state, d.result FROM penstock.job_full j
+LEFT JOIN penstock.dispatch d ON d.dispatch_id = j.job_id || '.' || j.fence AND j.state = 'DONE' WHERE j.job_id = ANY(%(ids)s::text[]);
+
 -- name: attempts
 @dispatch_columns WHERE d.dispatch_id > %(job_id)s || '.' AND d.dispatch_id < %(job_id)s || '/' ORDER BY d.fence;
 
@@ -652,6 +656,22 @@ parent (job_id, no) AS (
     UNION ALL
     SELECT group_id, no FROM penstock.job_group WHERE group_id = ANY(%(parents)s::text[]))
 SELECT w.group_id, p.job_id FROM waiting w JOIN parent p ON p.no = w.no WHERE p.job_id <> w.group_id;
+
+-- name: lock_children
+-- Those that `children` finds: the jobs, then their places in the queue. Nothing adds a child to a parent that is locked.
+WITH locked AS MATERIALIZED (
+    SELECT no FROM penstock.job WHERE no = ANY(ARRAY(
+        SELECT d.child FROM unnest(%s::bigint[], %s::bigint[]) AS ended (no, after) CROSS JOIN LATERAL (
+            SELECT d.child FROM penstock.dependency d CROSS JOIN LATERAL (SELECT FROM penstock.queue WHERE no = d.child OFFSET 0) AS q
+            WHERE d.parent = ended.no AND d.status = 'open' AND d.child > ended.after ORDER BY d.child LIMIT %s) AS d))
+    ORDER BY no FOR UPDATE)
+SELECT no FROM penstock.queue WHERE no = ANY(ARRAY(SELECT no FROM locked)) ORDER BY no FOR UPDATE;
+
+-- name: lock_groups_of
+-- The groups that these jobs and groups are members of.
+@group_columns WHERE g.no = ANY(ARRAY(
+    SELECT child FROM penstock.dependency WHERE parent = ANY(%s::bigint[]) AND status = 'open' AND child > 4611686018427387904))
+ORDER BY g.no FOR UPDATE;
 
 -- name: children
 -- Those that are queued: one that failed is judged again when it is retried. The parent is as its end says. And batches, of their members.
