@@ -71,6 +71,22 @@ def started(kit):
     return {dispatch.job_id for dispatch in kit.tick(lease=True)}
 
 
+def test_only_a_job_that_is_done_has_a_result(kit):
+    [done, canceled, other, waiting] = [job_id for _ in range(4) for job_id in kit.submit()]
+    start(kit, done)
+    complete(kit, done, other)
+    cancel(kit, canceled)
+    kit.end(start(kit, waiting), EndReason.RELEASED)
+    results = kit.store.job_results([waiting, done, "no such job", canceled, other])
+
+    assert results == {
+        done: (JobState.DONE, '"result"'),
+        other: (JobState.DONE, '"result"'),
+        canceled: (kit.store.job(canceled).state, None),
+        waiting: (JobState.QUEUED, None),
+    }
+
+
 def test_a_child_waits_in_the_queue_and_in_no_line_until_its_parent_is_done(kit):
     [parent] = kit.submit()
     child = child_of(kit, parent)

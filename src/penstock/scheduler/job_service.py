@@ -36,7 +36,6 @@ from penstock.core.jobs.types import (
     EndReason,
     JobId,
     Money,
-    dispatch_id_of,
     member_of,
 )
 from penstock.core.jobs.viewer import Viewer
@@ -461,15 +460,14 @@ class JobService:
         ids: list[JobId] = []
         for dependency in job.intent.after:
             ids += self._members(dependency.job_id) if is_batch_id(dependency.job_id) else [dependency.job_id]
-        parents = {parent.job_id: parent for parent in self._store.jobs(ids)}
-        last = [dispatch_id_of(p.job_id, p.fence) for p in parents.values() if p.state is JobState.DONE]
-        results = {d.job_id: d.result for d in self._store.dispatches(last).values()}
+        results = self._store.job_results(ids)
         room, texts = MAX_PAYLOAD, []
         for job_id in ids:
-            result = results.get(job_id) or "null"
+            state, result = results.get(job_id, (None, None))
+            result = result or "null"
             room -= len(result)
-            state = f'"{parents[job_id].state}"' if job_id in parents else "null"
-            texts.append(f'["{job_id}",{state},{result if room >= 0 else "null"}]')
+            name = "null" if state is None else f'"{state}"'
+            texts.append(f'["{job_id}",{name},{result if room >= 0 else "null"}]')
         return f"[{','.join(texts)}]"
 
     def _members(self, batch: JobId) -> list[JobId]:

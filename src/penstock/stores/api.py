@@ -623,6 +623,10 @@ class Reads(Protocol):
         """In one read; those that do not exist are left out."""
         ...
 
+    def job_results(self, job_ids: Sequence[JobId]) -> dict[JobId, tuple[JobState, str | None]]:
+        """The state of each job, and the result of a job that is DONE; jobs that do not exist are left out."""
+        ...
+
     def attempts(self, job_id: JobId) -> list[Dispatch]: ...
 
     def live(

@@ -182,6 +182,13 @@ class SqlReads(ABC, Generic[S]):
         rows = self._dispatch_rows(session, dispatch_ids)
         return {each.dispatch_id: each for each in self.classes.dispatches(session, rows)}
 
+    def job_results(self, job_ids: Sequence[JobId]) -> dict[JobId, tuple[JobState, str | None]]:
+        def read(session: S) -> dict[JobId, tuple[JobState, str | None]]:
+            rows = session.execute("job_results", {"ids": session.array(job_ids)})
+            return {job_id: (JobState(state), result) for job_id, state, result in rows}
+
+        return self._snapshot(read)
+
     def attempts(self, job_id: JobId) -> list[Dispatch]:
         def read(session: S) -> list[Dispatch]:
             return self.classes.dispatches(session, session.execute("attempts", {"job_id": job_id}))

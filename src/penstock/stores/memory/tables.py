@@ -203,6 +203,15 @@ class MemoryTables:
         with self._lock:
             return {each: self._dispatches[each] for each in dispatch_ids if each in self._dispatches}
 
+    def job_results(self, job_ids: Sequence[JobId]) -> dict[JobId, tuple[JobState, str | None]]:
+        with self._lock:
+            jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
+            return {job.job_id: (job.state, self._result(job)) for job in jobs}
+
+    def _result(self, job: Job) -> str | None:
+        last = self._dispatches.get(dispatch_id_of(job.job_id, job.fence))
+        return None if job.state is not JobState.DONE or last is None else last.result
+
     def attempts(self, job_id: JobId) -> list[Dispatch]:
         with self._lock:
             attempts = [d for d in self._dispatches.values() if d.job_id == job_id]

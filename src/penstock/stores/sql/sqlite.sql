@@ -347,6 +347,10 @@ FROM dispatch_full d
 @dispatch_columns WHERE d.fence = :fence AND d.number = coalesce((SELECT no FROM job WHERE job_id = :job_id),
     (SELECT no FROM active_dispatch WHERE standalone_lease = :dispatch_id), (SELECT job_no FROM ended_dispatch WHERE standalone_lease = :dispatch_id));
 
+-- name: job_results
+SELECT j.job_id, j.state, a.result FROM json_each(:ids) AS asked CROSS JOIN job_full j ON j.job_id = asked.value
+LEFT JOIN ended_dispatch a ON a.job_no = j.no AND a.fence = j.fence AND j.state = 'DONE';
+
 -- name: attempts
 @dispatch_columns WHERE d.number = (SELECT no FROM job WHERE job_id = :job_id) ORDER BY d.fence;
 
