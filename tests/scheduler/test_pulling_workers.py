@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.types import AddonId
 from penstock.core.jobs.workers import WorkerKinds
+from penstock.scheduler.dispatcher import FOR_EVER, PullingWorkers, RoundWorkers
 
 ANY, A, B = WorkerKinds(), WorkerKinds(AddonId("a")), WorkerKinds(AddonId("b"))
 A_T = WorkerKinds(AddonId("a"), frozenset({"t"}))
@@ -82,3 +84,18 @@ def test_explain_tells_of_the_worker_that_asked_last(kit):
         "Waiting for 0 s. It waits for a worker to claim it. A worker that may claim it last asked 12 s ago.",
     )
     assert "reserved" in kit.job_service.explain(job).text
+
+
+def test_a_place_left_for_a_job_does_not_depend_on_which_worker_claimed_last():
+    kinds = {"addon": B, "library": WorkerKinds(job_types=frozenset({"t"}))}
+    classes = [AdmissionClass(AddonId(addon), "t", 1) for addon in "ba"]
+
+    def places(*claimed):
+        workers = PullingWorkers()
+        for name in claimed:
+            workers.came(kinds[name], FOR_EVER)
+            workers.has_room(name, kinds[name], 1, FOR_EVER)
+        round_workers = RoundWorkers(workers, 0)
+        return [round_workers.take_place(each) for each in classes]
+
+    assert places("addon", "library") == places("library", "addon")

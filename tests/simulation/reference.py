@@ -166,7 +166,8 @@ class Scene:
             record = replace(schedule.record, version=1)
             self.works[record.schedule.intent.payload] = schedule.works
             committed(self.store, ChangeSchedule(ScheduleChange(self.now, record.name, 0, record)))
-            self.moment(record.next_moment)
+            if record.next_moment is not None:  # perhaps the moment at which the play begins
+                heapq.heappush(self.moments, record.next_moment)
 
     def submit_array(self, array):
         record, _ = self.arrays.submit(array.intent, array.indices)

@@ -483,7 +483,9 @@ class RoundWorkers:
         """The workers present now. Made on first use: a worker that claims every class needs none of it."""
         present = self._workers.at(self._now)
         mine = _key(self._name, self._here)
-        self._places = [(kinds, room) for key, (kinds, room) in present.free.items() if key != mine]
+        # By name: which of two equally narrow workers has a place left must not depend on who claimed last.
+        names = sorted((key for key in present.free if key != mine), key=str)
+        self._places = [present.free[key] for key in names]
         return present
 
 
