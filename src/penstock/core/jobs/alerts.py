@@ -1,8 +1,8 @@
 """
-Alerts, how often one repeats, and which addresses a webhook may call.
+Alerts, how often an alert repeats, and which addresses a webhook may call.
 
-An alert is an event, written in the transaction of its cause, so none is lost and none is made up. `key`
-names the occasion: two deliveries with one key are one alert.
+An alert is an event in the transaction of its cause, so no alert is lost and none is false. `key` names the
+occasion: two deliveries with the same key are one alert.
 
 A delivery checks the address that it connects to, and uses that address: a name may resolve to another
 address a second later.
@@ -45,7 +45,7 @@ class SentAlert(NamedTuple):
 
 
 class Repeats:
-    """Send one alert per key and window, and with the next one how many were held back."""
+    """Lets one alert per key and window through, and counts those that are held back."""
 
     MOST: Final = 10_000
 
@@ -64,8 +64,7 @@ class Repeats:
 
     def forget(self, now: Moment) -> None:
         """
-        Forget keys whose window is over, and the oldest when there are too many: jobs make up keys without
-        end.
+        Forget keys whose window is over, and the oldest if there are too many: each job may bring a new key.
         """
         self.sent = {k: t for k, t in self.sent.items() if t.held or t.at <= now < t.at + self._window}
         for key in list(self.sent)[: max(0, len(self.sent) - self.MOST)]:

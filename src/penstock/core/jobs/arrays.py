@@ -1,15 +1,14 @@
 """
 Arrays: one submit that stands for many jobs, one for each index (SPEC TD-3).
 
-Index 17 of array X is the job `X_17`, made when a place becomes free: at most `at_once` jobs of an array
-exist before their end. The end of one makes the next, so an array of 100,000 costs neither 100,000 rows at
-once nor a scan.
+Index 17 of array X is the job `X_17`. At most `at_once` jobs of an array exist that have not ended; the end
+of one makes the next. So an array of 100,000 indices needs neither 100,000 rows at once nor a scan.
 
-What the array remembers is small: how many indices were made, which of them live, and how many ended in which
-way. Which indices failed, and which of those wait for another run, stands beside it, as bits in chunks
-(`IndexChunk`): an end writes the chunk of its index, however many failed before. Jobs of indices may be
-pruned; the array's result stays. Every decision can be made again from the states of the jobs that live, so an
-end that was missed is only seen later.
+The row of an array is small: how many indices have become jobs, which of these have not ended, and how many
+ended in each state. Other rows record, as bits in chunks (`IndexChunk`), which indices failed and which of
+those wait for another run: an end writes only the chunk of its index. Jobs of indices may be pruned; the
+array's result stays. The states of the jobs that have not ended are enough for every decision, so an end that
+was missed is counted later.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ LARGEST_INDEX: Final = 999_999_999
 MOST_RANGES: Final = 1_000
 #: How many jobs of an array without `%n` exist at once before their end.
 WINDOW: Final = 256
-#: How many indices have their bits in one number, which both databases take.
+#: How many indices have their bits in one integer: both databases take 63.
 CHUNK: Final = 60
 _RANGE: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 _SPEC_WORDS: Final = "indices such as 1-1000, 0,5,7-9 or 1-1000%8, where 8 run at once"
 
 
 class IndexRange(NamedTuple):
-    """Both ends belong to it."""
+    """The indices from `first` to `last`, both included."""
 
     first: int
     last: int
@@ -55,7 +54,10 @@ class IndexRange(NamedTuple):
 
 
 class ArraySpec(NamedTuple):
-    """Which indices, in order and without overlap, and how many at once; None: as many as there is room for."""
+    """
+    The indices of an array, in order and without overlap, and how many of them may run at once; None: as many
+    as the scheduler starts.
+    """
 
     ranges: tuple[IndexRange, ...]
     at_once: int | None = None
@@ -69,7 +71,7 @@ class ArraySpec(NamedTuple):
         return sum(last - first + 1 for first, last in self.ranges)
 
     def slice(self, position: int, size: int) -> list[int]:
-        """So many indices from a position on, which counts from 0."""
+        """`size` indices from a position on, which counts from 0."""
         indices: list[int] = []
         for first, last in self.ranges:
             length = last - first + 1
@@ -90,7 +92,9 @@ class ArraySpec(NamedTuple):
 
 @lru_cache(maxsize=256)
 def parse_array(text: str) -> ArraySpec:
-    """ValueError says what is wrong with the text. Kept, because every end of a job looks at it several times."""
+    """
+    Parse the text of an array; ValueError says what is wrong. Cached: the end of each of its jobs needs it.
+    """
     indices, percent, limit = text.strip().partition("%")
     at_once = None
     if percent:
@@ -111,7 +115,7 @@ def parse_array(text: str) -> ArraySpec:
 
 
 def array_of(indices: Iterable[int], at_once: int | None = None) -> ArraySpec:
-    """The array of these indices, as the text would give it. ValueError, TypeError."""
+    """The array of these indices. ValueError, TypeError: as `parse_array` checks them."""
     if at_once is not None and not 0 < at_once <= MOST_AT_ONCE:
         raise ValueError(f"at_once must be 1..{MOST_AT_ONCE}, not {at_once}")
     if isinstance(indices, range) and indices.step == 1 and indices:
@@ -127,7 +131,7 @@ def ranges_of(indices: Iterable[int]) -> tuple[IndexRange, ...]:
 
 
 def ranges_text(indices: Iterable[int]) -> str:
-    """`3,7-9`; empty for none."""
+    """Indices as text, such as `3,7-9`; empty if there are none."""
     return ",".join(map(str, ranges_of(indices)))
 
 
@@ -144,7 +148,7 @@ def _range_of(word: str) -> IndexRange:
 
 
 def _merged(ranges: Iterable[IndexRange]) -> Iterator[IndexRange]:
-    """Neighbors as one range."""
+    """The ranges in order, neighbors joined into one."""
     held: IndexRange | None = None
     for each in ranges:
         if held is not None and each.first <= held.last + 1:
@@ -161,7 +165,7 @@ def _merged(ranges: Iterable[IndexRange]) -> Iterator[IndexRange]:
 
 
 class IndexChunk(NamedTuple):
-    """Some of the indices from `number * CHUNK` on: a bit for each."""
+    """A set of indices from `number * CHUNK` on, with a bit for each."""
 
     number: int
     bits: int
@@ -178,7 +182,7 @@ class IndexChunk(NamedTuple):
 
 
 def chunks_of(indices: Iterable[int]) -> list[IndexChunk]:
-    """Each index comes once."""
+    """The chunks of these indices, which must be different."""
     chunks = Counter[int]()
     for index in indices:
         chunks[index // CHUNK] += 1 << index % CHUNK
@@ -186,22 +190,22 @@ def chunks_of(indices: Iterable[int]) -> list[IndexChunk]:
 
 
 def ranges_in(chunks: Iterable[IndexChunk]) -> Iterator[IndexRange]:
-    """Of chunks in order."""
+    """The ranges in chunks, which come in order."""
     return _merged(each for chunk in chunks for each in chunk.ranges)
 
 
 def indices_in(chunks: Iterable[IndexChunk]) -> list[int]:
-    """Of chunks in order."""
+    """The indices in chunks, which come in order."""
     return [index for chunk in chunks for first, last in chunk.ranges for index in range(first, last + 1)]
 
 
-#: The first indices of an array that wait for another run, in order: from this chunk on, and at least so many if there
-#: are as many.
+#: Reads indices that wait for another run, in order: from a chunk on, and at least a number of them if so
+#: many exist.
 FirstAgain: TypeAlias = Callable[[int, int], Sequence[int]]
 
 
 def none_again(chunk: int, size: int) -> Sequence[int]:  # noqa: ARG001 - a `FirstAgain`
-    """For an array none of whose indices waits for another run."""
+    """A `FirstAgain` for an array without indices that wait for another run."""
     return ()
 
 
@@ -209,26 +213,28 @@ def none_again(chunk: int, size: int) -> Sequence[int]:  # noqa: ARG001 - a `Fir
 
 
 def member_id(array_id: str, index: int, turn: int = 1) -> JobId:
-    """`X_17`; after a retry of the array `X_17_2`: a job that failed stays as it was."""
+    """
+    The id of the job of an index: `X_17`; after a retry of the array `X_17_2`, because the failed job stays.
+    """
     again = f"{SEPARATOR}{turn}" if turn > 1 else ""
     return JobId(f"{array_id}{SEPARATOR}{index}{again}")
 
 
 class LiveIndex(NamedTuple):
-    """`number`: the index. `turn`: which run of it this is."""
+    """An index whose job has not ended. `number`: the index. `turn`: which run of it this is."""
 
     number: int
     turn: int
 
 
 def live_index(job_id: str) -> LiveIndex:
-    """The index that `member_id` made this id of."""
+    """The index and turn from which `member_id` made the id."""
     _, number, *turn = job_id.split(SEPARATOR)
     return LiveIndex(int(number), int(turn[0]) if turn else 1)
 
 
 class JobArray(Struct, frozen=True):
-    """What was submitted. `intent`: of each job; its idempotency key is that of the whole array."""
+    """An array as submitted. `intent`: of each job; its idempotency key is the key of the whole array."""
 
     array_id: JobId
     indices: str
@@ -245,15 +251,16 @@ class JobArray(Struct, frozen=True):
 
     @property
     def event_data(self) -> dict[str, Any]:
-        """What each event of the array has."""
+        """The data that each event of the array has."""
         return {"array_id": self.array_id, "addon_id": self.intent.addon_id}
 
 
 class ArrayProgress(Struct, frozen=True):
     """
-    How far an array is. `made`: how many of its indices have become jobs. `live`: those that have not ended.
-    `failed`: how many failed. `again`: how many of these wait for another run, none of them before the chunk
-    `again_from`. `turn`: grows with each retry. `stopped`: the array was canceled, and makes no more jobs.
+    How far an array is. `made`: how many indices have become jobs. `live`: the indices whose jobs have not
+    ended. `again`: how many failed indices wait for another run, all of them in or after the chunk
+    `again_from`; `failed` does not count them. `turn`: grows with each retry. `stopped`: the array was
+    canceled, and makes no more jobs.
     """
 
     made: int = 0
@@ -273,11 +280,11 @@ class ArrayProgress(Struct, frozen=True):
         return self.done + self.failed + self.canceled
 
     def waiting(self, spec: ArraySpec) -> int:
-        """How many indices have no job yet, or no new one."""
+        """How many indices wait for a job: their first one, or the one of another run."""
         return 0 if self.stopped else spec.total - self.made + self.again
 
     def room(self, spec: ArraySpec) -> int:
-        """How many jobs may be made now."""
+        """How many jobs the array may make now."""
         return max(0, min((spec.at_once or WINDOW) - len(self.live), self.waiting(spec)))
 
     def outcome(self, spec: ArraySpec) -> JobState | None:
@@ -289,7 +296,10 @@ class ArrayProgress(Struct, frozen=True):
         return JobState.CANCELED if self.canceled or self.stopped else JobState.DONE
 
     def ended(self, ends: Mapping[LiveIndex, JobState]) -> tuple[ArrayProgress, list[int]]:
-        """Jobs of the array ended. With the indices that failed. One that is not known to live changes nothing."""
+        """
+        The progress after these ends, and the indices that failed. Ends of indices that are not live are
+        ignored.
+        """
         states = [ends[each] for each in self.live if each in ends]
         if not states:
             return self, []
@@ -305,21 +315,21 @@ class ArrayProgress(Struct, frozen=True):
         return progress, failed
 
     def retried(self) -> ArrayProgress:
-        """Every failed index waits for another run."""
+        """The progress when every failed index waits for another run."""
         return replace(
             self, failed=0, again=self.again + self.failed, again_from=0, turn=self.turn + 1, ended_at=None
         )
 
     def stop(self, spec: ArraySpec) -> ArrayProgress:
-        """No more jobs are made. What was never made, or waits for another run, counts as canceled."""
+        """The progress of a canceled array: indices that wait for a job count as canceled."""
         return replace(self, stopped=True, canceled=self.canceled + self.waiting(spec), again=0)
 
     def make(
         self, spec: ArraySpec, first_again: FirstAgain
     ) -> tuple[ArrayProgress, list[LiveIndex], list[int]]:
         """
-        The next indices that become jobs: those that wait for another run first. The last list has these
-        alone.
+        The progress after making jobs, the indices that become jobs, and those of them that had failed.
+        Failed indices that wait for another run come first.
         """
         room = self.room(spec)
         if not room:
@@ -344,6 +354,8 @@ class ArrayProgress(Struct, frozen=True):
 
 
 class ArrayRecord(NamedTuple):
+    """An array, and how far it is."""
+
     array: JobArray
     progress: ArrayProgress
 
@@ -358,9 +370,9 @@ class ArrayRecord(NamedTuple):
 
 class ArrayChange(NamedTuple):
     """
-    A decision about an array: its record from now on, the jobs that it makes, and the events. `failed`: the indices
-    that failed. `repeated`: those that wait for another run no more. `retried`: all failed ones wait for another run;
-    their first jobs are made by a decision of its own (`advance`).
+    A decision about an array: its record from now on, the jobs that it makes, and the events. `failed`:
+    indices that have failed. `repeated`: indices that waited for another run and now have a job. `retried`:
+    all failed indices wait for another run; `advance` then makes their jobs.
     """
 
     record: ArrayRecord
@@ -387,8 +399,8 @@ def advance(
     first_again: FirstAgain,
 ) -> ArrayChange | None:
     """
-    Go on after ends. `states`: of some or all of the jobs that live as far as the array knows. None: nothing
-    has changed, or there is no such array.
+    Count ends and make the next jobs. `states`: of some or all jobs of live indices. None: nothing has
+    changed, or there is no such array.
     """
     if record is None:
         return None
@@ -400,7 +412,10 @@ def advance(
 
 
 def cancel_array(record: ArrayRecord, now: Moment, by: str = "") -> ArrayChange | None:
-    """Make no more jobs. The caller cancels those that live. None: it was canceled, or has ended."""
+    """
+    Cancel the array: it makes no more jobs; the caller cancels the live ones. None: it is canceled or has
+    ended.
+    """
     if record.progress.stopped or record.progress.ended_at is not None:
         return None
     note = Note(EventKind.ARRAY_CANCELED, data={**record.array.event_data, **principal_data(by)})
@@ -408,7 +423,7 @@ def cancel_array(record: ArrayRecord, now: Moment, by: str = "") -> ArrayChange 
 
 
 def retry_array(record: ArrayRecord, by: str = "") -> ArrayChange:
-    """Run the failed indices again. IllegalMove: there are none, or the array was canceled."""
+    """Let the failed indices run again. IllegalMove: there are none, or the array was canceled."""
     array, progress = record.array, record.progress
     if progress.stopped:
         raise IllegalMove("a CANCELED array cannot be retried: submit it again", array_id=array.array_id)
@@ -439,7 +454,7 @@ def _go_on(
     return ArrayChange(ArrayRecord(array, progress), jobs, notes, failed, repeated)
 
 
-#: Decides on an array as it is (None: there is none), by the states of its live jobs. None changes nothing.
+#: Decides about an array (None: there is none) by the states of its live jobs. None: change nothing.
 ArrayDecision: TypeAlias = Callable[
     [ArrayRecord | None, Mapping[JobId, JobState], Moment, FirstAgain], ArrayChange | None
 ]

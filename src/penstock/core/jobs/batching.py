@@ -1,13 +1,14 @@
 """
-When a worker reports what has ended, and how many jobs it claims: one commit, or one request, for many jobs.
+When a worker reports ended attempts, and how many jobs it claims: one commit, or one request, for many jobs.
 
-A pure machine. The library, the SDK worker and the runner each own one. The owner counts (free places, claimed attempts
-that wait, ended ones that are not reported), teaches the machine how long functions run, and carries the plan out.
+`Batching` is a pure machine; the library, the SDK worker and the runner each have one. The owner counts (free
+places, claimed attempts that wait, ended ones that are not reported), records how long functions run, and
+carries out the plan.
 
-While functions are short, more is claimed than places are free: else they would stand still during every commit. Ended
-attempts are reported when half of what is in flight has ended, so that one half runs while the other is written. Very
-short functions on threads would only take the interpreter away from the writer, and where a commit is expensive there
-should be few: then the whole batch is reported together.
+While functions are short, a worker claims more jobs than it has free places, because the places would be idle
+during every commit. It reports ended attempts when half of those in flight have ended, so that one half runs
+while the other is written. Two cases are reported as a whole batch: very short functions on threads, which
+would take the interpreter from the writer, and commits that are expensive.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from msgspec import Struct
 
 from penstock.core.jobs.types import MILLISECOND, Moment, Span
 
-#: This much work may wait for a free place: longer than a commit takes, shorter than a person notices.
+#: How much work may wait for a free place: longer than a commit takes, shorter than a person notices.
 AHEAD: Final[Span] = 20 * MILLISECOND
 MOST_AHEAD: Final = 200
 MOST_AT_ONCE: Final = 500
-#: A smaller report is not worth a commit of its own while others are about to end.
+#: A smaller report is not worth a commit while other attempts are about to end.
 FEW: Final = 32
-#: A function below this has ended before a second thread is awake.
+#: A shorter function ends before a second thread is awake.
 BRIEF: Final[Span] = MILLISECOND // 2
-#: The longest that an ended attempt waits for the other half of its batch.
+#: How long an ended attempt waits at most for the rest of its batch.
 SOON: Final[Span] = 5 * MILLISECOND
-#: The same where a commit is expensive and functions are brief.
+#: The same if commits are expensive and functions are brief.
 HELD: Final[Span] = 20 * MILLISECOND
 #: One duration changes the mean by this fraction.
 _WEIGHT: Final = 16
@@ -36,9 +37,9 @@ _WEIGHT: Final = 16
 
 class BatchPlan(Struct, frozen=True):
     """
-    `report`: this many ended attempts, now. `claim`: this many jobs in the same commit. `wake`: attempts have waited for a
-    while, so sleeping threads should take them. `again_at`: the moment of the next plan if nothing ends before; None: when
-    something ends.
+    What to do now. `report`: how many ended attempts to report. `claim`: how many jobs to claim in the same
+    commit. `wake`: wake sleeping threads, because attempts have waited for a while. `again_at`: when to plan
+    again if no attempt ends before; None: when one ends.
     """
 
     report: int = 0
@@ -49,9 +50,10 @@ class BatchPlan(Struct, frozen=True):
 
 class Batching(Struct):
     """
-    The rules of one worker. `places`: how many attempts run at once. `ahead`: how much work may wait for a place; 0 where
-    handing an attempt over is expensive. `prefetch`: how many attempts may wait, where the user says so. `expensive`: a
-    commit takes round trips to a server. `threads`: functions run on threads of the process that writes.
+    The planner of one worker. `places`: how many attempts run at once. `ahead`: how much work may wait for a
+    place; 0 if handing over an attempt is expensive. `prefetch`: how many attempts may wait, if the user set
+    that. `expensive`: a commit takes round trips to a server. `threads`: functions run on threads of the
+    process that writes.
     """
 
     places: int
@@ -70,9 +72,9 @@ class Batching(Struct):
         self, now: Moment, *, free: int, waiting: int, ended: int, taken_at: Moment = 0, stuck: int = 0
     ) -> BatchPlan:
         """
-        `free`: places without an attempt that is not reported (negative: more are in flight than there are places).
-        `taken_at`: when attempts were last given to the executor; 0: the plan does not wait for the rest of their batch.
-        `stuck`: places whose attempt turns out to be long: nothing is claimed ahead for them.
+        The plan. `free`: places minus unreported attempts, which may be negative. `taken_at`: when the
+        executor last got attempts; 0: do not wait for the rest of their batch. `stuck`: places whose attempt
+        runs long: claim nothing ahead for them.
         """
         wake = waiting > 0 and now >= taken_at + SOON
         if waiting and self.in_one:
@@ -84,7 +86,7 @@ class Batching(Struct):
         ahead = self.claim_ahead(stuck)
         claim = min(MOST_AT_ONCE, max(0, free + report + ahead))
         if not report and claim < ahead // 2:
-            claim = 0  # a commit for each place that becomes free would be one for each job
+            claim = 0  # a claim for each place that becomes free would be a commit for each job
         return BatchPlan(report, claim, wake, now + SOON if waiting else None)
 
     @property
@@ -93,11 +95,11 @@ class Batching(Struct):
 
     @property
     def in_one(self) -> bool:
-        """Whether all that is in flight is reported together."""
+        """Whether all attempts in flight are reported together."""
         return self.expensive or self.brief
 
     def claim_ahead(self, stuck: int = 0) -> int:
-        """How many more attempts than places may be claimed."""
+        """How many attempts may be claimed beyond the places."""
         if self.prefetch is not None:
             return self.prefetch
         if self.mean_run is None or self.mean_run >= self.ahead:

@@ -2,9 +2,8 @@
 Changes: decisions about one job, ready for a store to write.
 
 A change holds what the decider saw (state, fence, phase) and what it decided. The store writes it, with its
-events, in one transaction and only if the job is still as the decider saw it: two deciders may race, one of
-them wins, and neither corrupts. The functions of this file make every change of a job after its submission,
-except its admission.
+events, in one transaction, and only if the job is still as the decider saw it: if two deciders race, one of
+them wins. The functions of this file make every change of a job after its submit, except its admission.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ from penstock.core.jobs.types import AddonId, DispatchId, EndReason, HostId, Job
 
 class Note(Struct, frozen=True, gc=False):
     """
-    An event to write. `of_job`: False for an event that is not part of the job's trail, though a job was the
-    occasion.
+    An event to write. `of_job`: False for an event that a job caused, but that is not part of the job's
+    trail.
     """
 
     kind: EventKind
@@ -60,8 +59,8 @@ class Note(Struct, frozen=True, gc=False):
 
 def principal_data(by: str) -> dict[str, str]:
     """
-    The principal as event data: a token's id, `local` for the daemon's user, `process 123` for a program.
-    Empty if unknown.
+    The principal as event data: a token's id, `local` for the daemon's user, `process 123` for a program. No
+    data if the principal is unknown.
     """
     return {"by": by} if by else {}
 
@@ -85,6 +84,8 @@ def alert_note(alert: Alert) -> Note:
 
 
 class Change(Struct, frozen=True, gc=False):
+    """A decision for the store to write: the moves of a job and its dispatch, and the events."""
+
     at: Moment
     notes: tuple[Note, ...]
     job: JobStep | None = None
@@ -93,8 +94,8 @@ class Change(Struct, frozen=True, gc=False):
 
 class Renewal(Struct, frozen=True, kw_only=True, gc=False):
     """
-    A heartbeat. `spent` is the total of this dispatch, so that a repeated heartbeat counts once. `pid`: of
-    the process that runs it.
+    A heartbeat. `spent`: the total of this dispatch, so that a repeated heartbeat counts once. `pid`: of the
+    process that runs the job.
     """
 
     dispatch_id: DispatchId
@@ -106,7 +107,7 @@ class Renewal(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def _job_step(job: Job, move: Move | None, **more: Any) -> JobStep:
-    """A step from the state that the decider saw. Without a move the job stays in it."""
+    """A step from the state that the decider saw. Without a move the state stays."""
     target = job.state if move is None else step(job.state, move)
     return JobStep(job.job_id, job.state, job.fence, target, **more)
 
@@ -116,10 +117,7 @@ def _dispatch_step(dispatch: Dispatch, target: DispatchPhase, **more: Any) -> Di
 
 
 def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str = "") -> Change:
-    """
-    Turn the reservation into a lease. The dispatch holds its units already, so nothing is admitted a second
-    time.
-    """
+    """Turn a reservation into a lease. The dispatch holds its units already, so this needs no admission."""
     stop_at, stop_for = stop_moment(job.intent.max_runtime_sec, job.intent.max_active_sec, job.active, now)
     return Change(
         at=now,
@@ -151,8 +149,8 @@ def end(
     by: str = "",
 ) -> Change:
     """
-    End the dispatch: its units go back, and `END_RULES` decide the job's next state. `reported`: its worker
-    reported the end.
+    End the dispatch: its units are returned, and `END_RULES` decide the job's next state. `reported`: the
+    worker reported the end, so it counts only while the lease is valid.
     """
     end_result = resolve_end(
         how,
@@ -163,7 +161,7 @@ def end(
         own_delays_sec=job.intent.retry_delays_sec,
     )
     delay, move = end_result.delay, end_result.move
-    # Without a delay the job keeps its age: an interruption that is not its fault must not cost it its place.
+    # Without a delay the job keeps its age: an interruption must not cost it its place.
     since, not_before = (now + delay, now + delay) if delay else (job.ready_at, job.not_before)
     requeued = place(job.intent, since, not_before, ordering) if move is Move.REQUEUE else None
     return Change(
@@ -186,8 +184,8 @@ _COMPLETED = (Note(EventKind.DONE, str(EndReason.COMPLETED)),)
 
 def completed(dispatch_id: DispatchId, now: Moment, result: str | None = None) -> Change:
     """
-    `end` as COMPLETED of the job that runs under this lease, from the lease's id alone. The decider reads
-    nothing, because the store applies the change only if such a job runs under this lease.
+    The change of `end` for a completion, made from the lease's id alone. The decider need not read the job,
+    because the store applies the change only if the job runs under this lease.
     """
     job_id, _, number = dispatch_id.rpartition(".")
     fence = int(number) if number.isdecimal() else 0
@@ -239,11 +237,10 @@ def stop(
     because: Mapping[str, Any] | None = None,
 ) -> Change | None:
     """
-    Tell a leased dispatch to end. It holds its units until the run is gone, or until its lease and `grace`
-    are over: heartbeats no longer renew the lease. It never ends before its lease does, because until then a
-    worker without contact may rightly go on. None: the dispatch is ending already, and the first reason wins.
-    A cancel replaces a reason that would run the job again; the lease keeps its end then, because the run is
-    stopping.
+    Tell a leased dispatch to end. It holds its units until the run has ended, or until its lease and `grace`
+    are over; heartbeats no longer renew the lease. It never ends before its lease, because a worker without
+    contact may continue until then. None: the dispatch is ending already, and the first reason wins. A cancel
+    replaces a reason that would requeue the job; the moment at which the lease ends then stays.
     """
     first, because = dispatch.reason, because or {}
     if dispatch.phase is DispatchPhase.ENDING and first is not None:
@@ -266,10 +263,7 @@ def stop(
 
 
 def prolong(dispatch: Dispatch, until: Moment, now: Moment) -> Change:
-    """
-    Prolong a lease whose worker could not ask for it. Like a heartbeat this is no event: nothing happened to
-    the job.
-    """
+    """Prolong a lease whose worker could not send a heartbeat. Like a heartbeat this makes no event."""
     until = max(dispatch.expires_at, until)
     return Change(at=now, notes=(), dispatch=_dispatch_step(dispatch, dispatch.phase, expires_at=until))
 
@@ -285,10 +279,10 @@ def cancel(
     by: str = "",
 ) -> Change | None:
     """
-    Cancel at once if no run has begun; else tell the run to stop, and the job becomes CANCELED when the run
-    is gone. A run that is stopping for a reason that settles the job ends by that reason, and the trail
-    records the cancel. None: already canceled, which is no error, because the first answer may have been
-    lost.
+    Cancel the job at once if no run has begun; else tell the run to stop, and the job becomes CANCELED when
+    the run has ended. If the run is stopping for a reason that settles the job, that reason stays, and the
+    trail records the cancel. None: the job is canceled already; this is no error, because the first answer
+    may have been lost.
     """
     if job.state is JobState.CANCELED:
         return None
@@ -317,8 +311,8 @@ def release(dispatch: Dispatch, now: Moment, how: EndReason) -> Change:
 
 def retry(job: Job, now: Moment, ordering: Ordering, by: str = "") -> Change:
     """
-    Retry at a person's request, which grants the hard cap and the spending limit once more. The total spent
-    stays on record. A deadline that has passed goes: it would fail the job again at once.
+    Retry a job at a user's request: the hard cap and the spending limit count anew, and the total spent
+    stays. A deadline that has passed is removed, because the job would fail by it again at once.
     """
     intent = job.intent
     if intent.deadline_at is not None and intent.deadline_at <= now:
@@ -334,14 +328,14 @@ def retry(job: Job, now: Moment, ordering: Ordering, by: str = "") -> Change:
 
 
 def _no_longer_unmet(job: Job) -> tuple[str, str] | None:
-    """Clears the denial that says how the job ended: the retried job is judged again."""
+    """Clears the denial of an unmet dependency: the dependencies of a retried job are judged again."""
     return ("", "{}") if job.denied == DEPENDENCY_UNMET else None
 
 
 def miss_dependency(
     job: Job, parent: JobId, state: JobState, condition: ParentCondition, *, fate: Fate, now: Moment
 ) -> Change:
-    """A parent ended in `state`, so that the condition on it does not hold."""
+    """End a job because a parent ended in `state`, so that the condition on it does not hold."""
     move = Move.FAIL if fate is Fate.FAIL else Move.CANCEL
     data = {"parent": str(parent), "condition": str(condition), "state": str(state)}
     ended = _job_step(job, move, denied=(DEPENDENCY_UNMET, json.dumps(data, separators=(",", ":"))))
@@ -355,8 +349,8 @@ def miss_deadline(job: Job, now: Moment) -> Change:
 
 def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering, by: str = "") -> Change:
     """
-    Change priority and times of a queued job. It keeps its age: an edit must not send it to the back of the
-    queue.
+    Change priority and times of a queued job. The job keeps its age, so that an edit does not cost it its
+    place.
     """
     if job.state is not JobState.QUEUED:
         raise IllegalMove(
@@ -376,8 +370,5 @@ def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering, by: str = ""
 
 
 def remark(job: Job, note: Note, now: Moment) -> Change:
-    """
-    Add an event to the job's trail that moves nothing. The store drops it if the job has gone on to another
-    run since.
-    """
+    """Add an event to the job's trail without a move. The store drops it if the job has moved since."""
     return Change(at=now, notes=(note,), job=_job_step(job, None))

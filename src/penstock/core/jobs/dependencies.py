@@ -1,13 +1,13 @@
 """
-Dependencies: a job that waits for the end of other jobs, its parents (SPEC TD-2).
+Dependencies: a job, the child, waits for the end of other jobs, its parents (SPEC TD-2).
 
-Two tables decide, and `docs/dependencies.md` is made from them. `VERDICTS` says for each condition what the
-state of a parent means for it; `FATES` says what becomes of the child. A parent that is BLOCKED has not
-ended: a person will retry or cancel it. A FAILED parent can be retried, so a child with `if_unmet="wait"` goes
-on waiting for that; a parent that is DONE or CANCELED stays so, and no child waits for it in vain.
+Two tables decide, and `docs/dependencies.md` is made from them. `VERDICTS` says what the state of a parent
+means for a condition; `FATES` says what becomes of the child. A BLOCKED parent has not ended: a user will
+retry or cancel it. A FAILED parent can be retried, so a child with `if_unmet="wait"` still waits. A DONE or
+CANCELED parent stays so, and no child waits for it in vain.
 
-A dependency that was met stays met, also when its parent is retried later. A child that failed and is retried
-is judged again, as if it were submitted at that moment.
+A dependency that was met stays met, even if its parent is retried later. The dependencies of a child that
+failed and is retried are judged again, as if it were submitted at that moment.
 """
 
 from __future__ import annotations
@@ -34,24 +34,26 @@ LOCAL: Final = "#"
 
 
 class ParentCondition(StrEnum):
+    """How a parent must end."""
+
     OK = "ok"  # the parent is DONE
     DONE = "done"  # the parent has ended, in whatever way
     FAILED = "failed"  # the parent is FAILED
 
 
 class IfUnmet(StrEnum):
-    """What becomes of the child if a parent ends so that the condition does not hold."""
+    """What becomes of the child if a parent ends and the condition on it does not hold."""
 
     CANCEL = "cancel"
     FAIL = "fail"
     WAIT = "wait"  # for a retry of the parent, if it can be retried
-    ANY = "any"  # the first parent that ends as it must is enough; canceled if none does
+    ANY = "any"  # one parent that ends as it must is enough; the child is canceled if none does
 
 
 class Dependency(Struct, frozen=True, gc=False):
     """
-    `job_id`: the parent (a job, an array, or `batch:NAME`), or `#n` for the job at position n of the same submit.
-    `named`: how the submit named a parent of its own; it is not stored.
+    One parent and the condition on it. `job_id`: a job, an array, or `batch:NAME`; or `#n`, the job at
+    position n of the same submit. `named`: how the submit named a parent of its own, which is not stored.
     """
 
     job_id: JobId
@@ -78,20 +80,22 @@ class StoredDependency(Struct, frozen=True, gc=False):
 
 
 class Verdict(StrEnum):
+    """What the state of a parent means for a condition on it."""
+
     UNDECIDED = "undecided"  # the parent has not ended
     MET = "met"
-    UNMET = "unmet"  # as the parent ended; a retry of the parent may change that
-    IMPOSSIBLE = "impossible"  # the parent stays as it is
+    UNMET = "unmet"  # a retry of the parent may change that
+    IMPOSSIBLE = "impossible"  # the parent stays as it is, so it will never be met
 
 
 class Fate(StrEnum):
-    """What happens to the child."""
+    """What becomes of the child."""
 
     WAIT = "wait"
-    MEET = "meet"  # one parent less to wait for; without any it is ready
+    MEET = "meet"  # it waits for one parent less; after the last one it is ready
     CANCEL = "cancel"
     FAIL = "fail"
-    DROP = "drop"  # this parent no longer matters; without any other the child is canceled
+    DROP = "drop"  # this parent no longer matters; after the last one the child is canceled
 
 
 _RUNS: Final = dict.fromkeys(
@@ -146,17 +150,19 @@ def position(job_id: str) -> int | None:
 
 
 def _one_spelling(job_id: JobId) -> str:
-    """`#01` is `#1`."""
+    """One spelling for each parent: `#01` becomes `#1`."""
     at = position(job_id)
     return job_id if at is None else f"{LOCAL}{at}"
 
 
 def submit_order(intents: Sequence[Intent], waiting: Iterable[tuple[JobId, JobId]] = ()) -> Sequence[int]:
     """
-    The positions in an order in which parents come before their children. BadIntent: a position that is not
-    in this submit, or jobs that wait for each other. A job that exists was submitted without knowing of this submit,
-    but a batch that exists begins to wait for its new members. So `waiting` has pairs of a batch that gets members
-    and a stored parent of this submit that waits for the batch, directly or through others.
+    The positions of a submit, parents before their children. BadIntent: a position is not in this submit, or
+    jobs wait for each other.
+
+    A stored job does not wait for new jobs, but a stored batch begins to wait for its new members. So
+    `waiting` has pairs: a batch that gets members, and a stored parent of this submit that waits for that
+    batch, directly or through others.
     """
     graph: TopologicalSorter[int | JobId] = TopologicalSorter()
     ordered, named = False, set[JobId]()
@@ -213,7 +219,7 @@ def stored_parents(intents: Iterable[Intent]) -> set[JobId]:
 
 
 def unknown_parent(job_id: str) -> NotFound:
-    """Also for a job that the caller may not know."""
+    """The error for a parent that does not exist, or that the caller may not know."""
     what = f"batch {job_id.removeprefix(BATCH_TAG)}" if job_id.startswith(BATCH_TAG) else f"job {job_id}"
     return NotFound(f"after: there is no {what}", field="after", job_id=job_id)
 
@@ -245,7 +251,9 @@ def problems(after: Sequence[Dependency], if_unmet: IfUnmet) -> Iterator[tuple[s
 
 
 def parse(text: str) -> Dependency:
-    """`JOB`, `JOB:ok`, `JOB:done` or `JOB:failed`; `batch:NAME` is a JOB too. ValueError for another condition."""
+    """
+    `JOB`, `JOB:ok`, `JOB:done` or `JOB:failed`; `batch:NAME` is a JOB too. ValueError for another condition.
+    """
     prefix = BATCH_TAG if text.startswith(BATCH_TAG) else ""
     job_id, colon, word = text.removeprefix(prefix).partition(":")
     job_id = prefix + job_id

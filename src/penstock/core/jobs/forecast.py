@@ -1,14 +1,14 @@
 """
-Forecast: how a queued job stands, which jobs go first, and when it will likely start.
+Forecast: what holds a queued job back, which jobs go first, and when it will likely start.
 
 `outlook` uses the same gates and the same order as a round, on the same view of the store, and changes
-nothing. The round itself may hold a job back: others go first and take the units, or the round keeps units
-for one of them. So where no gate refuses, `outlook` tries a round out.
+nothing. A job that no gate refuses may still be held back: others go first and take the units, or the round
+keeps units for one of them. So if no gate refuses, `outlook` tries a round.
 
-A round on a host with endless capacity gives the order; then each job starts, in that order, when its units
-are free on the real host. A run without an expected duration never gives its units back here, so jobs that
-need them get no moment: a guess that looks like a promise is worse than none. Jobs that could run in kept
-units are ignored, so a moment is rather late than early.
+`forecast` gets the order from a round on a host with endless capacity. Then each job starts, in that order,
+when its units are free on the real host. A run without an expected duration never returns its units here, so
+jobs that need them get no moment: no moment is better than a guess. Jobs that could run in kept units are
+ignored, so a moment is rather too late than too early.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from penstock.core.jobs.round import (
 from penstock.core.jobs.start_ranges import StartRange
 from penstock.core.jobs.types import SECOND, AddonId, JobId, Moment
 
-#: Readers do not look further, and a queue of a million must not be counted for a sentence.
+#: How many jobs of a queue are looked at: a queue of a million must not be counted for one sentence.
 MOST_COUNTED: Final = 1_000
 _ENDLESS: Final = 1 << 40
 MOST_NAMED: Final = 5
 
 
 class Ahead(Struct, frozen=True):
-    """A head that goes first. `why`: band, urgent, share or turn, whichever decided."""
+    """A head that goes first. `why`: what decided that: band, urgent, share or turn."""
 
     job_id: JobId | None  # None: a job that the reader may not know
     addon_id: AddonId | None
@@ -65,8 +65,8 @@ class Ahead(Struct, frozen=True):
 
 class Outlook(Struct, frozen=True):
     """
-    How a queued job stands. `reason`: what holds it; None: nothing, and the next round starts it. `head`: it
-    is the first of its ready queue, so rounds decide about it and record denials.
+    The outlook of a queued job. `reason`: why it does not start; None: the next round starts it. `head`:
+    whether it is the first of its ready queue, so that rounds decide about it and record denials.
     """
 
     reason: Reason | None = None
@@ -75,7 +75,7 @@ class Outlook(Struct, frozen=True):
     likely_start_at: Moment | None = None
     head: bool = False
     next_when_ends: JobId | None = None  # the running job whose end is expected to free the units
-    #: The range around the likely start, where enough was learned to tell one.
+    #: The range around the likely start; None: too little was learned.
     start_range: StartRange | None = None
 
 
@@ -83,7 +83,7 @@ NOTHING_HOLDS: Final = Outlook()
 
 
 def outlook(inputs: RoundInputs, job_id: JobId, admission_class: AdmissionClass, ready_at: Moment) -> Outlook:
-    """How this job stands now. For a job that is not ready yet, `ready_at` alone decides."""
+    """The outlook of a job. For a job that is not ready yet, `ready_at` alone decides."""
     view, conditions = inputs.view, inputs.conditions
     waiting, urgent, before = _find(view, job_id, admission_class)
     reason = inputs.gates(admission_class, ready_at=ready_at, urgent=urgent).refusal()
@@ -139,7 +139,7 @@ def _find(
                 if waiting.job_id == job_id:
                     return waiting, line.urgent, position
             longest = max(longest, position + 1)
-    # Further back than MOST_COUNTED, or not ready yet.
+    # It is further back than MOST_COUNTED, or not ready yet.
     return None, False, longest if longest == MOST_COUNTED else 0
 
 
@@ -182,30 +182,32 @@ def _ahead(
 
 
 def _needs_units_alone(inputs: RoundInputs, line: ReadyQueue, head: QueuedJob) -> bool:
-    """Whether the head can start when it has units. A job that waits for anything else is not ahead of any."""
+    """
+    Whether the head only needs units to start. A job that waits for anything else is not ahead of others.
+    """
     offer = inputs.offer(line.admission_class)
     if offer in LEFT:
         return False
-    if offer is Placement.RESERVE and head.fence >= MOST_START_TIMEOUTS:  # each of them made a fence
+    if (
+        offer is Placement.RESERVE and head.fence >= MOST_START_TIMEOUTS
+    ):  # each start timeout raised the fence
         late = inputs.view.start_timeouts(head) >= MOST_START_TIMEOUTS
         if late and not inputs.take_place(line.admission_class):
-            return False  # no worker takes it up, so rounds reserve it no more
+            return False  # no worker takes it up, so rounds do not reserve it
     reason = inputs.gates(line.admission_class, urgent=line.urgent).refusal()
-    if isinstance(
-        reason, NotEnoughUnits
-    ):  # of more units than the load of the machine allows, no end is enough
-        return reason.needs <= reason.capacity
+    if isinstance(reason, NotEnoughUnits):
+        return reason.needs <= reason.capacity  # otherwise the load of the machine must fall
     return reason is None
 
 
 def _why(theirs: Sequence[float], mine: Sequence[float]) -> str:
-    """The first part of the keys that differs; beyond the share it is the turn."""
+    """The name of the first part in which the keys differ; after the share it is the turn."""
     names = ("band", "urgent", "share")
     return next((name for name, a, b in zip(names, theirs, mine, strict=False) if a != b), "turn")
 
 
 def _room_at(admission_view: AdmissionView, conditions: Conditions, cost: int) -> Moment | None:
-    """When enough runs are expected to have ended, if no other job took their units."""
+    """When enough runs are expected to have ended, if no other job takes their units."""
     if cost > conditions.capacity:
         return None
     free = conditions.capacity - admission_view.ledger.units
@@ -218,7 +220,7 @@ def _room_at(admission_view: AdmissionView, conditions: Conditions, cost: int) -
 
 
 def _likely(reason: Reason | None, now: Moment, in_order: Callable[[], Moment | None]) -> Moment | None:
-    """The likely start, only where it follows from known moments. `in_order`: where it follows from the order."""
+    """The likely start, if it follows from known moments. `in_order`: computes it from the order of jobs."""
     match reason:
         case NotReady(until) | BudgetSpent(until=until):
             return until
@@ -231,7 +233,7 @@ def _likely(reason: Reason | None, now: Moment, in_order: Callable[[], Moment | 
 
 
 def try_round(inputs: RoundInputs) -> tuple[RoundResult, Ledger]:
-    """What a round would do now, and the ledger after it. The store stays as it is."""
+    """The result of a round that is not written, and the ledger after it."""
     trial = Trial(inputs.view)
     round_result = run_round(inputs._replace(view=trial), most_picks=MOST_COUNTED)
     return round_result, trial.ledger
@@ -271,7 +273,7 @@ def _starts(
 
 
 class Trial:
-    """A view of the store with a ledger of its own, for a round that must leave no trace."""
+    """A view of the store with a copy of the ledger, for a round that is not written."""
 
     def __init__(self, admission_view: AdmissionView) -> None:
         self._admission_view, self.now = admission_view, admission_view.now

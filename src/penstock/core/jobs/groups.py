@@ -1,24 +1,26 @@
 """
 Groups: a batch or an array as one parent that other jobs can wait for (SPEC TD-3).
 
-A batch is a named set of jobs with callbacks. Its members are the jobs with the tag `batch:NAME`, and that tag is
-also its id: a job that waits for the batch names it in `after` like a job. The row of the batch counts its members
-and how they ended, in the transactions that end them, so it knows how far it is without reading them, and stays
-right when they are pruned. The rules of a batch, for every door and every store:
+A batch is a named set of jobs with callbacks. Its members are the jobs with the tag `batch:NAME`, and that
+tag is also its id: a job that waits for the batch names it in `after` like a job. The row of the batch counts
+its members and their ends, in the transactions that end them. So its progress is known without reading the
+members, and stays right when they are pruned. The rules of a batch are the same for every interface and every
+store:
 
-- It is *open* when it is submitted so, until it is closed. An open batch does not end, so no callback can run
-  before all members are in.
-- It ends when it is closed and no member lives: FAILED if a member failed, else CANCELED if one was canceled, else
-  DONE. A closed batch without members is DONE at once. A BLOCKED member has not ended.
-- Members can be added until it ends. A closed batch can only be added to while a member lives, for example by
-  a member itself.
-- The retry of a failed member takes the end back. What waited for the batch and was released stays released.
+- A batch may be submitted *open*, and stays so until it is closed. An open batch does not end, so its
+  `on_end` callback cannot run before all members are added.
+- A batch ends when it is closed and all members have ended: FAILED if a member failed, else CANCELED if one
+  was canceled, else DONE. A closed batch without members is DONE at once. A BLOCKED member has not ended.
+- Members can be added until the batch ends: to a closed batch only while a member has not ended, for example
+  by that member.
+- The retry of a failed member reopens the batch. Jobs that waited for the batch and were released stay so.
 - A name means one batch, until that batch is pruned. It is pruned like a job, and not while a job waits for it.
 
-An array has a row too, so that a job can wait for it; the array itself decides how it ends.
+An array has such a row too, so that a job can wait for it; the array itself decides how it ends.
 
-Callbacks are jobs that wait for the group: `on_end` for `batch:NAME:done`, `on_failure` for `batch:NAME:failed` with
-`if_unmet` `any`. That last one holds as soon as the first member has failed: `is_failing`.
+Callbacks are jobs that wait for the batch: `on_end` for `batch:NAME:done`, `on_failure` for
+`batch:NAME:failed` with `if_unmet` `any`. The condition of `on_failure` holds as soon as the first member has
+failed: `is_failing`.
 """
 
 from __future__ import annotations
@@ -46,15 +48,17 @@ from penstock.core.jobs.types import (
     Moment,
 )
 
-#: Numbers of groups and of jobs never meet: both are parents and children in one table.
+#: The number of the first group: groups and jobs are parents and children in one table, so their numbers must
+#: differ.
 FIRST_GROUP: Final = 2**62
 MOST_MEMBERS: Final = 10_000
 
 
 class JobGroup(Struct, frozen=True):
     """
-    `group_id`: `batch:NAME`, or the id of an array. `state`: None until it ends. `digest`: of the request that
-    made a batch, so that the same request again is told from another batch of that name.
+    The row of a batch or an array as a parent. `group_id`: `batch:NAME`, or the id of the array. `state`:
+    None until it ends. `digest`: of the request that made the batch, to tell a repeated request from another
+    batch of that name.
     """
 
     group_id: JobId
@@ -88,7 +92,9 @@ class JobGroup(Struct, frozen=True):
 
     @property
     def is_failing(self) -> bool:
-        """Whether a job that waits for `:failed` with `if_unmet` `any` has waited long enough."""
+        """
+        Whether a member has failed, so that jobs that wait for `:failed` with `if_unmet` `any` may start.
+        """
         return self.state is None and self.failed > 0
 
     def outcome(self) -> JobState | None:
@@ -111,7 +117,7 @@ class GroupChange(NamedTuple):
 
 
 def batch_id(name: str) -> JobId:
-    """ValueError: the name breaks the rule, which is that of schedules."""
+    """The id of the batch of this name. ValueError: the name is not allowed."""
     if not isinstance(name, str) or not BATCH_NAME.fullmatch(name):
         raise ValueError(f"the name of a batch is {name!r:.80}; it {BATCH_NAME_WORDS}")
     return JobId(f"{BATCH_TAG}{name}")
@@ -163,7 +169,10 @@ def _callback(intent: Intent, name: str, condition: ParentCondition, if_unmet: I
 
 
 def check_members(batches: Mapping[JobId, JobGroup], added: Mapping[JobId, int]) -> None:
-    """`added`: how many members a submit adds to each batch. NotFound, IllegalMove, BadIntent."""
+    """
+    Refuse a submit that may not add members to its batches. `added`: how many it adds to each. NotFound,
+    IllegalMove, BadIntent.
+    """
     for group_id, count in sorted(added.items()):
         group = batches.get(group_id)
         if group is None:
@@ -189,7 +198,7 @@ def check_members(batches: Mapping[JobId, JobGroup], added: Mapping[JobId, int])
 
 
 def submit_batch(group: JobGroup, by: str = "") -> GroupChange:
-    """`group`: without members; the submit adds them."""
+    """Submit a batch. `group`: without members, which the submit of the jobs adds."""
     data = {"batch": group.name, "addon_id": group.addon_id, "open": group.is_open, **principal_data(by)}
     return GroupChange(group, [Note(EventKind.BATCH_SUBMITTED, data=data)])
 
@@ -208,7 +217,7 @@ def close_batch(group: JobGroup, now: Moment, by: str = "") -> GroupChange | Non
 
 
 def end_members(group: JobGroup, ends: Mapping[JobState, int], now: Moment) -> GroupChange:
-    """Members ended, so many in each state."""
+    """Count members that have ended, by state; the batch may end with them."""
     counted = replace(
         group,
         done=group.done + ends.get(JobState.DONE, 0),
@@ -219,12 +228,12 @@ def end_members(group: JobGroup, ends: Mapping[JobState, int], now: Moment) -> G
 
 
 def retry_members(group: JobGroup, count: int) -> JobGroup:
-    """Members that had failed are queued again: the batch has not ended."""
+    """Reopen a batch: failed members are queued again."""
     return replace(group, failed=max(0, group.failed - count), state=None, ended_at=None)
 
 
 def settle(group: JobGroup, now: Moment) -> GroupChange:
-    """The end of the batch, if it is over."""
+    """End the batch if it is closed and all members have ended."""
     state = group.outcome()
     if state is None or group.state is not None:
         return GroupChange(group)
@@ -235,7 +244,7 @@ def settle(group: JobGroup, now: Moment) -> GroupChange:
 
 
 def group_of_array(record: ArrayRecord) -> JobGroup:
-    """The array as a parent."""
+    """The row of an array as a parent."""
     array, progress = record.array, record.progress
     spec = array.spec
     ended_at = progress.ended_at
@@ -253,6 +262,9 @@ def group_of_array(record: ArrayRecord) -> JobGroup:
 
 
 def array_moves(before: ArrayRecord, after: ArrayRecord) -> bool:
-    """Whether the array has ended, has been retried, or its first index has failed: its row as a parent changes."""
+    """
+    Whether the array's row as a parent changes: the array has ended, was retried, or its first index has
+    failed.
+    """
     old, new = before.progress, after.progress
     return old.ended_at != new.ended_at or bool(old.failed) != bool(new.failed)

@@ -1,9 +1,8 @@
 """
-The intent: what a submitter asks for, and its bounds.
+The intent: the request of a submitter, and its bounds.
 
-The scheduler never corrects an intent: it takes it as it is, or refuses it and names every problem. `payload`
-and the other JSON stay text, because the scheduler passes them on unread, and text that is never parsed
-cannot be parsed wrongly.
+The scheduler never corrects an intent: it accepts it as it is, or refuses it and names every problem.
+`payload` stays JSON text, because the scheduler passes it on and reads it only for a title.
 """
 
 from __future__ import annotations
@@ -43,6 +42,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}")
 
 
 class Intent(Struct, frozen=True, gc=False):
+    """What a submitter asks for."""
+
     addon_id: AddonId
     job_type: str
     cost_units: int = 10
@@ -63,7 +64,7 @@ class Intent(Struct, frozen=True, gc=False):
     idempotency_key: str | None = None
     #: The delays of the retries after the job's own error. Without any the first error is final.
     retry_delays_sec: tuple[int, ...] = ()
-    #: The job starts only on a host that has all of them.
+    #: The job starts only on a host that has all these labels.
     labels: tuple[str, ...] = ()
     #: Whether a run may be asked, and then forced, to give its units to a job of clearly higher priority.
     preemptible: bool = True
@@ -72,14 +73,14 @@ class Intent(Struct, frozen=True, gc=False):
     if_unmet: IfUnmet = IfUnmet.CANCEL
 
 
-#: The fields that most jobs of one batch share: they are calls of one function.
+#: All fields but the payload: most jobs that are submitted together share them.
 all_but_payload: Final = attrgetter(*(name for name in Intent.__struct_fields__ if name != "payload"))
 
 
 def check(intent: Intent, now: Moment, *, most_units: int) -> None:
     """
-    BadIntent with every problem. `most_units`: what the quietest host gives. A job above it would wait for
-    ever, so it is refused.
+    Refuse an intent with problems (BadIntent names all of them). `most_units`: the units of the quietest
+    host; a job that costs more would wait for ever.
     """
     problems = list(_problems(intent, now, most_units))
     if problems:
@@ -179,7 +180,7 @@ _MOST_READ: Final = 20_000
 
 def title_of(intent: Intent) -> str:
     """
-    What the job is, in one line: its command line, its function call, or its type with the payload.
+    One line that says what the job is: its command line, its function call, or its type with the payload.
     """
     payload = intent.payload
     if len(payload) > _MOST_READ:

@@ -1,6 +1,6 @@
 """
-Snapshots of a job, a dispatch and an event, as stores make them; the steps that move a job and a dispatch;
-and how a job ended.
+Jobs, dispatches and events as stores return them; the steps that move a job and a dispatch; and how a job
+ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.core.jobs.types import (
 
 
 class EventKind(StrEnum):
-    """What happened."""
+    """The kind of an event: what happened."""
 
     SUBMITTED = "SUBMITTED"
     ADMITTED = (
@@ -89,9 +89,11 @@ ENDS: Final = frozenset(
 
 
 class Job(Struct, frozen=True, gc=False):
+    """A job at one moment."""
+
     no: int
     job_id: JobId
-    intent: Intent  # with the edits since
+    intent: Intent  # as edited since the submit
     state: JobState
     created_at: Moment
     ready_at: Moment
@@ -113,7 +115,7 @@ class Job(Struct, frozen=True, gc=False):
 
     @property
     def attempt(self) -> int:
-        """The number of its next or current attempt: from 1, one more with each failure."""
+        """The number of the next or current attempt: 1, and one more for each failure."""
         failures = self.counters
         return 1 + failures.crash + failures.unavailable + failures.error
 
@@ -124,6 +126,8 @@ class Job(Struct, frozen=True, gc=False):
 
 
 class Dispatch(Struct, frozen=True, gc=False):
+    """A dispatch at one moment."""
+
     dispatch_id: DispatchId
     job_id: JobId | None  # None: a lease without a job
     addon_id: AddonId
@@ -135,7 +139,7 @@ class Dispatch(Struct, frozen=True, gc=False):
     expires_at: Moment
     started_at: Moment | None = None
     ends_at: Moment | None = None  # expected
-    stop_at: Moment | None = None  # it must have ended: runtime limit or hard cap
+    stop_at: Moment | None = None  # when it must end, by its runtime limit or hard cap
     stop_for: EndReason | None = None
     reason: EndReason | None = None  # the first reason to end it early
     worker: str = ""
@@ -149,14 +153,14 @@ class Dispatch(Struct, frozen=True, gc=False):
 
     @property
     def active(self) -> Span:
-        """How long it ran. 0 until it has ended."""
+        """How long the run lasted; 0 until it has ended."""
         if self.started_at is None or self.ended_at is None:
             return 0
         return max(0, self.ended_at - self.started_at)
 
 
 class JobStep(Struct, frozen=True, gc=False):
-    """The move of a job. It applies only if the job is still in `source` under the same `fence`."""
+    """A move of a job. It applies only if the job is still in `source` with the same `fence`."""
 
     job_id: JobId
     source: JobState
@@ -165,13 +169,13 @@ class JobStep(Struct, frozen=True, gc=False):
     counters: Counters | None = None
     place: Place | None = None  # needed when the target is QUEUED
     fresh: bool = False  # the hard-cap clock and the spending limit count from here
-    denied: tuple[str, str] | None = None  # the code and the data of its last denial from now on
+    denied: tuple[str, str] | None = None  # the code and the data of its last denial, if they change
 
     def applies_to(self, job: Job | None) -> bool:
         return job is not None and job.state is self.source and job.fence == self.fence
 
     def apply(self, job: Job, active: Span, now: Moment) -> Job:
-        """The job after this step. `active`: how long the attempt ran that the same change ends."""
+        """The job after this step. `active`: the length of the attempt that the same change ends."""
         in_flight, place = self.target in IN_FLIGHT, self.place
         job = replace(
             job,
@@ -200,16 +204,16 @@ class JobStep(Struct, frozen=True, gc=False):
 
 class DispatchStep(Struct, frozen=True, gc=False):
     """
-    The move of a dispatch. It applies only if the dispatch is still in `source` and has `source_reason` as
-    its reason to end: a cancel may replace that reason after the decider has read it. A field that is None
-    stays as it is.
+    A move of a dispatch. It applies only if the dispatch is still in `source` and its reason to end is still
+    `source_reason`: a cancel may have replaced that reason since. A field that is None stays as it is.
     """
 
     dispatch_id: DispatchId
     source: DispatchPhase
     target: DispatchPhase
     source_reason: EndReason | None = None
-    #: A worker's report counts only while its lease does; maintenance ends a dispatch after that too.
+    #: Apply only while the lease is valid: for a worker's report. Maintenance also ends dispatches after
+    #: that.
     while_valid: bool = False
     expires_at: Moment | None = None
     stop_at: Moment | None = None
@@ -236,7 +240,10 @@ class DispatchStep(Struct, frozen=True, gc=False):
 
 
 class Event(Struct, frozen=True, gc=False):
-    """`seq` orders everything; `n` counts within a job, without gaps. `state`: the job's, after it."""
+    """
+    One entry of the trail. `seq` orders all events; `n` counts the events of a job, without gaps. `state`:
+    the job's state after the event.
+    """
 
     seq: int
     at: Moment
@@ -251,26 +258,26 @@ class Event(Struct, frozen=True, gc=False):
 
 def shown(event: Event) -> tuple[Event, ...]:
     """
-    An entry of the trail as readers see it. One decision admits and dispatches a job, and the store keeps it
-    as one entry: a second entry would make every start slower. Readers see both events, under the entry's one
-    number.
+    The events that readers see for an entry of the trail. One decision admits and dispatches a job, and the
+    store writes one entry for it, because a second one would make every start slower. Readers see two events
+    with the same number.
     """
     if event.kind is not EventKind.DISPATCHING:
         return (event,)
     return replace(event, kind=EventKind.ADMITTED, state=JobState.QUEUED, reason=""), event
 
 
-#: The end reason of a job whose deadline passed in the queue: no attempt ended then.
+#: The end reason of a job whose deadline passed in the queue, where no attempt ended.
 DEADLINE_PASSED: Final = "deadline_passed"
 _LATE: Final = "its deadline passed while it waited in the queue"
-#: The end reason of a job whose parent ended so that the job may not start. It is its last denial too.
+#: The end reason of a job that may not start because of the end of a parent. It is also its last denial.
 DEPENDENCY_UNMET: Final = "dependency_unmet"
 
 
 def unmet_words(data: Mapping[str, Any]) -> str:
     """
-    From the data of the denial: `parent`, `condition` and `state` of the parent. An empty parent: one that the reader may not
-    know.
+    Words for an unmet dependency, from the data of the denial: `parent`, `condition`, and `state` of the
+    parent. An empty parent is one that the reader may not know.
     """
     parent = str(data["parent"])
     if not parent:
@@ -280,14 +287,16 @@ def unmet_words(data: Mapping[str, Any]) -> str:
 
 
 class JobOutcome(NamedTuple):
+    """How a job ended: an end reason, and the error text."""
+
     end: str | None
     error: str | None
 
 
 def outcome_of(job: Job, last: Dispatch | None) -> JobOutcome:
     """
-    How a job ended: the one rule for the API, the library and explain. `last`: its last attempt. A settled
-    job may have ended after that one: in the queue, by its deadline or by a cancel.
+    How a job ended. The API, the library and explain all use this. `last`: its last attempt. A settled job
+    may have ended after it, in the queue: by its deadline, a cancel or an unmet dependency.
     """
     if job.state in SETTLED and (last is None or last.ended_at != job.ended_at):
         if job.denied == DEPENDENCY_UNMET:

@@ -1,18 +1,19 @@
 """
-What is learned about job types from the trail: how long they run, what they need and spend, how often they
-come, and how good the predictions about them were.
+What the scheduler learns about job types from the trail: how long their jobs run, what they need and spend,
+how often they are submitted, and how good the predictions about them were.
 
 A `Sketch` counts observations in buckets that grow by a fixed factor, eight to an octave, so a quantile is
-exact to a few percent whatever the unit. Each observation makes all earlier ones count a little less: after
-`HALF_LIFE` more of them, half. So a job type that changed is learned anew within some hundred jobs, one very
-long job does not move the middle, and a sketch never has more than a few hundred buckets. Sketches add up.
+exact to a few percent in any unit. Each observation makes all earlier ones count a little less: after
+`HALF_LIFE` more, half. So a job type that has changed is learned again within some hundred jobs, one very
+long job does not move the median, and a sketch has at most a few hundred buckets. Sketches can be added.
 
-The duration that a submitter expects is a prior, not the truth. Where submitters give one, the sketch of
-`ratios` learns how the real durations relate to it: the expectation of an exact submitter makes a narrow
-range, and one that is always half of the truth is doubled. A few invented observations stand for the
-expectation before the first real one.
+The duration that a submitter expects is a prior and not the truth. If submitters give one, the sketch
+`ratios` learns how real durations relate to it: exact expectations make narrow ranges, and expectations that
+are always half of the truth are doubled. Before the first real observation a few invented ones stand for the
+expectation.
 
-A size key (the tag `size:NAME` of a job) divides a type: each size is learned apart, and with the type.
+A size key (the tag `size:NAME` of a job) divides a type: each size is learned by itself, and also with the
+type.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ from penstock.core.jobs.types import (
     Span,
 )
 
-#: The most types (with sizes) that are remembered; the one that was seen longest ago goes first.
+#: How many types and sizes are kept; those that were not seen for the longest time are dropped.
 MOST_TYPES: Final = 500
-#: After so many further observations one counts half.
+#: After this many further observations an observation counts half.
 HALF_LIFE: Final = 200
-#: An expected duration counts as so many observations.
+#: An expected duration counts as this many observations.
 PRIOR_WEIGHT: Final = 3.0
-#: A sketch of a size counts when it has so many observations; before that, the sketch of the type does.
+#: The sketch of a size is used from this many observations on; before that, the sketch of the type.
 ENOUGH: Final = 5
 #: Arrivals count half after this time.
 ARRIVALS_HALF_LIFE: Final[Span] = 10 * MINUTE
-#: A range is stretched by the scored starts of its type as if this many more had been played right.
+#: How many scored starts as played are assumed before the real ones, which stretch the ranges of their type.
 STRETCH_PRIOR: Final = 50.0
-#: The most by which a range grows or shrinks.
+#: The largest factor by which a range grows or shrinks.
 MOST_STRETCH: Final = 8.0
 SIZE_TAG: Final = "size:"
 
@@ -65,12 +66,14 @@ _MOST_SHAPES: Final = 8
 _TOGETHER: Final[Span] = SECOND // 20
 #: The prior: how an expectation may differ from the truth, as factors.
 _PRIOR_FACTORS: Final = (0.5, 0.7, 0.85, 1.0, 1.0, 1.2, 1.4, 2.0)
-#: What a job of a type that never ran may take, beside what other types take.
+#: Durations that a job of a new type may have, besides those of other types.
 _ANY_DURATIONS: Final = (SECOND // 10, SECOND, 10 * SECOND, 100 * SECOND, 1_000 * SECOND)
 
 
 class Sketch(Struct):
-    """Observations of whole numbers above zero, by bucket. `count`: how many there ever were."""
+    """
+    Observations of whole numbers above zero, by bucket. `count`: how many observations there were in all.
+    """
 
     count: int = 0
     weights: dict[int, float] = field(default_factory=dict)
@@ -93,12 +96,12 @@ class Sketch(Struct):
         self.count += other.count
 
     def quantile(self, part: float) -> int | None:
-        """None: nothing was observed."""
+        """The value below which this part of the observations lies. None: there are none."""
         return Distribution.of(self.weights, tail=False).at(part) if self.weights else None
 
     @property
     def spread(self) -> float:
-        """The span between the quarters, as the logarithm of their ratio."""
+        """The logarithm of the ratio between the upper and the lower quartile."""
         low, high = self.quantile(0.25), self.quantile(0.75)
         return 0.0 if not low or not high else log(high / low)
 
@@ -108,7 +111,7 @@ def _bucket(value: int) -> int:
 
 
 class Dice(Protocol):
-    """Chance, handed in: a `random.Random` with a seed."""
+    """The source of chance, which the caller passes: a `random.Random` with a seed."""
 
     def random(self) -> float: ...
 
@@ -117,11 +120,13 @@ class Dice(Protocol):
 
 class Distribution(Struct, frozen=True):
     """
-    A sketch made ready to draw from. With a tail: the next observation falls between any two neighbors of the
-    earlier ones, or beyond the largest, with the same probability. So one observation's weight is spread over
-    each gap below a bucket, and one lies beyond the last bucket, the further the more the large ones differ. To
-    leave all weight in the buckets and add the tail on top makes the mean of few, wide observations too large: by 40 %
-    for 300 of a log-normal distribution of width 1.4.
+    A sketch from which values can be drawn.
+
+    With a tail, the next observation falls between any two neighbors of the earlier ones, or beyond the
+    largest, with the same probability. So the weight of one observation is spread over each gap below a
+    bucket, and one lies beyond the last bucket: the more the large observations differ, the further. If all
+    weight stayed in the buckets and the tail came on top, the mean of few, wide observations would be too
+    large: by 40 % for 300 observations of a log-normal distribution of width 1.4.
     """
 
     edges: tuple[float, ...]  # logarithms
@@ -130,7 +135,7 @@ class Distribution(Struct, frozen=True):
 
     @classmethod
     def of(cls, weights: dict[int, float], *, tail: bool = True, scale: float = 1.0) -> Distribution:
-        """`scale`: a factor for all values."""
+        """The distribution of a sketch's weights. `scale`: a factor for all values."""
         shift = log(scale)
         edges: list[float] = []
         sums: list[float] = []
@@ -152,8 +157,8 @@ class Distribution(Struct, frozen=True):
 
     def redrawn(self, dice: Dice) -> Distribution:
         """
-        A distribution that the same observations could have come from: the fewer they are, the more it
-        differs. What follows from many such draws counts in how little is known.
+        A random distribution from which the same observations could have come. The fewer they are, the more
+        it differs. So results of many such draws include how little is known.
         """
         sums, total = [0.0], 0.0
         for before, after in pairwise(self.cumulative):
@@ -174,8 +179,8 @@ class Distribution(Struct, frozen=True):
 
     def beyond(self, least: int, part: float) -> int:
         """
-        As `at`, of the observations above `least`. Above all of them nothing is known but how long it lasted:
-        half of such things last twice as long, one of ten lasts ten times as long.
+        As `at`, but only of the observations above `least`. If there are none, only the time so far is known:
+        then half of such runs last twice as long, and one of ten lasts ten times as long.
         """
         below = self._below(least)
         if below >= 1.0 - 1e-9:
@@ -197,7 +202,10 @@ class Distribution(Struct, frozen=True):
 
 
 def _mean_excess(edges: Sequence[float], sums: Sequence[float]) -> float:
-    """By how much, as a logarithm, the large observations exceed the mark that a tenth of them (or five) exceed."""
+    """
+    By how much, as a logarithm, the largest observations exceed their lower bound, on average. They are a
+    tenth of all, or five.
+    """
     total = sums[-1]
     cut = total * min(0.9, max(0.5, 1.0 - 5.0 / total))
     excess = 0.0
@@ -212,7 +220,7 @@ def _mean_excess(edges: Sequence[float], sums: Sequence[float]) -> float:
 
 
 class Shape(Struct, frozen=True, array_like=True):
-    """What an arriving job of a type asks for."""
+    """The properties of submitted jobs of a type that matter for admission."""
 
     priority: int
     cost_units: int
@@ -237,8 +245,8 @@ class Shape(Struct, frozen=True, array_like=True):
 
 class Arrivals(Struct):
     """
-    How often jobs of a type come: a count that decays with time. `bursts` counts moments at which some came:
-    jobs that are submitted together are one burst.
+    How often jobs of a type are submitted: counts that decay with time. `bursts` counts jobs that are
+    submitted together as one.
     """
 
     jobs: float = 0.0
@@ -248,7 +256,7 @@ class Arrivals(Struct):
     shapes: list[Shape] = field(default_factory=list)
 
     def observe(self, at: Moment, shape: Shape, weight: float = 1.0) -> None:
-        """`weight`: above 1 where this one stands for others that were not read."""
+        """Count an arrival. `weight`: above 1 if it stands for others that were not read."""
         at = max(at, self.at)
         self.since = self.since or at
         kept = 0.5 ** ((at - self.at) / ARRIVALS_HALF_LIFE)
@@ -262,8 +270,8 @@ class Arrivals(Struct):
 
     def per_second(self, now: Moment) -> float:
         """
-        The rate of the recent past; a type that was seen for a short time only counts for that time. The first
-        burst counts half: the time that is counted began with it.
+        The recent rate. For a new type only the time since its first job counts. The first burst counts half,
+        because that time begins with it.
         """
         if not self.jobs:
             return 0.0
@@ -276,19 +284,21 @@ class Arrivals(Struct):
 
     @property
     def burst(self) -> float:
-        """How many come together, on average."""
+        """How many jobs come together, on average."""
         return max(1.0, self.jobs / self.bursts) if self.bursts else 1.0
 
 
 class Score(Struct):
-    """How good the predictions of starts were: each started job counts one, older ones less."""
+    """
+    How good the predictions of starts were. Each started job counts one, and later ones make it count less.
+    """
 
     count: int = 0
     weight: float = 0.0
     covered: float = 0.0
-    #: Between the predicted middle and the start, in microseconds.
+    #: The time between the predicted middle and the start, in microseconds.
     errors: Sketch = field(default_factory=Sketch)
-    #: The same as a part of the wait from the prediction on; `ONE` is the whole wait.
+    #: That time as a part of the wait since the prediction; `ONE` is the whole wait.
     relative: Sketch = field(default_factory=Sketch)
     #: How far before and after the middle a job started, as a part of the played range on that side.
     early: Sketch = field(default_factory=Sketch)
@@ -313,12 +323,12 @@ class Score(Struct):
 
     @property
     def stretch(self) -> Stretch:
-        """The factors with which nine of ten of the scored starts would lie within the range on each side."""
+        """The factors by which nine of ten scored starts would be within the range, on each side."""
         return Stretch(_stretch(self.early), _stretch(self.late))
 
 
 class Stretch(NamedTuple):
-    """By how much the played ranges of a type are to be wider, before the middle and after it."""
+    """The factors by which the played ranges of a type must be wider, before and after the middle."""
 
     early: float = 1.0
     late: float = 1.0
@@ -338,8 +348,8 @@ def _nine_of_ten(weights: dict[int, float]) -> int:
     return Distribution.of(weights, tail=False).at(0.9)
 
 
-#: Scored starts before the first: half of them before the middle, and one of ten beyond the played range, as in a
-#: play that is right. They keep a few starts of one busy stretch, which depend on each other, from deciding.
+#: Assumed scored starts, as of a play that is right: half of them before the middle, and one of ten beyond
+#: the played range. They keep a few starts of one busy time, which depend on each other, from deciding.
 _AS_PLAYED: Final = {
     _bucket(round(ONE * part)): STRETCH_PRIOR * share
     for part, share in (
@@ -350,8 +360,8 @@ _AS_PLAYED: Final = {
 
 class Prediction(Struct, frozen=True, array_like=True):
     """
-    A predicted start, to be scored when the attempt behind `fence` starts. `name`: of the type's record. The
-    range is the one that was shown; `played_low_at` and `played_high_at` are its ends before it was stretched.
+    A predicted start, to be scored when the attempt after `fence` starts. `name`: of the type's record. The
+    range is the shown one; `played_low_at` and `played_high_at` are its ends before it was stretched.
     """
 
     job_id: str
@@ -366,14 +376,14 @@ class Prediction(Struct, frozen=True, array_like=True):
 
 
 class TypeRecord(Struct):
-    """All that is learned about one job type, or about one size of it."""
+    """What was learned about one job type, or about one size of it."""
 
     durations: Sketch = field(default_factory=Sketch)
     #: Real durations over expected ones.
     ratios: Sketch = field(default_factory=Sketch)
-    #: Peak, in bytes, of runs whose worker reports it.
+    #: The peak in bytes, of runs whose worker reports it.
     memory: Sketch = field(default_factory=Sketch)
-    #: In millionths, of runs that spent something.
+    #: The amount in millionths, of runs that spent something.
     spend: Sketch = field(default_factory=Sketch)
     arrivals: Arrivals = field(default_factory=Arrivals)
     score: Score = field(default_factory=Score)
@@ -382,8 +392,8 @@ class TypeRecord(Struct):
 
 class ObservedJob(Struct, frozen=True):
     """
-    What learning reads of a job: no payload, no result. The moments and the end are those of the last
-    attempt.
+    The part of a job that learning reads, without payload and result. `started_at`, `ended_at` and `end` are
+    of its last attempt.
     """
 
     job_id: str
@@ -405,7 +415,7 @@ class ObservedJob(Struct, frozen=True):
 
     @property
     def names(self) -> list[str]:
-        """The names of the records that learn from it."""
+        """The names of the records that learn from the job."""
         name = record_name(self.admission_class)
         return [name, f"{name} {self.size}"] if self.size else [name]
 
@@ -415,17 +425,17 @@ def size_of(tags: Sequence[str]) -> str:
 
 
 def record_name(admission_class: AdmissionClass) -> str:
-    """Addon and type, and the size behind them: with blanks in between, which neither addon nor type has."""
+    """The name of a type's record: addon and type with a blank in between, which neither can have."""
     return f"{admission_class.addon_id} {admission_class.job_type}"
 
 
 def parts_of(name: str) -> tuple[str, str, str]:
-    """Addon, type and size of a record."""
+    """Addon, type and size of the record with this name."""
     addon_id, job_type, *size = name.split(" ", 2)
     return addon_id, job_type, "".join(size)
 
 
-#: Ends that say how long such a job runs. Others cut a run short from outside.
+#: Ends by which learning knows how long such a job runs. Other ends cut a run short.
 OWN_ENDS: Final = frozenset(
     {
         EndReason.COMPLETED,
@@ -466,7 +476,7 @@ class Knowledge:
         self.record(facts.names[0], facts.created_at).arrivals.observe(facts.created_at, arrived, weight)
 
     def saw_end(self, facts: ObservedJob) -> None:
-        """Learn from an attempt that has ended; from one that was cut short, nothing."""
+        """Learn from an attempt that has ended, but not if it was cut short."""
         if facts.started_at is None or facts.ended_at is None or facts.end not in OWN_ENDS:
             return
         duration = max(1, facts.ended_at - facts.started_at)
@@ -487,12 +497,12 @@ class Knowledge:
         self.record(prediction.name, started_at).score.observe(prediction, started_at)
 
     def stretch(self, name: str) -> Stretch:
-        """By how much the played ranges of this type were too narrow, or too wide, of late."""
+        """By which factors recent ranges of this type were too narrow or too wide."""
         record = self.records.get(name)
         return Stretch() if record is None else record.score.stretch
 
     def drop_oldest(self) -> list[str]:
-        """The names that went, so that no more than `MOST_TYPES` are left."""
+        """Drop records beyond `MOST_TYPES`, and return their names."""
         spare = len(self.records) - MOST_TYPES
         if spare <= 0:
             return []
@@ -503,7 +513,7 @@ class Knowledge:
         return gone
 
     def durations(self, name: str, size: str = "", expected_sec: float | None = None) -> Distribution | None:
-        """How long such a job will likely run. None: nothing is known about any job."""
+        """How long such a job will likely run. None: no job has ended yet."""
         record = self.records.get(f"{name} {size}") if size else None
         if record is None or record.durations.count < ENOUGH:
             record = self.records.get(name)
@@ -515,7 +525,7 @@ class Knowledge:
         return Distribution.of(everything.weights) if everything.count else None
 
     def _expected(self, record: TypeRecord | None, expected_sec: float) -> Distribution:
-        """By the ratios of the type, or by its durations where the expectations were the worse guide."""
+        """The durations by the ratios of the type, or by its durations if those vary less than the ratios."""
         if record is not None and record.durations.count >= 4 * ENOUGH:
             ratios, durations = record.ratios, record.durations
             if not ratios.count or (ratios.count >= 4 * ENOUGH and durations.spread < ratios.spread):
@@ -528,8 +538,9 @@ class Knowledge:
 
     def _all_durations(self) -> Sketch:
         """
-        Of all types, each with the same weight: for a job of a type that never ran. A few invented observations
-        keep one type of short jobs from promising that the jobs of a new type are short.
+        The durations of all types, each with the same weight, for a job of a new type. A few invented
+        observations are added, so that jobs of a new type are not expected to be short because one other type
+        is.
         """
         if self._everything is None or self._everything[0] != self._version:
             everything = Sketch()
@@ -541,14 +552,14 @@ class Knowledge:
         return self._everything[1]
 
     def sized(self, name: str) -> bool:
-        """Whether jobs of this type came with sizes."""
+        """Whether jobs of this type have sizes."""
         return any(other.startswith(f"{name} ") for other in list(self.records))
 
 
 class TypeStats(Struct, frozen=True):
     """
-    What is known about a job type, or a size of it, in seconds and bytes; None: nothing. `low` and
-    `high` are the 10 % and the 90 % marks, and the figure without a mark is the middle.
+    What was learned about a job type, or a size of it, in seconds and bytes; None: nothing. `low` and `high`
+    are the 10 % and 90 % quantiles; the figure without such a word is the median.
     """
 
     addon_id: str
@@ -563,7 +574,8 @@ class TypeStats(Struct, frozen=True):
     spend: float | None
     spend_high: float | None
     arrivals_per_hour: float
-    #: Predicted starts that came true or not, the part of them within its range, and the median error.
+    #: How many predicted starts were scored, the part of them that was within the range, and the median
+    #: error.
     predictions: int
     coverage: float | None
     error_sec: float | None
@@ -617,7 +629,7 @@ def _rounded(value: Any) -> Any:
 
 
 def decode(text: str) -> TypeRecord | None:
-    """None: not readable; learning begins again rather than fail."""
+    """The record in this text. None: it cannot be read, and learning begins again."""
     try:
         return _DECODER.decode(text)
     except msgspec.DecodeError:
@@ -629,7 +641,7 @@ def encode_prediction(prediction: Prediction) -> str:
 
 
 def decode_prediction(text: str) -> Prediction | None:
-    """None: not readable."""
+    """The prediction in this text. None: it cannot be read."""
     try:
         return _PREDICTIONS.decode(text)
     except msgspec.DecodeError:

@@ -5,12 +5,13 @@ The score is the worst of the signals, not their mean: a machine whose disk is c
 its cores are. Without a fresh reading of a needed signal, the score is that of a machine that admits nothing.
 
 Processor time is shared: a job on busy cores runs slowly and harms nothing. So signals of the processor alone
-make a machine BUSY at most. Load that a machine always has makes it NORMAL at most: otherwise a host that is
-never idle would never start a job. Memory, disks and what applications report can make it PANIC.
+make a machine BUSY at most. Processor load that a machine always has makes it NORMAL at most: otherwise a
+host that is never idle would never start a job. Memory, disks and the signals of applications can make it
+PANIC.
 
-`Host` is one scheduler with a capacity of its own, as the other hosts of the store see it. Its registration
-holds until `until`. The leases bring back what a lost host had in flight; `alive` decides only which process
-may use a host name, and what people see.
+`Host` is one scheduler with a capacity of its own, as other hosts of the store see it. Its registration holds
+until `until`. It decides only which process may use a host name, and what people see: jobs of a lost host
+come back when their leases end.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ BLIND: Final = 8.0
 
 
 class QuietState(StrEnum):
+    """What the load of a machine allows, from best to worst."""
+
     QUIET = "QUIET"
     NORMAL = "NORMAL"
     BUSY = "BUSY"
@@ -43,9 +46,9 @@ class QuietState(StrEnum):
 
 class Reading(Struct, frozen=True):
     """
-    One value of a signal. `source`: the application that reported it, empty for the host itself. `ttl`: how
-    long it counts, if the reporter set that. `bound`: an addon reported it with a token of its own, so it
-    speaks for the addon and not for the host.
+    One value of a signal. `source`: the application that reported it; empty: the host itself. `ttl`: how long
+    it counts, if the reporter set that. `bound`: it was reported with an addon's own token, so it describes
+    the addon and not the host.
     """
 
     name: str
@@ -54,18 +57,18 @@ class Reading(Struct, frozen=True):
     source: str = ""
     ttl: Span | None = None
     bound: bool = False
-    #: What the machine has had for the last minutes; None: unknown.
+    #: The usual value of the last minutes; None: unknown.
     usual: float | None = None
 
 
 class Busy(Struct, frozen=True):
-    """A busy score. `by` names the signal that decided it, for explain and the page."""
+    """A busy score from 0 to 10. `by`: the signal that decided it."""
 
     score: float
     by: str
 
 
-#: What applications may report about themselves.
+#: The signals that applications may report about themselves.
 REPORTED: Final = ("error_rate", "p95_ms", "in_flight")
 
 SCALES: Final[dict[str, Points]] = {
@@ -87,8 +90,8 @@ SHARED: Final = frozenset({"cpu", "load_per_core", "cpu_pressure"})
 
 class Senses(Struct, frozen=True):
     """
-    How signals become scores. `needed`: without a fresh reading of these the score is `BLIND`; an
-    application's signal just drops out.
+    How signals become scores. `needed`: without a fresh reading of one of these the score is at least
+    `BLIND`. Other signals are ignored without one.
     """
 
     scales: Mapping[str, Points] = field(default_factory=lambda: SCALES)
@@ -97,10 +100,12 @@ class Senses(Struct, frozen=True):
 
 
 class Thresholds(Struct, frozen=True):
+    """The highest scores of the states QUIET, NORMAL and BUSY."""
+
     quiet: float = 2.0
     normal: float = 5.0
     busy: float = 7.0
-    #: How far below a threshold the score must fall before the better state is believed.
+    #: How far below a threshold the score must fall before the state gets better.
     margin: float = 0.5
 
     @property
@@ -124,8 +129,8 @@ def busy(
     readings: Iterable[Reading], now: Moment, senses: Senses, thresholds: Thresholds = _THRESHOLDS
 ) -> Busy:
     """
-    A bound reading counts for a clearly NORMAL score at most: one addon may slow the others down, but not
-    stop them.
+    The busy score of a machine: the worst of its signals. A bound reading gives a clearly NORMAL score at
+    most, so that one addon may slow the others down, but not stop them.
     """
     fresh = [r for r in readings if r.name in senses.scales and is_fresh(r, now, senses)]
     scores = [
@@ -135,7 +140,7 @@ def busy(
         )
         for r in fresh
     ]
-    # The host measures itself; applications report their own figures, and a report of any of them will do.
+    # Signals of the host must come from the host; signals of applications from any application.
     measured = {r.name for r in fresh if bool(r.source) is (r.name in REPORTED)}
     scores += [Busy(BLIND, f"no fresh {name}") for name in sorted(senses.needed - measured)]
     return max(scores, default=Busy(BLIND, "no fresh signal"), key=lambda s: s.score)
@@ -176,19 +181,21 @@ _BY_SEVERITY: Final = (QuietState.QUIET, QuietState.NORMAL, QuietState.BUSY, Qui
 
 
 class Quiet(Struct, frozen=True):
+    """The quiet state of a machine, and since when it holds."""
+
     state: QuietState
     since: Moment
     busy: Busy
 
     def streak(self, now: Moment) -> Span:
-        """How long it has been quiet without a break; 0 when it is not."""
+        """How long the machine has been QUIET without a break; 0 in another state."""
         return max(0, now - self.since) if self.state is QuietState.QUIET else 0
 
 
 def observe(before: Quiet | None, score: Busy, now: Moment, thresholds: Thresholds) -> Quiet:
     """
-    A worse state counts at once, a better one only when the score is clearly better: a score on the edge must
-    not flap.
+    The quiet state after a new score. A worse state counts at once, a better one only if the score is better
+    by `margin`, so that a score near a threshold does not flap.
     """
     worst = best = thresholds.severity(score.score)
     if before is not None:
@@ -200,7 +207,7 @@ def observe(before: Quiet | None, score: Busy, now: Moment, thresholds: Threshol
 
 
 class Capacity(Struct, frozen=True):
-    """The units that may be in use at a busy score. `fixed`, for containers and tests, ignores the score."""
+    """How many units may be in use at a busy score. `fixed`: always this many, for containers and tests."""
 
     total: int = 100
     reserve: int = 10
@@ -209,19 +216,19 @@ class Capacity(Struct, frozen=True):
 
     @property
     def most(self) -> int:
-        """What the quietest machine gives: a job that costs more can never start."""
+        """The units of the quietest machine: a job that costs more can never start."""
         return self.fixed if self.fixed is not None else self.total - self.reserve
 
     def units(self, score: float) -> int:
         if self.fixed is not None:
             return self.fixed
-        # Rounded first, so that 90 * 0.65 is not 58 on account of a last binary digit.
+        # Rounded first: as a float, 100 * 0.29 is 28.999999999999996.
         return int(round(self.most * _along(self.curve, score), 6))
 
 
 def _along(points: Points, x: float) -> float:
     if not x > points[0][0]:
-        # NaN ends here too; `busy` must not admit on it, so it counts as the far end.
+        # NaN comes here too. It counts as the far end, so that no job is admitted by it.
         return points[0][1] if x <= points[0][0] else points[-1][1]
     for (x0, y0), (x1, y1) in pairwise(points):
         if x <= x1:
@@ -230,9 +237,11 @@ def _along(points: Points, x: float) -> float:
 
 
 class Host(Struct, frozen=True, kw_only=True):
+    """The registration of a host: one scheduler that shares the store."""
+
     host: HostId
-    #: The process that uses the name. It stays after a restart in the same place, so that a host need not
-    #: wait until it counts as lost.
+    #: The installation that uses the name. It is the same after a restart, so that a restarted host need not
+    #: wait until its old registration is over.
     instance: str
     capacity: int = 0
     quiet: QuietState = QuietState.QUIET
@@ -242,11 +251,11 @@ class Host(Struct, frozen=True, kw_only=True):
     started_at: Moment = 0
     seen_at: Moment = 0
     until: Moment = 0
-    #: An operator's wish, which outlives the host: it starts nothing more.
+    #: Whether an operator drained the host, so that it starts no more jobs. This outlives the registration.
     draining: bool = False
-    #: What its dispatches hold.
+    #: The units of its dispatches.
     units: int = 0
-    #: What its present workers can run.
+    #: The kinds of jobs that its present workers can run.
     workers: tuple[WorkerKinds, ...] = ()
 
     def alive(self, now: Moment) -> bool:

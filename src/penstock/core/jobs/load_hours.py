@@ -1,8 +1,8 @@
 """
-How busy the machine is by the hour of the week, and the quietest hour to put a schedule into.
+How busy the machine is in each hour of the week, and the quietest hour for a schedule.
 
-An hour's average is recorded when it is over. The newest week counts three tenths, so the record follows a
-change of habits within a month and one odd night moves it little.
+The average of an hour is recorded when the hour is over. The newest week counts three tenths, so the record
+follows a change of habits within a month, and one unusual night changes it little.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ NEWEST: Final = 0.3
 _HOURS: Final = 168
 #: 1970-01-01 was a Thursday.
 _THURSDAY: Final = 72
-#: So many hours before the given time are considered.
+#: How many hours before the given time are considered.
 _CONSIDERED: Final = 12
 _DAYS: Final = 7
 _HOUR_OF_DAY: Final = re.compile(r"([01]?[0-9]|2[0-3]):[0-5][0-9]")
 
 
 def hour_of_week(moment: Moment) -> int:
-    """0 is Monday 00:00 UTC."""
+    """The number of the hour in its week; 0 is Monday 00:00 UTC."""
     return (moment // HOUR + _THURSDAY) % _HOURS
 
 
@@ -36,13 +36,13 @@ def blended(known: float | None, busy: float) -> float:
 
 
 class HourAverage:
-    """The samples of the hour that goes on."""
+    """The average of the samples of the current hour."""
 
     def __init__(self) -> None:
         self._hour, self._total, self._samples = -1, 0.0, 0
 
     def add(self, moment: Moment, busy: float) -> tuple[int, float] | None:
-        """Take a sample. If it is the first of another hour: the hour of the week before it, and its average."""
+        """Add a sample. If it begins a new hour, return the number and the average of the hour before."""
         hour, over = moment // HOUR, None
         if hour != self._hour:
             if self._samples:
@@ -56,8 +56,7 @@ class HourAverage:
 def quietest_line(recorded: Mapping[int, float], before: str, zone: str, now: Moment) -> str:
     """
     A daily cron line that starts in the quietest of the twelve hours before "06:00" on the clocks of a zone.
-    Each hour is judged by its average over the days of the week. Of equals the latest wins: its data is the
-    freshest.
+    Each hour is judged by its average over the days of the week. Of equal hours the latest is taken.
     """
     problem = zone_problem(zone)
     if problem is not None:

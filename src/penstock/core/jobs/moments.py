@@ -1,18 +1,18 @@
 """
 The moments of a schedule: a cron line in a time zone, every N seconds, or once.
 
-cronsim does the arithmetic of a cron line on wall-clock times without a zone. What happens when the clocks
-change is our own rule, stated in docs/schedules.md:
+cronsim computes the times of a cron line on wall-clock times without a zone. When the clocks change, these
+rules apply (docs/schedules.md has them):
 
-- A line that names hours ("30 2 * * *", "0 */6 * * *") means times on the wall. A time in the missing hour
-  comes right after the gap, once, however many of its times fall into the gap. A time in the doubled hour
-  comes once, in the first pass.
-- A line whose hour is `*` means "in every hour", so it goes by elapsed time: the missing hour brings nothing
-  to make up for, and both passes of the doubled hour count. "30 * * * *" stays one hour apart all year.
+- A line that names hours ("30 2 * * *", "0 */6 * * *") means times of the wall clock. If times are in the
+  missing hour, one moment comes right after the gap, however many they are. A time in the doubled hour comes
+  once, in the first pass.
+- A line whose hour is `*` means "in every hour", so it goes by elapsed time: nothing comes for the missing
+  hour, and both passes of the doubled hour count. The moments of "30 * * * *" are one hour apart all year.
 - "Every N" and "once" do not depend on the zone's clock changes.
 
-Between two changes of the clocks the offset to UTC is constant. So the search walks from one such stretch to
-the next, and asks cronsim for wall-clock times inside of it.
+Between two changes of the clocks the offset to UTC is constant. So the search goes from one such stretch to
+the next, and cronsim finds the wall-clock times inside of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cronsim import CronSim, CronSimError
 from penstock.core.jobs.types import SECOND, Moment, moment_of
 
 MAX_CRON: Final = 200  # characters
-#: No line is searched further than this: cronsim gives up after 50 years too.
+#: How far the search goes: cronsim gives up after 50 years too.
 _HORIZON_YEARS: Final = 51
 _DAY: Final = 86_400
 _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # a time on a wall has no zone
@@ -43,7 +43,7 @@ _WORDS: Final = {
     "@annually": "0 0 1 1 *",
 }
 CRON_WORDS: Final = tuple(_WORDS)
-#: What may stand in each field of a line.
+#: The allowed values of each field of a line.
 _ALLOWED: Final = {
     "minute": "0-59",
     "hour": "0-23",
@@ -63,7 +63,7 @@ class Timing(NamedTuple):
     anchor: Moment
 
     def after(self, moment: Moment) -> Moment | None:
-        """The first moment behind this one; None: there is none."""
+        """The first moment after this one; None: there is none."""
         if self.cron is not None:
             return cron_after(self.cron, self.zone, moment)
         if self.every_sec is not None:
@@ -79,7 +79,7 @@ class Timing(NamedTuple):
 
 
 def cron_problem(cron: str) -> str | None:
-    """What is wrong with a cron line, as a sentence without its subject; None: it can be used."""
+    """The problem of a cron line, as a sentence without its subject; None: the line is valid."""
     if len(cron) > MAX_CRON:
         return f"must be at most {MAX_CRON} characters"
     try:
@@ -101,8 +101,9 @@ def zone_problem(zone: str) -> str | None:
 
 def local_moment(text: str, zone: str) -> Moment:
     """
-    The moment of "2026-12-01 06:00" on the clocks of a zone; an offset in the text wins over the zone. A time
-    in the missing hour is the moment right after it, a time in the doubled hour its first pass. ValueError.
+    The moment at which the clocks of a zone show a time such as "2026-12-01 06:00"; an offset in the text
+    wins over the zone. A time in the missing hour means the moment right after it; in the doubled hour, its
+    first pass. ValueError: the text is no time.
     """
     local = datetime.fromisoformat(text.strip())
     if local.tzinfo is not None:
@@ -111,13 +112,14 @@ def local_moment(text: str, zone: str) -> Moment:
     moment = moment_of(aware.astimezone(UTC))
     if wall_time(moment, zone) == local:
         return moment
-    # Read with the offset before the gap, the time lies behind the change: the last change before it is the gap.
+    # The time is in a gap: with the offset from before the gap it is after the change, which is the last one
+    # before it.
     changes = _changes(zone, aware.astimezone(UTC).year)
     return max(change.at for change in changes if change.at * SECOND <= moment) * SECOND
 
 
 def wall_time(moment: Moment, zone: str) -> datetime:
-    """What the clocks of a zone show, without the zone."""
+    """The time that the clocks of a zone show, without the zone."""
     second, rest = divmod(moment, SECOND)
     local = datetime.fromtimestamp(second, ZoneInfo(zone)).replace(tzinfo=None, fold=0)
     return local + timedelta(microseconds=rest)
@@ -128,19 +130,19 @@ def wall_time(moment: Moment, zone: str) -> datetime:
 
 class CronLine:
     """
-    Wall-clock times that a line names, in seconds since 1970 on that wall. The last answer is kept: most
-    questions for a rare line have the same one.
+    The wall-clock times of a cron line, in seconds since 1970 on the wall clock. The last result is kept,
+    because searches in a rare line mostly have the same one.
     """
 
     def __init__(self, fields: str) -> None:
         self.fields = fields
-        #: Whether the line names hours. Otherwise it comes in every hour, and goes by elapsed time.
+        #: Whether the line names hours. Otherwise it has times in every hour, and goes by elapsed time.
         self.names_hours = fields.split()[1] != "*"
         self._known: tuple[int, int | None] = (1, 0)  # covers nothing
         self._parsed = CronSim(fields, _EPOCH)
 
     def next(self, wall: int) -> int | None:
-        """The first time at or behind this one."""
+        """The first time at or after this one."""
         asked, answer = self._known
         if asked <= wall and (answer is None or wall <= answer):
             return answer
@@ -149,7 +151,7 @@ class CronLine:
         return answer
 
     def _search(self, wall: int) -> int | None:
-        search = copy(self._parsed)  # several threads may ask, and parsing costs more than the search
+        search = copy(self._parsed)  # for several threads; parsing takes longer than the search
         search.dt = _EPOCH + timedelta(seconds=wall - 1)
         try:
             match = next(search)
@@ -159,7 +161,7 @@ class CronLine:
 
 
 def cron_line(cron: str) -> CronLine:
-    """ValueError: what is wrong with it."""
+    """Parse a cron line. ValueError says what is wrong with it."""
     words = cron.split()
     if len(words) == 1 and words[0].startswith("@"):
         fields = _WORDS.get(words[0].lower())
@@ -185,7 +187,7 @@ def cron_line(cron: str) -> CronLine:
 
 
 def _never(fields: str) -> bool:
-    """Whether the line can be read but for its months, which have no such day."""
+    """Whether the line is valid except that its months have no such day."""
     minute, hour, day, _, weekday = fields.split()
     try:
         CronSim(f"{minute} {hour} {day} * {weekday}", _EPOCH)
@@ -222,7 +224,7 @@ def cron_after(cron: str, zone: str, after: Moment) -> Moment | None:
 
 
 class ClockChange(NamedTuple):
-    """In seconds since 1970 in UTC; the offsets of the wall clock to UTC, in seconds."""
+    """A change of the clocks: its second since 1970 in UTC, and the offsets to UTC in seconds."""
 
     at: int
     offset_before: int
@@ -230,7 +232,7 @@ class ClockChange(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """From a clock change (or earlier) until before the next one: the offset is constant."""
+    """The time between two clock changes, in which the offset is constant."""
 
     start: int
     end: int
@@ -239,12 +241,12 @@ class _Stretch(NamedTuple):
 
     @property
     def wall_before(self) -> int:
-        """What the clocks would have shown at the start if they had not been changed."""
+        """The time that the clocks would show at the start if they had not been changed."""
         return self.start + self.offset_before
 
 
 def _stretches(zone: str, second: int) -> Iterator[_Stretch]:
-    """The stretch that a second is in, then the later ones, up to the horizon."""
+    """The stretch that contains a second, then the later ones, up to the horizon."""
     first = datetime.fromtimestamp(second, UTC).year - 1
     last = min(first + _HORIZON_YEARS + 1, 9998)
     start = _year_start(first)
@@ -259,7 +261,7 @@ def _stretches(zone: str, second: int) -> Iterator[_Stretch]:
 
 @lru_cache(maxsize=4096)
 def _changes(zone: str, year: int) -> tuple[ClockChange, ...]:
-    """The clock changes of a year. Two of them are never within half a day of each other."""
+    """The clock changes of a year. The search assumes that there are never two within half a day."""
     changes: list[ClockChange] = []
     start, end = _year_start(year), _year_start(year + 1)
     before = _offset(zone, start)

@@ -1,8 +1,8 @@
 """
-The order of queued jobs: which goes first, and where a job stands.
+The order of queued jobs, and the place of a job in the queue.
 
-All jobs age alike, so the order within an addon never changes: the `order_key` is fixed when the job becomes
-ready. Between addons, the heads of the ready queues compare by band, then urgency, then fair share
+All jobs age alike, so the order within an addon never changes: a job's `order_key` is fixed when it becomes
+ready. Between addons, the heads of the ready queues are compared by band, then urgency, then fair share
 (`head_key`).
 """
 
@@ -22,12 +22,14 @@ TOP_BAND: Final = 9
 
 
 class Aging(Struct, frozen=True):
-    """How fast a waiting job gains priority: 10 points for every 10 minutes since it was ready."""
+    """How fast a waiting job gains priority: by default one point a minute from the moment it is ready."""
 
     per_point: Span = 1 * MINUTE
 
 
 class Ordering(Struct, frozen=True):
+    """The parameters of the order."""
+
     aging: Aging = Aging()
     #: The round keeps units free for a job that was passed over for this long.
     patience: Span = 30 * SECOND
@@ -37,7 +39,9 @@ class Ordering(Struct, frozen=True):
 
 
 def order_key(priority: int, ready_at: Moment, aging: Aging) -> Moment:
-    """The smaller goes first, within an addon, at any moment: both sides of the comparison age alike."""
+    """
+    Orders the jobs of an addon at any moment, because all of them age alike: the smallest key goes first.
+    """
     return ready_at - priority * aging.per_point
 
 
@@ -56,7 +60,7 @@ def band(turn: Moment, now: Moment, aging: Aging) -> int:
 
 
 class QueuedJob(Struct, frozen=True, gc=False):
-    """A queued job with what a round compares, and no more: a round reads many of them."""
+    """The part of a queued job that a round needs. It is small, because a round reads many."""
 
     no: int
     job_id: JobId
@@ -68,7 +72,7 @@ class QueuedJob(Struct, frozen=True, gc=False):
     denied: str = ""  # the code of its last recorded denial
 
     def ends_at(self, now: Moment) -> Moment | None:
-        """When it is expected to end if it starts now."""
+        """When the job is expected to end if it starts now."""
         return None if self.expected_sec is None else now + int(self.expected_sec * SECOND)
 
 
@@ -87,12 +91,12 @@ def urgent_from(intent: Intent, ordering: Ordering) -> Moment | None:
     return intent.deadline_at - int((intent.expected_duration_sec or 0) * SECOND) - ordering.slack
 
 
-#: The line of a job that waits for its parents: no ready queue has it.
+#: The line of a job that waits for its parents: such a job is in no ready queue.
 WAITS_FOR_PARENTS: Final = -1
 
 
 class Place(Struct, frozen=True, gc=False):
-    """Where a queued job stands: all that the index of the queue is made of."""
+    """Where a queued job stands: the columns of its row in the queue."""
 
     priority: int
     earliest_start_at: Moment | None
@@ -104,7 +108,7 @@ class Place(Struct, frozen=True, gc=False):
     admission_class: AdmissionClass
 
     def line(self, now: Moment) -> int:
-        """0: its time has not come; 1: in the ready queue; 2: in the urgent one."""
+        """0: the job is not ready yet; 1: it is in the ready queue; 2: in the urgent one."""
         if self.ready_at > now:
             return 0
         return 2 if self.urgent_at is not None and self.urgent_at <= now else 1
@@ -118,8 +122,9 @@ def place(
     admission_class: AdmissionClass | None = None,
 ) -> Place:
     """
-    `since`: the moment from which the job counts as waiting. A requeue that is not its fault keeps the old
-    moment, so it keeps its age. `admission_class`: the intent's, if the caller has it.
+    The place of a job in the queue. `since`: the moment from which it counts as waiting; after a requeue that
+    is not its fault this is the old moment, so the job keeps its age. `admission_class`: the intent's, if the
+    caller has it.
     """
     ready_at = max(since, not_before or 0, intent.earliest_start_at or 0)
     return Place(
@@ -135,7 +140,7 @@ def place(
 
 
 def released_place(place: Place, now: Moment, aging: Aging) -> Place:
-    """The place of a job whose last parent has ended: it counts as waiting, and ages, from now on."""
+    """The place of a job whose last parent has ended: from now on the job counts as waiting, and ages."""
     ready_at = max(place.ready_at, now)
     return replace(place, ready_at=ready_at, turn=order_key(place.priority, ready_at, aging))
 

@@ -1,10 +1,10 @@
 """
 Preemption (SPEC TR-7): a running job gives its units to a job of clearly higher priority.
 
-Only a job that could start then may preempt: it is ready, and only a slot or units are missing. There is one
-victim at a time, whose units alone suffice: the lowest priority, and among equals the latest started, which
-loses least. A job may say that it is not preemptible, and is then never a victim. The victim is asked, asked again, and then forced; a cycle ends before another begins, so two
-jobs cannot take turns at evicting each other.
+A job preempts only if it can start then: it is ready, and only a slot or units are missing. One victim at a
+time must be enough: the run with the lowest priority, and of equals the one that started last, which loses
+least. A job that is not preemptible is never a victim. The victim is asked to yield, asked again, and then
+stopped. A cycle ends before another begins, so two jobs cannot preempt each other in turns.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from penstock.core.jobs.types import SECOND, DispatchId, JobId, Moment, Span
 
 
 class Preemption(Struct, frozen=True):
+    """The rules of preemption."""
+
     #: By how much the priority must be higher. None: no preemption.
     threshold: int | None = 20
     #: How long the victim may take after each of the two requests.
@@ -33,8 +35,8 @@ class Preemption(Struct, frozen=True):
 
 class Want(Struct, frozen=True):
     """
-    A queued job that cannot start now. Why does not matter here: `choose` looks only for a victim whose end
-    lets it start.
+    A queued job that cannot start now, for whatever reason: `choose` looks for a victim whose end lets it
+    start.
     """
 
     inputs: RoundInputs
@@ -43,16 +45,16 @@ class Want(Struct, frozen=True):
     urgent: bool
 
     def fits_without(self, ended: Iterable[AdmissionClass]) -> bool:
-        """Whether it would be admitted if these had ended."""
+        """Whether the job would be admitted if these dispatches had ended."""
         ledger = self.inputs.view.ledger.without(ended)
         return self.inputs.gates(self.admission_class, ledger=ledger, urgent=self.urgent).refusal() is None
 
 
 def wanted(inputs: RoundInputs) -> list[Want]:
     """
-    Heads of ready queues, highest priority first: the priority itself and not its age, because a long wait is
-    no reason to evict. Without those that start by themselves, and those for which no worker of this host is
-    present: it may never come, and the run would have yielded in vain.
+    The heads of ready queues that may preempt, by priority without aging, because a long wait is no reason to
+    preempt. Not among them: heads that can start now, and heads without a present worker of this host, for
+    which a run might yield in vain.
     """
     wants = [
         Want(inputs, waiting, line.admission_class, line.urgent)
@@ -71,7 +73,7 @@ def _has_worker(inputs: RoundInputs, admission_class: AdmissionClass) -> bool:
 
 
 class Candidate(NamedTuple):
-    """A run that may have to yield, with what its job asked for."""
+    """A run that may have to yield, with the priority of its job."""
 
     priority: int
     dispatch: Dispatch
@@ -79,7 +81,7 @@ class Candidate(NamedTuple):
 
 
 def choose(want: Want, running: Sequence[Candidate], preemption: Preemption) -> Dispatch | None:
-    """The victim among the runs; None if there is none, or if units come free without one."""
+    """The victim among the runs. None: there is none, or runs that are ending already make enough room."""
     ending = [run.dispatch.admission_class for run in running if run.dispatch.phase is DispatchPhase.ENDING]
     if preemption.threshold is None or (ending and want.fits_without(ending)):
         return None
@@ -96,11 +98,15 @@ def choose(want: Want, running: Sequence[Candidate], preemption: Preemption) -> 
 
 
 class Act(Enum):
+    """What to do with the victim."""
+
     ASK = "ask"
     FORCE = "force"
 
 
 class Cycle(Struct, frozen=True):
+    """The requests to one victim. `asked`: how many so far. `due`: when the next act follows."""
+
     victim: DispatchId
     wanted_by: JobId
     asked: int
@@ -116,12 +122,12 @@ def advance(
     cycle: Cycle, *, victim_runs: bool, still_wanted: bool, now: Moment, preemption: Preemption
 ) -> tuple[Cycle | None, Act | None]:
     """
-    The cycle after this moment (None: it is over) and what to do. It ends when the victim ended or the job
-    needs the units no longer.
+    The cycle from now on (None: it is over), and what to do. It is over when the victim has ended or is
+    stopped, or when the job no longer needs the units.
     """
     if not victim_runs or not still_wanted:
         return None, None
-    if cycle.due > now + preemption.patience:  # the clock was set back since: the victim has its time again
+    if cycle.due > now + preemption.patience:  # the clock was set back: give the victim the whole time again
         return replace(cycle, due=now + preemption.patience), None
     if now < cycle.due:
         return cycle, None

@@ -1,6 +1,6 @@
 """
-What every reason has: words, a short clause, a way out, and what must happen next. `core/jobs/reasons.py` has
-the closed set.
+The base of all reasons: words, a short clause, a way out, and what must happen next. `core/jobs/reasons.py`
+has the reasons.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHORT: Final = 60
 
 
 class Hides(NamedTuple):
-    """What a reader that is bound to one addon may know: None, or other words, in place of a name."""
+    """What replaces a name that a reader bound to one addon may not know: None, or other words."""
 
     addon_id: AddonId
     job: Callable[[JobId | None], JobId | None]
@@ -25,20 +25,22 @@ class Hides(NamedTuple):
 
 
 class BaseReason(Struct, frozen=True):
+    """Why a job does not start now."""
+
     code: ClassVar[str]
-    #: What a job waited for, behind "It waited 3 min": the account of a finished wait.
+    #: What a job waited for: the words after "It waited 3 min".
     waited: ClassVar[str]
-    #: After how long another request may help, if no moment is known.
+    #: The seconds after which another request may help, if no moment is known.
     pause_sec: ClassVar[float] = 5.0
     #: Whether the reason holds on one host only, so that another host may start the job.
     of_host: ClassVar[bool] = False
 
     def words(self, now: Moment) -> str:
-        """One or two sentences."""
+        """The reason in one or two sentences."""
         raise NotImplementedError
 
     def short(self, now: Moment) -> str:
-        """One clause of at most 60 characters, without names of other jobs."""
+        """The reason in a clause of at most 60 characters, without names of other jobs."""
         raise NotImplementedError
 
     def next_step(self) -> str:
@@ -46,11 +48,11 @@ class BaseReason(Struct, frozen=True):
         raise NotImplementedError
 
     def way_out(self, job: str) -> str:
-        """One command that would change it. `job`: the end of the id, as people type it."""
+        """A command that would help. `job`: the end of the id, as people type it."""
         return f"penstock cancel {job}"
 
     def next_at(self) -> Moment | None:
-        """When that is expected, where the reason itself knows."""
+        """When the next step is expected, if the reason knows."""
         return None
 
     def retry_sec(self, now: Moment) -> float:
@@ -58,7 +60,7 @@ class BaseReason(Struct, frozen=True):
         return self.pause_sec if moment is None else seconds(moment - now)
 
     def hidden(self, hides: Hides) -> Self:
-        """The same without names that the reader may not know."""
+        """The reason without names that the reader may not know."""
         del hides
         return self
 
@@ -68,12 +70,12 @@ def named(job_id: JobId | None) -> str:
 
 
 def due_in(moment: Moment, now: Moment) -> str:
-    """A duration and not a clock time: the reader's time zone is unknown."""
+    """A time to come, as a duration: the reader's time zone is unknown."""
     about = "about " if moment - now >= 2 * MINUTE else ""
     return f"in {about}{spelled(moment - now, nearest=True)}"
 
 
 def cut(text: str, end: str = "") -> str:
-    """At most SHORT characters; `end` stays whole."""
+    """The text, cut to SHORT characters with `end`, which is never cut."""
     room = SHORT - len(end)
     return f"{text if len(text) <= room else text[: room - 3] + '...'}{end}"

@@ -1,13 +1,13 @@
 """
-Reasons: why a job does not start now. A closed set of types; each says everything about itself.
+Reasons: why a job does not start now. A closed set of classes, each with all words about itself.
 
 To add a reason, write its class and name it in `Reason`. Its words, its short clause for lists, its way out
 and what must happen next are then in explain, in `penstock ls`, on the page and in `docs/reasons.md`. The
-trail records the code and the fields of a reason, so explain can make its words long after, in a better
+trail records the code and the fields of a reason, so explain can make the words later, also in a newer
 wording.
 
-A name of a job, a worker or a host may belong to another addon than the reader's. A reason that has such a
-field removes it in `hidden`, before any words are made. The short clause names none of them.
+A job or a worker in a reason may belong to another addon than the reader's. `hidden` removes such names
+before words are made. The short clause contains none.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Draining(BaseReason, frozen=True):
 
 class LabelMissing(BaseReason, frozen=True):
     labels: tuple[str, ...]
-    hosts: tuple[str, ...] = ()  # that live and have all that the job asks for
+    hosts: tuple[str, ...] = ()  # living hosts that have all labels of the job
 
     code: ClassVar = "label_missing"
     waited: ClassVar = "for a host with its labels"
@@ -286,7 +286,7 @@ class NotEnoughUnits(BaseReason, frozen=True):
     needs: int
     free: int
     capacity: int
-    until: Moment | None = None  # when enough of what runs is expected to have ended
+    until: Moment | None = None  # when enough runs are expected to have ended
 
     code: ClassVar = "no_room"
     waited: ClassVar = "for units"
@@ -410,14 +410,14 @@ class WaitsForParents(BaseReason, frozen=True):
         return "the job that it waits for ends" if self.unmet == 1 else "the jobs that it waits for end"
 
     def way_out(self, job: str) -> str:
-        """A parent that waits for a person, if there is one."""
+        """A command for a parent that waits for a user, if there is one."""
         for parent, state in zip(self.parents, self.states, strict=True):
             if parent is None:
                 continue
             name = parent.removeprefix(BATCH_TAG)
             if name != parent and state.startswith("open"):
                 return f"penstock batch close {name}"
-            if state.startswith("FAILED, "):  # a group, with how far it is
+            if state.startswith("FAILED, "):  # the state of a batch or array, with its progress
                 return (
                     f"penstock batch retry {name}" if name != parent else f"penstock array retry {name[-8:]}"
                 )
@@ -437,7 +437,7 @@ def _parent(job_id: JobId | None, state: str) -> str:
     return named(job_id)
 
 
-#: What a condition asks of a parent.
+#: The state that a condition requires of a parent.
 _WANTED: Final = {"ok": "DONE", "done": "over", "failed": "FAILED"}
 
 Reason: TypeAlias = (
@@ -467,15 +467,20 @@ REASONS: Final[dict[str, type[Reason]]] = {kind.code: kind for kind in get_args(
 
 
 def retry_after_sec(reason: Reason, now: Moment) -> float:
-    """After how long another request may help. Never 0: a denial is no invitation to spin."""
+    """
+    The seconds after which another request may help; at least 1, so that a client does not poll in a loop.
+    """
     return max(1.0, round(reason.retry_sec(now), 3))
 
 
 def words(reason: Reason, now: Moment) -> str:
-    """One or two sentences."""
+    """The reason in one or two sentences."""
     return reason.words(now)
 
 
 def from_json(code: str, data: Mapping[str, Any]) -> Reason:
-    """Unknown fields are dropped: an older program must be able to read a newer one's trail."""
+    """
+    The reason with this code and data. Unknown fields are dropped, so that older programs can read a newer
+    trail.
+    """
     return convert(data, REASONS[code])

@@ -1,8 +1,8 @@
 """
-Every gate that refuses a job, not only the first.
+All gates that refuse a job, and not only the first.
 
-Admission stops at the first refusal, because a round must be quick. For explain each refusal is taken away in
-turn and the same gates are asked again, so that there is one place that decides and no second list of rules.
+Admission stops at the first refusal, because a round must be quick. For explain, this module removes the
+cause of each refusal in turn and evaluates the same gates again, so that the rules exist only once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ENDLESS = 1 << 40
 def all_refusals(
     inputs: RoundInputs, admission_class: AdmissionClass, *, ready_at: Moment = 0, urgent: bool = False
 ) -> tuple[Reason, ...]:
-    """In the order of the gates. The first is the reason that a round records."""
+    """All reasons that hold, in the order of the gates. The first is the one that a round records."""
     world = _World(inputs.conditions, inputs.view.ledger, inputs.limits, ready_at)
     return tuple(_refusals(world, admission_class, inputs.view.now, urgent))
 
@@ -44,8 +44,8 @@ def refusal_on(
     host: Host, inputs: RoundInputs, admission_class: AdmissionClass, *, urgent: bool = False
 ) -> Reason | None:
     """
-    Why another host does not start such a job, as far as its registration tells; None: it could. How long it
-    has been quiet is not registered, nor how many jobs it runs.
+    Why another host does not start such a job, by its registration; None: it could. The registration does not
+    say how long the host has been quiet, nor how many jobs it runs.
     """
     now = inputs.view.now
     conditions = Conditions(
@@ -62,7 +62,7 @@ def refusal_on(
 
 
 class _World(Struct, frozen=True):
-    """What the gates look at."""
+    """The values that the gates read."""
 
     conditions: Conditions
     ledger: Ledger
@@ -91,7 +91,7 @@ def _refusals(
 
 
 def _without(world: _World, reason: Reason, admission_class: AdmissionClass) -> _World | None:
-    """The world as if this one reason did not hold; None: it is no reason of a gate."""
+    """The values with which this reason does not hold; None: it is no reason of a gate."""
     conditions, ledger, ready_at = world.conditions, world.ledger, world.ready_at
     match reason:
         case LabelMissing(labels):

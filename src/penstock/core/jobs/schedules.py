@@ -1,18 +1,18 @@
 """
-A schedule: a template of a job with moments at which it is submitted, and the decisions about it.
+A schedule: a template of a job with the moments at which it is submitted, and the decisions about it.
 
-A schedule is one row with a version. Every decision about it (add, edit, pause, resume, run now, remove, fire,
-drop) is a `ScheduleChange`: it holds the version that the decider saw, the row from then on, and the jobs to
-submit. A store writes all of that in one transaction, and only if the version is still the same. So any number
-of schedulers may decide on the same moment, and one of them wins; a kill between "due" and "submitted" leaves
-the moment due, and a kill after the commit leaves it fired.
+A schedule is one row with a version. Every decision about it (add, edit, pause, resume, run now, remove,
+fire, drop) is a `ScheduleChange`: it has the version that the decider saw, the new row, and the job to
+submit. A store writes all of that in one transaction, and only if the version is still the same. So any
+number of schedulers may decide about the same moment, and one of them wins. After a kill before the commit
+the moment is still due; after the commit it has fired.
 
-`last_moment` divides time: every moment up to it is dealt with, every later one is not. A moment is never
-dealt with twice, also when the clock is set back.
+Every moment up to `last_moment` is handled, and no later one is. So no moment is handled twice, even if the
+clock is set back.
 
-At most one job of a schedule is submitted by a change. Moments that must wait for the end of an earlier job
-(overlap `queue` and `cancel-running`, and missed moments that are made up for) are `pending` in the row, and
-become jobs one after the other.
+A change submits at most one job. Moments that must wait for the end of an earlier job (overlap `queue` and
+`cancel-running`, and missed moments that are made up for) are `pending` in the row, and become jobs one after
+the other.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.moments import Timing, cron_problem, zone_problem
 from penstock.core.jobs.types import BATCH_TAG, FAR_MOMENT, HOUR, MINUTE, JobId, Moment, Span, when
 
-#: The name is part of a tag of at most 64 characters.
+#: A name is part of a tag, which has at most 64 characters.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,54}")
-#: A moment that was dealt with so much later was missed. Only `missed="skip"` asks.
+#: With `missed="skip"`: a moment that is handled this much later was missed.
 LATE: Final[Span] = 1 * MINUTE
 MOST_PENDING: Final = 1_000
 MISSED_LIMIT: Final = 100
 #: How many of the last moments a schedule shows.
 HISTORY: Final = 10
-#: Missed moments are counted up to here.
+#: How many missed moments are counted at most.
 _COUNTED: Final = 10_000
-#: A schedule's jobs have two tags more than its template.
+#: How many tags the template may have: the jobs have two more.
 _MOST_TAGS: Final = 30
-#: The key of a job by hand has this many characters of the request's key, beside the name and the time of the schedule.
+#: A longer key of a request is hashed: it becomes a part of the job's key, with the schedule's name and
+#: moment.
 _SHORT_KEY: Final = 100
 TAG: Final = "schedule:"
 
@@ -57,7 +58,9 @@ class Overlap(StrEnum):
 
     SKIP = "skip"  # the moment is dropped
     QUEUE = "queue"  # its job is submitted when the earlier one has ended
-    CANCEL_RUNNING = "cancel-running"  # the earlier one is canceled; the job is submitted when it has ended
+    CANCEL_RUNNING = (
+        "cancel-running"  # the earlier job is canceled; the new one is submitted when it has ended
+    )
 
 
 class Missed(StrEnum):
@@ -69,7 +72,10 @@ class Missed(StrEnum):
 
 
 class Schedule(Struct, frozen=True):
-    """`intent`: the template of its jobs. `anchor`: where `every_sec` counts from."""
+    """
+    A schedule as defined. `intent`: the template of its jobs. `anchor`: the moment from which `every_sec`
+    counts.
+    """
 
     name: str
     intent: Intent
@@ -93,7 +99,7 @@ class Schedule(Struct, frozen=True):
 
     @property
     def tag(self) -> str:
-        """All jobs of the schedule have it."""
+        """The tag of all jobs of the schedule."""
         return TAG + self.name
 
     def next_moments(self, after: Moment, count: int) -> list[Moment]:
@@ -101,7 +107,7 @@ class Schedule(Struct, frozen=True):
         return [moment for _, moment in zip(range(count), moments, strict=False)]
 
 
-#: What the definition says, beside who wrote it when: two that are equal here need no edit.
+#: The fields of the definition. If all of them are equal, an edit changes nothing.
 DEFINITION: Final = ("intent", "cron", "every_sec", "at", "zone", "overlap", "missed", "missed_limit")
 _TIMING: Final = ("cron", "every_sec", "at", "zone")
 
@@ -116,7 +122,7 @@ class Firing(Struct, frozen=True):
 
 
 class ScheduleState(Struct, frozen=True):
-    """`active`: jobs that had not ended when the schedule was last looked at."""
+    """What a schedule has done so far. `active`: jobs that had not ended at the last decision."""
 
     last_moment: Moment
     pending: tuple[Moment, ...] = ()
@@ -125,6 +131,8 @@ class ScheduleState(Struct, frozen=True):
 
 
 class ScheduleRecord(Struct, frozen=True):
+    """The row of a schedule."""
+
     schedule: Schedule
     state: ScheduleState
     version: int
@@ -135,7 +143,7 @@ class ScheduleRecord(Struct, frozen=True):
 
     @property
     def due_at(self) -> Moment | None:
-        """When it must be looked at: 0 while moments wait for the end of a job, None if there is nothing to do."""
+        """When `look` must be called: 0 while moments wait for the end of a job; None: never."""
         if self.schedule.paused:
             return None
         return 0 if self.state.pending else self.next_moment
@@ -153,7 +161,10 @@ class DueJob(NamedTuple):
 
 
 class ScheduleChange(Struct, frozen=True):
-    """`version`: of the row that the decider saw; 0: there was none. `target`: the row from then on; None: removed."""
+    """
+    A decision about a schedule. `version`: of the row that the decider saw; 0: there was none. `target`: the
+    new row; None: the schedule is removed.
+    """
 
     at: Moment
     name: str
@@ -164,7 +175,7 @@ class ScheduleChange(Struct, frozen=True):
     notes: tuple[Note, ...] = ()
 
     def row(self, job_id: JobId | None) -> ScheduleRecord | None:
-        """The row to write. `job_id`: of the job that was submitted with it."""
+        """The row to write. `job_id`: the job that was submitted with it."""
         if self.target is None or self.job is None or job_id is None:
             return self.target
         state = self.target.state
@@ -186,11 +197,14 @@ def schedule_note(kind: EventKind, reason: str, schedule: Schedule, data: dict[s
     return Note(kind, reason, {"schedule": schedule.name, "addon_id": schedule.intent.addon_id, **data})
 
 
-# what is a schedule
+# bounds
 
 
 def check(schedule: Schedule, now: Moment, *, most_units: int, before: Schedule | None = None) -> None:
-    """BadIntent with every problem. `before`: what it was; a moment that has passed since may stay."""
+    """
+    Refuse a schedule with problems (BadIntent names all). `before`: the schedule so far: its moment may have
+    passed.
+    """
     passed = before is not None and before.at == schedule.at
     problems = list(_problems(schedule, 0 if passed else now))
     try:
@@ -239,11 +253,11 @@ def _timing_problems(schedule: Schedule, now: Moment) -> Iterator[tuple[str, str
         yield "at", "has passed already"
 
 
-# what people do with it
+# requests of users
 
 
 def _next_version(version: int, now: Moment) -> int:
-    """Above every version that a schedule of this name ever had, also one that was removed meanwhile."""
+    """A version above all that a schedule of this name ever had, also one that was removed."""
     return max(version + 1, now)
 
 
@@ -265,13 +279,13 @@ def _set(
 
 
 def add(schedule: Schedule, now: Moment, by: str) -> ScheduleChange:
-    """Its first moment is the next one from now on."""
+    """Add a schedule. Its first moment is the next one from now on."""
     schedule = replace(schedule, anchor=now, created_at=now, created_by=by, edited_at=now, edited_by=by)
     return _set(None, ScheduleRecord(schedule, ScheduleState(now), 0), now, by, reason="added")
 
 
 def edit(record: ScheduleRecord, edited: Schedule, now: Moment, by: str) -> ScheduleChange | None:
-    """None: nothing differs. New times count from now on; moments that have passed stay as they were."""
+    """Edit a schedule. None: nothing differs. New times count from now on; moments that have passed stay."""
     before = record.schedule
     differs = [name for name in DEFINITION if getattr(before, name) != getattr(edited, name)]
     if not differs:
@@ -289,7 +303,7 @@ def edit(record: ScheduleRecord, edited: Schedule, now: Moment, by: str) -> Sche
 
 
 def pause(record: ScheduleRecord, now: Moment, by: str) -> ScheduleChange | None:
-    """Moments that wait for an earlier job are dropped."""
+    """Pause a schedule, and drop moments that wait for an earlier job. None: it is paused already."""
     if record.schedule.paused:
         return None
     paused = replace(record.schedule, paused=True)
@@ -299,7 +313,7 @@ def pause(record: ScheduleRecord, now: Moment, by: str) -> ScheduleChange | None
 
 
 def resume(record: ScheduleRecord, now: Moment, by: str) -> ScheduleChange | None:
-    """Moments that came while it was paused are not made up for."""
+    """Resume a schedule. Moments that passed in the pause make no jobs. None: it is not paused."""
     if not record.schedule.paused:
         return None
     state = replace(record.state, last_moment=max(now, record.state.last_moment))
@@ -311,8 +325,8 @@ def run_now(
     record: ScheduleRecord, now: Moment, by: str, ended: Collection[JobId], key: str = ""
 ) -> ScheduleChange:
     """
-    A job at once, whatever `overlap` says and also while the schedule is paused. `ended`: as in `look`. `key`:
-    makes a repeated request one run.
+    Submit a job at once, whatever `overlap` says and also while the schedule is paused. `ended`: as in
+    `look`. `key`: repeated requests with the same key make one job.
     """
     running = tuple(job_id for job_id in record.state.active if job_id not in ended)
     state = replace(record.state, active=running)
@@ -330,13 +344,13 @@ def remove(record: ScheduleRecord, now: Moment, by: str) -> ScheduleChange:
     return ScheduleChange(now, record.name, record.version, None, notes=(note,))
 
 
-# what becomes of its moments
+# moments
 
 
 def look(record: ScheduleRecord, now: Moment, ended: Collection[JobId]) -> ScheduleChange | None:
     """
-    What to do now; None: nothing. `ended`: those of its active jobs that have ended. A job that is BLOCKED
-    counts as ended: it waits for a person, and the schedule does not.
+    Decide what to do now; None: nothing. `ended`: the active jobs that have ended. A BLOCKED job counts as
+    ended, because the schedule does not wait for a user's decision.
     """
     schedule, state = record.schedule, record.state
     if schedule.paused:
@@ -364,24 +378,26 @@ def look(record: ScheduleRecord, now: Moment, ended: Collection[JobId]) -> Sched
 
 
 def to_cancel(record: ScheduleRecord, ended: Collection[JobId]) -> list[JobId]:
-    """Jobs that a waiting moment cancels. Asked again until they have ended: a kill may come in between."""
+    """The jobs that a waiting moment cancels, until they have ended: a kill may prevent the first cancel."""
     if record.schedule.overlap != Overlap.CANCEL_RUNNING or not record.state.pending:
         return []
     return [job_id for job_id in record.state.active if job_id not in ended]
 
 
 def drop_first(record: ScheduleRecord, change: ScheduleChange, reason: str) -> ScheduleChange:
-    """The same change without its job: its moment cannot become one."""
+    """The change without its job, because its moment cannot become one."""
     moments = () if change.job is None else (change.job.moment,)
     return replace(change, job=None, notes=(*change.notes, *_skip_notes(record.schedule, moments, reason)))
 
 
 class _Due(NamedTuple):
-    """`last`: the last moment that has come since; None: none. `moments`: those that shall become jobs."""
+    """
+    Moments that have come. `last`: the last of them; None: there are none. `moments`: those that become jobs.
+    """
 
     last: Moment | None
     moments: tuple[Moment, ...] = ()
-    #: The first moment that was missed, and how many were; None: more than were counted.
+    #: The first missed moment, and how many there are; None: more than `_COUNTED`.
     missed_from: Moment | None = None
     missed: int | None = 0
 
@@ -400,7 +416,7 @@ def _due(record: ScheduleRecord, now: Moment) -> _Due:
 
 
 def _came(timing: Timing, after: Moment, now: Moment, most: int) -> _Due:
-    """The last `most` of the moments behind `after`, up to now, and how many there are."""
+    """The last `most` moments between `after` and now, and how many there are in all."""
     latest: deque[Moment] = deque(maxlen=most)
     first, count = None, 0
     for moment in timing.moments(after):
@@ -417,7 +433,7 @@ def _came(timing: Timing, after: Moment, now: Moment, most: int) -> _Due:
 
 
 def _latest(timing: Timing, after: Moment, now: Moment, most: int) -> tuple[Moment, tuple[Moment, ...]]:
-    """The same when there are very many: looks from the end, in windows that double."""
+    """The last moments if there are very many: searches from the end, in windows that double."""
     window = HOUR
     while True:
         start, latest = max(after, now - window), deque[Moment](maxlen=most)
@@ -434,8 +450,9 @@ def _overlap(
     schedule: Schedule, pending: tuple[Moment, ...], due: tuple[Moment, ...], *, busy: bool
 ) -> tuple[tuple[Moment, ...], tuple[Moment, ...]]:
     """
-    The moments that wait from now on, and those that are dropped. Several that are due at once are made up
-    for one after the other, whatever `overlap` says; it decides about a moment that comes while others wait.
+    The moments that wait from now on, and those that are dropped. If several are due at once, they become
+    jobs one after the other, whatever `overlap` says: it decides only about a single moment that comes while
+    an earlier job has not ended.
     """
     busy = busy or bool(pending)
     if len(due) == 1 and busy and schedule.overlap == Overlap.SKIP:
@@ -466,18 +483,18 @@ def _skip_notes(
 
 def _intent(schedule: Schedule, moment: Moment, key: str) -> Intent:
     """
-    The job of a moment. Its key makes (schedule, moment) unique among the jobs of the store, beside the
-    version of the row; its tags name both, so the job's function can read for which moment it runs.
+    The intent for a moment. Its key makes schedule and moment unique among the jobs of the store; its tags
+    name both, so the job's function knows its moment.
     """
     intent = schedule.intent
     tags = (*intent.tags, schedule.tag, f"moment:{_moment_text(moment)}")
-    # A schedule of the same name that was removed may have had the moment too, before the clock was set back.
+    # The time of creation is a part of the key: a removed schedule of this name may have had the same moment.
     key = f"schedule:{schedule.name}@{key}/{schedule.created_at}"
     return replace(intent, tags=tags, idempotency_key=key)
 
 
 def _short(key: str) -> str:
-    """A key that fits into another one; two that are not equal stay so."""
+    """The key, or a hash of a long one. Different keys stay different."""
     return (
         key
         if len(key) <= _SHORT_KEY

@@ -1,8 +1,8 @@
 """
 Spending limits: per job, and per addon by day and by month (UTC).
 
-Runs report spending after the fact, so a limit can be overshot; the event records by how much, and nothing
-starts until the window ends.
+Runs report spending afterwards, so a limit can be exceeded; the event records by how much. Nothing of the
+addon starts until the window ends.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ WARN_AT: Final = 0.80
 
 
 class SpendMark(StrEnum):
-    """Which mark of a limit an amount crossed. Each is crossed once, however the spending is split."""
+    """
+    The mark of a limit that an amount crossed. Each mark is crossed once, however the spending is split.
+    """
 
     WARNED = "warned"
     REACHED = "reached"
 
 
 def judge(before: Money, added: Money, limit: Money | None) -> SpendMark | None:
-    """The mark that this amount crossed, the worse one if it crossed both."""
+    """The mark that this amount crossed; if it crossed both, `REACHED`."""
     if limit is None:
         return None
     after = before + added
@@ -42,12 +44,12 @@ def judge(before: Money, added: Money, limit: Money | None) -> SpendMark | None:
 
 
 def over(spent: Money, limit: Money | None) -> bool:
-    """Whether the limit is reached, by whichever amount: for a caller that missed the moment."""
+    """Whether the limit is reached, no matter by which amount."""
     return limit is not None and spent >= limit
 
 
 class Use(Struct, frozen=True):
-    """How much of a window is spent, to show it; decisions use `judge`."""
+    """How much of a window is spent, for display; decisions use `judge`."""
 
     window: Window
     spent: Money
@@ -59,7 +61,7 @@ class Use(Struct, frozen=True):
 
 
 def uses(budget: Budget | None, spent: Mapping[str, Money], now: Moment) -> list[Use]:
-    """Day and month, as far as there is a limit or something was spent."""
+    """The use of the day and of the month, without those that have no limit and no spending."""
     limits = (None, None) if budget is None else (budget.day, budget.month)
     stand = (
         Use(window, spent.get(window.kind, 0), limit)
@@ -72,10 +74,7 @@ NOTHING_SPENT: Final[Mapping[str, Money]] = MappingProxyType({})
 
 
 class RenewedDispatch(Struct, frozen=True, gc=False):
-    """
-    Where a dispatch stands after its heartbeat: the answer can tell it to stop, and the scheduler can judge
-    its spending.
-    """
+    """A dispatch after its heartbeat, for the answer to the worker and for the spending limits."""
 
     dispatch_id: DispatchId
     job_id: JobId | None
@@ -86,14 +85,15 @@ class RenewedDispatch(Struct, frozen=True, gc=False):
     spent_before: Money
     spent: Money
     cost_limit: Money | None
-    #: What its addon has spent with it, by window (day, month); only when this heartbeat added something.
+    #: What its addon has spent by window (day, month), this heartbeat included; empty if the heartbeat added
+    #: nothing.
     addon_spent: Mapping[str, Money] = NOTHING_SPENT
 
 
 def spending_alerts(renewed: RenewedDispatch, budget: Budget | None, now: Moment) -> list[Alert]:
     """
-    The alerts of one heartbeat: the heartbeat that crosses a mark reports it, once. A job that was retried by
-    hand has its marks before it again.
+    The alerts of one heartbeat: of each mark that it crosses. A job that a user retried can cross its marks
+    again.
     """
     addon_id, job_id, limit = renewed.addon_id, renewed.job_id, renewed.cost_limit
     before, added = renewed.spent_before, renewed.spent - renewed.spent_before
@@ -101,7 +101,8 @@ def spending_alerts(renewed: RenewedDispatch, budget: Budget | None, now: Moment
     if (mark := judge(before, added, limit)) and limit is not None:
         whose = f"job {job_id[-8:]}" if job_id else f"a lease of addon {addon_id}"
         message = _message(whose, mark, before + added, limit)
-        # By the run, not by the moment: a run crosses a mark once, and two runs may do so at one moment.
+        # The key names the dispatch and no moment: a dispatch crosses a mark once, and two may do so at one
+        # moment.
         key = f"{_COST[mark]}/{renewed.dispatch_id}"
         alerts.append(Alert(kind=_COST[mark], addon_id=addon_id, job_id=job_id, key=key, **message))
     for window, most in () if budget is None else budget.limits(now):

@@ -1,9 +1,8 @@
 """
-Where a job stands, in one clause: the line of every list (`penstock ls`, `top`, the page's jobs table).
+The standing of a job: one clause for lists (`penstock ls`, `top`, the page's jobs table).
 
-A list has many rows, so the clause comes from what the row has already: the recorded denial, the counters,
-and for a job that has failed or is to be tried again its last attempt. No round is tried out for it. It names
-no other job, so every reader may see it.
+A list has many rows, so the clause comes from the row: the recorded denial, the counters, and for a job that
+has failed its last attempt. No round is tried for it. It names no other job, so every reader may see it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from penstock.core.jobs.states import DEFAULT, END_RULES, Category, DispatchPhas
 from penstock.core.jobs.types import EndReason, Moment, spelled
 
 _TURN: Final = "waits for its turn"
-#: Ends of an attempt in which the job had no part, as clauses.
+#: Words for ends of an attempt that the job did not cause.
 _CUT_OFF: Final[Mapping[str, str]] = {
     EndReason.SCHEDULER_RESTARTED: "the scheduler was killed or stopped unexpectedly",
     EndReason.LEASE_EXPIRED: "its worker sent no heartbeat in time",
@@ -38,7 +37,9 @@ _CUT_OFF: Final[Mapping[str, str]] = {
 
 
 class LastFailure(Struct, frozen=True):
-    """`attempt` of `of` in its category of failures; `of` is None where attempts have no limit."""
+    """
+    The last failed attempt: number `attempt` of `of` in its category; `of` is None if attempts have no limit.
+    """
 
     attempt: int
     of: int | None
@@ -69,7 +70,7 @@ class LastFailure(Struct, frozen=True):
 
 
 def last_failure(job: Job, last: Dispatch | None, schedules: Schedules) -> LastFailure | None:
-    """How the last attempt failed, and how many there may be; None: it did not fail, or there was none."""
+    """The last attempt, if it failed. None: it did not fail, or there was none."""
     if last is None or last.end is None:
         return None
     category = END_RULES[last.end][1].retry
@@ -104,7 +105,9 @@ def standing(
     last: Dispatch | None = None,
     schedules: Schedules = DEFAULT,
 ) -> str:
-    """`reason`: what holds a queued job, as `recorded_reason` reads it, or decided anew."""
+    """
+    The clause. `reason`: why a queued job does not start, as `recorded_reason` reads it or as decided anew.
+    """
     match job.state:
         case JobState.QUEUED:
             return _queued(job, now, reason, last_failure(job, last, schedules), schedules)
@@ -124,19 +127,22 @@ def _queued(
 ) -> str:
     if reason is not None and not isinstance(reason, NotReady):
         return cut(reason.short(now))
-    if job.unmet:  # no round looks at it, so none recorded this
+    if job.unmet:  # no round sees such a job, so no denial is recorded
         return WaitsForParents((), (), (), job.unmet).short(now)
     if job.ready_at > now and (failed := failure.short if failure else _failures(job, schedules)):
         return f"{failed}; next {due_in(job.ready_at, now)}"
     if job.ready_at > now:
         return NotReady(job.ready_at).short(now)
-    if job.intent.labels:  # on a host without them no round looks at it
+    if job.intent.labels:  # no round of a host without these labels records a denial
         return LabelMissing(job.intent.labels).short(now)
     return _TURN
 
 
 def _failures(job: Job, schedules: Schedules) -> str:
-    """Where the last attempt was not read: of the category with the most failures, any of which may be last."""
+    """
+    The failures of the category with the most, if the last attempt was not read and so its category is
+    unknown.
+    """
     counters = job.counters
     failed = [
         (getattr(counters, category), _most(job, category, schedules))
@@ -156,7 +162,7 @@ def _running(job: Job, now: Moment, last: Dispatch | None) -> str:
     return "" if last is None or last.started_at is None else f"running for {spelled(now - last.started_at)}"
 
 
-#: So many jobs before one in its ready queue are counted for a list.
+#: How many jobs before one in its ready queue are counted for a list.
 MOST_BEFORE: Final = 100
 
 
@@ -166,7 +172,7 @@ def _behind(before: int) -> str:
 
 
 def waits_for_turn(job: Job, now: Moment) -> bool:
-    """Whether nothing is recorded that holds the job: then its place in its ready queue tells more."""
+    """Whether no reason is recorded for a queued job: then its place in its ready queue says more."""
     return job.state is JobState.QUEUED and standing(job, now, recorded_reason(job, now)) == _TURN
 
 
@@ -174,9 +180,9 @@ def recorded_standing(
     job: Job, now: Moment, last: Dispatch | None, schedules: Schedules, before: int = 0
 ) -> str:
     """
-    The clause of a list, from what rounds recorded: no list decides anew about each of its jobs. Rounds record
-    the head of a ready queue alone, and a count only when the reason changes, so it may no longer hold.
-    `before`: how many jobs are before it in its ready queue, up to `MOST_BEFORE`.
+    The clause by the denial that a round has recorded. A denial is recorded only when its reason changes, so
+    its numbers may be old. `before`: how many jobs are before this one in its ready queue, up to
+    `MOST_BEFORE`.
     """
     reason = recorded_reason(job, now)
     if isinstance(reason, NotEnoughUnits) and reason.needs <= reason.capacity:

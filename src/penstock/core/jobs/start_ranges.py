@@ -1,20 +1,19 @@
 """
-Start ranges: when queued jobs will likely start, found by playing the rules forward.
+Start ranges: when queued jobs will likely start, by simulating the scheduler (a play).
 
-A play begins with everything as it is now: the ready queues, the runs of all hosts, the ledger. It draws how
-long each run will take from what was learned about its type, lets jobs arrive as often as they came of late,
-and calls the scheduler's own `run_round` for a host whenever something ended or arrived there. Each play also
-draws anew what the observed durations may have come from, so that little knowledge makes wide ranges. Order, fair
-share, caps, kept units and labels count as they will. Some dozens of plays give each job some dozens of
-starts; the range leaves out the same number of them at both ends, so that the real start, if it is drawn like
-the others, lies within with a probability of 80 %: of 39 plays the range is from the fourth start to the
-fourth from the end.
+A play begins with the present state: the ready queues, the runs of all hosts, the ledger. It draws the
+duration of each run from what was learned about its type, lets jobs arrive at their recent rates, and calls
+the scheduler's own `run_round` whenever a run ended or a job arrived. So order, fair share, caps, kept units
+and labels have their effect. Each play also draws new distributions that fit the observed durations, so that
+few observations make wide ranges. Some dozens of plays give each job some dozens of starts. The range leaves
+out the same number of them at both ends, so that the real start is in it with a probability of 80 %, if it is
+drawn like the others: of 39 plays the range is from the fourth start to the fourth from the end.
 
-The dice are handed in, so a play can be played again. The work is bounded: at most a thousand jobs ahead, and
-a number of plays that the caller's budget decides.
+The caller passes the dice, so that a play can be repeated. The work is bounded: at most a thousand jobs
+ahead, and as many plays as the caller has time for.
 
-What is not played: conditions of the hosts that change, retries, preemption, jobs whose time has not come,
-and workers that come or go. A kind of job whose workers are all busy now runs as many at once as it does now.
+Not played are changes of the hosts' conditions, retries, preemption, jobs that are not ready yet, and workers
+that come or go. If all workers for a kind of job are busy now, as many such jobs as now run at once.
 """
 
 from __future__ import annotations
@@ -36,15 +35,18 @@ from penstock.core.jobs.types import SECOND, JobId, Moment, Span
 
 #: The part of the starts that a range should hold.
 COVERAGE: Final = 0.8
-#: After so many plays there is a range of exactly that coverage; more plays make it steadier.
+#: After these numbers of plays a range has exactly that coverage; more plays make it steadier.
 STAGES: Final = (9, 19, 39)
-#: A play ends after so many ends and arrivals: what has not started by then starts too far away to tell.
+#: A play ends after this many steps: a job that has not started by then starts too late for a prediction.
 MOST_STEPS: Final = 4_000
 _FAR: Final[Moment] = 1 << 62
 
 
 class StartRange(Struct, frozen=True):
-    """The start lies between `low_at` and `high_at` in 8 cases of 10; half of the plays start by `middle_at`."""
+    """
+    A job starts between `low_at` and `high_at` in 8 of 10 cases; in half of the plays it starts by
+    `middle_at`.
+    """
 
     low_at: Moment
     middle_at: Moment
@@ -54,14 +56,14 @@ class StartRange(Struct, frozen=True):
         return self.low_at <= moment <= self.high_at
 
     def stretched(self, by: Stretch, now: Moment) -> StartRange:
-        """The same middle, with ends that are further from it or nearer to it."""
+        """The range with the same middle and with ends that are further from it or nearer to it."""
         low_at = self.middle_at - round(by.early * (self.middle_at - self.low_at))
         high_at = self.middle_at + round(by.late * (self.high_at - self.middle_at))
         return StartRange(max(now, low_at), self.middle_at, high_at)
 
 
 class HostNow(Struct, frozen=True):
-    """A host at the beginning of a play, with the units that its runs hold."""
+    """A host at the beginning of a play, with the units and the number of its runs."""
 
     conditions: Conditions
     units: int
@@ -69,7 +71,7 @@ class HostNow(Struct, frozen=True):
 
 
 class RunNow(Struct, frozen=True):
-    """A run at the beginning of a play. `host`: its number. `duration`: None: nothing is known about it."""
+    """A run at the beginning of a play. `host`: the number of its host. `duration`: None if it is unknown."""
 
     host: int
     admission_class: AdmissionClass
@@ -79,18 +81,18 @@ class RunNow(Struct, frozen=True):
 
 
 class ArrivalStream(Struct, frozen=True):
-    """Jobs that come by chance, in bursts."""
+    """Jobs that arrive at random, in bursts."""
 
     admission_class: AdmissionClass
     priority: int
     per_second: float
     burst: float = 1.0
-    #: From how many bursts the rate is known; None: it is certain. Each play draws a rate that fits them.
+    #: How many bursts were observed; each play draws a rate that fits them. None: the rate is certain.
     seen: float | None = None
 
 
 class World(Struct, frozen=True):
-    """Everything that a play begins with."""
+    """The state with which a play begins."""
 
     now: Moment
     hosts: Sequence[HostNow]
@@ -99,7 +101,7 @@ class World(Struct, frozen=True):
     ledger: Ledger  # the counts and accounts of all hosts
     limits: AdmissionLimits
     ordering: Ordering
-    #: How long such a job will run; None: nothing is known.
+    #: How long such a job will run; None: unknown.
     duration_of: Callable[[AdmissionClass, QueuedJob], Distribution | None]
     arrivals: Sequence[ArrivalStream] = ()
 
@@ -112,8 +114,8 @@ def start_ranges(
     may_go_on: Callable[[int], bool] = lambda _: True,
 ) -> dict[JobId, StartRange]:
     """
-    The ranges of these jobs; a job that started in too few plays has none. `may_go_on` is asked after each
-    stage, with the number of plays so far, whether there is time for more.
+    The ranges of these jobs; a job that started in too few plays has none. `may_go_on` is called after each
+    stage with the number of plays so far, and says whether there is time for more.
     """
     wanted = frozenset(targets)
     streams = [stream for stream in world.arrivals if _matters(stream, world, wanted)]
@@ -138,7 +140,10 @@ def _range(starts: Sequence[Moment]) -> StartRange | None:
 
 
 def _matters(stream: ArrivalStream, world: World, targets: frozenset[JobId]) -> bool:
-    """Jobs that would stand behind all targets in one queue with them change nothing for them."""
+    """
+    Whether arrivals of the stream may change the start of a target. Jobs that come after all targets in the
+    same queue do not.
+    """
     for admission_class, _, jobs in world.queues:
         own = admission_class == stream.admission_class
         for job in jobs:
@@ -158,11 +163,11 @@ class _Play:
         self.queues = {
             (admission_class, urgent): list(jobs) for admission_class, urgent, jobs in world.queues
         }
-        #: As drawn anew for this play, by the identity of those in the world.
+        #: The distributions that this play has drawn, by the identity of those in the world.
         self.durations: dict[int, Distribution] = {}
         self.running: list[dict[int, RunningJob]] = [{} for _ in world.hosts]
         self.number = 0
-        #: When, number, host, and what ends there.
+        #: The coming ends: moment, number of the run, host, class.
         self.ends: list[tuple[Moment, int, int, AdmissionClass]] = []
         for run in world.runs:
             self._run(run.host, run.admission_class, self._end_of(run), run.started_at, run.ends_at)
@@ -173,7 +178,7 @@ class _Play:
         self.streams = streams
 
     def run(self, targets: frozenset[JobId]) -> dict[JobId, Moment]:
-        """The starts of the targets, as far as they start."""
+        """The starts of the targets that start."""
         began: dict[JobId, Moment] = {}
         awaited = set(targets)
         for _ in range(MOST_STEPS):
@@ -188,8 +193,8 @@ class _Play:
 
     def _start(self) -> Iterator[JobId]:
         """
-        What starts now. Of several hosts the one with most free units starts a job, then again the one with
-        most: so free units are spread over the hosts as they are where all hosts claim.
+        Start jobs, and return their ids. Of several hosts the one with the most free units starts one job,
+        then again the one with the most: real hosts, which all claim, also spread their jobs like this.
         """
         if len(self.ledgers) == 1:
             yield from self._round(0)
@@ -200,7 +205,7 @@ class _Play:
             tried: set[Conditions] = set()
             for host in self._by_free_units():
                 conditions = self.world.hosts[host].conditions
-                if conditions in tried:  # a host like it, with more free units, could start nothing
+                if conditions in tried:  # an equal host with more free units could start nothing
                     continue
                 tried.add(conditions)
                 started = self._round(host, most=1)
@@ -209,7 +214,7 @@ class _Play:
                     break
 
     def _advance(self) -> None:
-        """To the next moment at which something ends or arrives."""
+        """Go to the next moment at which runs end or jobs arrive."""
         self.now = min(self.ends[0][0], self.coming[0][0] if self.coming else _FAR)
         while self.ends and self.ends[0][0] <= self.now:
             _, number, host, admission_class = heappop(self.ends)
@@ -249,7 +254,7 @@ class _Play:
     ) -> None:
         self.number += 1
         self.running[host][self.number] = RunningJob(admission_class.cost_units, started_at, expected)
-        if end is not None:  # else it never gives its units back: what needs them has no start
+        if end is not None:  # else it never returns its units, and jobs that need them do not start
             heappush(self.ends, (end, self.number, host, admission_class))
 
     def _give_back(self, number: int, host: int, admission_class: AdmissionClass) -> None:
@@ -266,7 +271,7 @@ class _Play:
     # what arrives
 
     def _mean_pause(self, stream: ArrivalStream) -> float:
-        """Seconds between two bursts."""
+        """The mean time between two bursts, in seconds."""
         drawn = 1.0
         if stream.seen is not None:
             drawn = max(0.1, self.dice.gammavariate(stream.seen, 1.0 / stream.seen))
@@ -316,7 +321,7 @@ class _Play:
         return started
 
     def _queue_of(self, admission_class: AdmissionClass, waiting: QueuedJob) -> list[QueuedJob]:
-        """A pick is the first of its queue when those before it are gone."""
+        """The queue of a pick. The picks before it are removed already, so it is the first of its queue."""
         urgent = self.queues.get((admission_class, True), [])
         return urgent if urgent and urgent[0] is waiting else self.queues[admission_class, False]
 

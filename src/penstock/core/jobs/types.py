@@ -58,7 +58,8 @@ def seconds(span: Span) -> float:
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-#: The year 9999. A moment is shown in any zone, and the clocks of some would show the year 10000 in its last hours.
+#: The year 9999. A moment is shown in any zone, and the clocks of some would show the year 10000 in its last
+#: hours.
 FAR_MOMENT: Final[Moment] = 253_370_764_800_000_000
 
 
@@ -142,7 +143,9 @@ _CONSTRAINT_NAMES: Final = tuple(
 
 
 class RunWhen(StrEnum):
-    ANY = "any"  # whenever there is room, short of PANIC
+    """In which quiet states of the machine a job may start."""
+
+    ANY = "any"  # in every state but PANIC
     NORMAL = "normal"  # QUIET or NORMAL; HIGH and up also BUSY
     QUIET = "quiet"  # QUIET only, optionally for some time already
 

@@ -1,9 +1,9 @@
 """
-What one addon may learn about the others.
+What an addon may learn about other addons.
 
-An addon may learn that other addons use the machine, and no name of their jobs, addons or workers. `Viewer`
-removes names before words are made, so no text can contain them. An event shows the fields that are listed
-here and no others; each reason removes its own names (`BaseReason.hidden`).
+An addon may learn that other addons use the machine, but no names of their jobs, addons or workers. `Viewer`
+removes names before words are made, so no text contains them. An event shows only the fields that are listed
+here; each reason removes its own names (`BaseReason.hidden`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.core.jobs.reason_base import Hides
 from penstock.core.jobs.reasons import REASONS, Reason, from_json
 from penstock.core.jobs.types import AddonId, JobId
 
-#: Fields of an event's data that tell of the event's own job or addon, whatever its kind.
+#: Fields of an event's data that are about its own job or addon, in events of every kind.
 _OWN: Final = frozenset(
     {
         "addon_id", "after", "asked", "batch", "budget", "by", "canceled", "condition", "count", "deadline_at", "dispatch_id", "done",
@@ -42,7 +42,7 @@ class Viewer(Struct, frozen=True):
         return job_id if job_id is not None and self.owns(job_id) else None
 
     def ended_job(self, job: Job) -> Job:
-        """Without the name of the parent that made it end, if that parent is another addon's."""
+        """The job without the name of an unmet parent of another addon."""
         if job.denied != DEPENDENCY_UNMET:
             return job
         data = json.loads(job.denied_data)
@@ -51,7 +51,7 @@ class Viewer(Struct, frozen=True):
         return replace(job, denied_data=json.dumps(data | {"parent": ""}))
 
     def signal(self, by: str) -> str:
-        """The name of a signal, `p95_ms of shop`, as `core/jobs/load.py` makes it."""
+        """A signal such as `p95_ms of shop`, without the name of another addon."""
         name, of, source = by.partition(" of ")
         return f"{name} of another addon" if of and source != self.addon_id else by
 
@@ -68,7 +68,7 @@ class Viewer(Struct, frozen=True):
         return reason.hidden(Hides(self.addon_id, self.job, self.signal))
 
     def event(self, event: Event) -> Event:
-        """An event of this addon with the data that it may see."""
+        """An event of this addon with the data that the addon may see."""
         return replace(event, data=self._data(event))
 
     def _data(self, event: Event) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """
-The account of a wait: how long a job waited, by reason, from its trail.
+How long a job waited, by reason, from its trail.
 
-Denials are recorded for the head of a ready queue, when their reason changes (SPEC JB-3). So a stretch
-between two events belongs to the reason that was recorded last; before the first denial a job waits for its
+A denial is recorded for the head of a ready queue, and only when its reason changes (SPEC JB-3). So the time
+between two events counts for the reason that was recorded last. Before the first denial a job waits for its
 turn behind jobs of its own kind.
 """
 
@@ -18,7 +18,7 @@ from penstock.core.jobs.job import Event, EventKind, Job
 from penstock.core.jobs.reasons import REASONS
 from penstock.core.jobs.types import SECOND, EndReason, Moment, Span, seconds, spelled
 
-#: Parts of a wait that are no reason of a denial, as words behind a duration.
+#: Parts of a wait that are no reasons of denials, with the words that follow a duration.
 PARTS: Final = {
     "turn": "for its turn",
     "retry_delay": "for the delay before a retry",
@@ -28,7 +28,7 @@ PARTS: Final = {
 
 
 class Waited(Struct, frozen=True):
-    """`reason`: the code of a reason, or a name of `PARTS`."""
+    """How long a job waited for one reason. `reason`: the code of a reason, or a name of `PARTS`."""
 
     reason: str
     sec: float
@@ -41,7 +41,10 @@ class Waited(Struct, frozen=True):
 
 
 def waits_of(job: Job, events: Iterable[Event], now: Moment) -> tuple[Waited, ...]:
-    """The longest first. `now`: for a job that still waits."""
+    """
+    How long the job waited for each reason, the longest first. `now`: ends the wait of a job that still
+    waits.
+    """
     totals: dict[str, Span] = {}
     for part, following in pairwise([*_parts(job, events), _Part(now, "")]):
         if part.why:
@@ -51,7 +54,7 @@ def waits_of(job: Job, events: Iterable[Event], now: Moment) -> tuple[Waited, ..
 
 
 def wait_words(waits: tuple[Waited, ...]) -> str:
-    """One sentence; empty if the job did not wait for a second."""
+    """The waits as one sentence; empty if the job did not wait for a second."""
     shown = [wait for wait in waits if wait.sec >= 1]
     if not shown:
         return ""
@@ -74,7 +77,7 @@ _OVER: Final = frozenset(
 
 
 def _parts(job: Job, events: Iterable[Event]) -> Iterator[_Part]:
-    """In the order of time: a part that was foreseen ends with the next event, if that comes first."""
+    """The parts of the wait in order of time. A foreseen part is dropped if another event comes before it."""
     foreseen: _Part | None = None
     for event in events:
         if foreseen is not None and foreseen.at < event.at:
@@ -90,7 +93,7 @@ def _parts(job: Job, events: Iterable[Event]) -> Iterator[_Part]:
 
 
 def _begun_by(event: Event, job: Job) -> list[_Part]:
-    """The parts that begin with this event: one now, and perhaps one at a later moment."""
+    """The parts that this event begins: one now, and perhaps one at a later moment."""
     match event.kind:
         case EventKind.SUBMITTED | EventKind.READY:
             if event.kind is EventKind.SUBMITTED and job.intent.after:

@@ -1,4 +1,4 @@
-"""Reasons of jobs that could start, if a worker took them: the part of the reasons that is about workers."""
+"""Reasons about workers: admission lets the job start, and no worker runs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUNNER: Final = "runner"
 
 
 class AwaitsWorker(BaseReason, frozen=True):
-    """The job could start; pulling workers claim jobs of its kind."""
+    """The job could start, and workers claim jobs of its kind, but none of them has asked yet."""
 
     last_came_at: Moment
 
@@ -40,7 +40,7 @@ class WorkerElsewhere(BaseReason, frozen=True):
     """Workers for such jobs are present on other hosts of the database, and none on this one."""
 
     hosts: tuple[str, ...]
-    running: int = 0  # such jobs run there
+    running: int = 0  # how many such jobs run there
 
     code: ClassVar = "worker_elsewhere"
     waited: ClassVar = "for a worker of another host"
@@ -63,13 +63,13 @@ class WorkerElsewhere(BaseReason, frozen=True):
 
 
 class WorkersFull(BaseReason, frozen=True):
-    """Workers for such jobs are present, and each has as many jobs as it takes."""
+    """Workers for such jobs are present, and all of them are full."""
 
     #: The worker with the most jobs; empty: a worker that the reader may not know.
     worker: str
     running: int
     workers: int = 1
-    #: The addon whose worker it is, if it is bound to one.
+    #: The addon to which the worker is bound; empty: none.
     of: str = ""
 
     code: ClassVar = "workers_full"
@@ -114,7 +114,7 @@ class NoWorkerSeen(BaseReason, frozen=True):
     """No worker has asked for jobs of this type."""
 
     job_type: str
-    #: Types that workers of this scheduler asked for, or run.
+    #: The types that workers of this scheduler asked for or run.
     known: tuple[str, ...] = ()
     since: Moment | None = None  # when this scheduler started
 

@@ -1,9 +1,9 @@
 """
-What a worker can run, and which jobs wait for a worker of another host.
+What a worker can run, and which hosts have a worker for a job.
 
-Each host that shares a database registers the kinds of jobs that its present workers ask for. By that, a host
-without a worker for a job leaves it in the queue while a worker of another host is present for it: a
-reservation would only keep the job from that worker (SPEC OR-7).
+Each host that shares a database registers the kinds of jobs that its present workers ask for. A host without
+a worker for a job leaves it in the queue while another host has one: a reservation would only keep the job
+from that worker (SPEC OR-7).
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class WorkerKinds(NamedTuple):
-    """What a worker can run. No addon: any. No types: any but those of the runner, unless `own`."""
+    """
+    The kinds of jobs that a worker can run. Without an addon: of any. Without types: of any type; the
+    runner's own types only with `own`.
+    """
 
     addon_id: AddonId | None = None
     job_types: frozenset[str] = frozenset()
@@ -42,8 +45,8 @@ def hosts_with_worker(
     hosts: Iterable[Host], here: HostId, admission_class: AdmissionClass, now: Moment
 ) -> tuple[HostId, ...]:
     """
-    The other living hosts where a worker for such jobs is present. A host without the labels of the job can
-    never start it, so its workers do not count.
+    The other living hosts with a worker for such jobs. A host without the labels of the job can never start
+    it, so its workers do not count.
     """
     return tuple(
         host.host
