@@ -67,13 +67,13 @@ class ArrayService:
         is_new = False
 
         def decide(
-            known: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment, __: FirstAgain
+            before: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment, __: FirstAgain
         ) -> ArrayChange | None:
             nonlocal is_new
-            is_new = known is None
-            if known is None:
+            is_new = before is None
+            if before is None:
                 return arrays.submit_array(JobArray(array_id, str(spec), intent, now), by)
-            if (known.array.indices, known.array.intent) != (str(spec), intent):
+            if (before.array.indices, before.array.intent) != (str(spec), intent):
                 raise KeyConflict(
                     f"idempotency_key {intent.idempotency_key!r} was used for another array",
                     field="idempotency_key",
@@ -136,9 +136,9 @@ class ArrayService:
         record = self.get(array_id)
 
         def decide(
-            known: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment, __: FirstAgain
+            before: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment, __: FirstAgain
         ) -> ArrayChange | None:
-            return None if known is None else arrays.cancel_array(known, now, by)
+            return None if before is None else arrays.cancel_array(before, now, by)
 
         record = self._change(record.array.array_id, decide)
         for _ in range(_TRIES):
@@ -152,8 +152,8 @@ class ArrayService:
         """Run the failed indices again. IllegalMove: none has failed, or the array was canceled."""
         record = self.get(array_id)
 
-        def decide(known: ArrayRecord | None, *_: Any) -> ArrayChange | None:
-            return None if known is None else arrays.retry_array(known, by)
+        def decide(before: ArrayRecord | None, *_: Any) -> ArrayChange | None:
+            return None if before is None else arrays.retry_array(before, by)
 
         return self._change(record.array.array_id, decide, record.array.member_intent)
 

@@ -92,15 +92,15 @@ class BatchService:
         try:
             receipts = committed(self._store, SubmitBatch(group, intents, self._rules.depth, by))
         except KeyConflict as conflict:
-            known = self._store.group(group.group_id)
+            stored = self._store.group(group.group_id)
             if (
                 conflict.data.get("batch") != request.name
-                or known is None
+                or stored is None
                 or not digest
-                or known.digest != digest
+                or stored.digest != digest
             ):
                 raise
-            return SubmittedBatch(known, created=False, receipts=())
+            return SubmittedBatch(stored, created=False, receipts=())
         return SubmittedBatch(self.get(request.name), created=True, receipts=receipts)
 
     def get(self, name: str) -> JobGroup:

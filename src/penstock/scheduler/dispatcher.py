@@ -614,17 +614,17 @@ class PullingWorkers:
     def last_came_at(self, admission_class: AdmissionClass, now: Moment, fetch_for: Span) -> Moment | None:
         """When a worker last asked for such jobs, present or not; None: never."""
         with self._lock:
-            asked = [*self._claiming.items(), *self._polling.items(), *self._gone.items()]
-        fitting = [until - fetch_for for kinds, until in asked if kinds.fits(admission_class)]
+            requests = [*self._claiming.items(), *self._polling.items(), *self._gone.items()]
+        fitting = [until - fetch_for for kinds, until in requests if kinds.fits(admission_class)]
         return min(max(fitting), now) if fitting else None
 
     def types_asked_for(self, addon_id: AddonId | None) -> set[str]:
         """The job types that workers asked for; with `addon_id`, only workers of this addon count."""
         with self._lock:
-            asked = {*self._claiming, *self._polling, *self._gone}
+            requests = {*self._claiming, *self._polling, *self._gone}
         return {
             name
-            for kinds in asked
+            for kinds in requests
             if addon_id is None or kinds.addon_id == addon_id
             for name in kinds.job_types
         }

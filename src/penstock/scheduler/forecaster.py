@@ -175,12 +175,12 @@ class Forecaster:
                 jobs += islice(line.jobs, max(0, ahead - each))
             missing.difference_update([job.job_id for job in jobs])
             queues.append((line.admission_class, line.urgent, jobs))
-        left = {
+        busy_classes = {
             line.admission_class for line in lines if inputs.offer(line.admission_class) is Placement.LEAVE
         }
         ledger = replace(view.ledger, counts=dict(view.ledger.counts))
         rules = self._rules
-        return _Seen(view.now, rules, inputs.conditions, inputs.limits, ledger, queues, left)
+        return _Seen(view.now, rules, inputs.conditions, inputs.limits, ledger, queues, busy_classes)
 
     def _sizes(self, knowledge: Knowledge, seen: _Seen, runs: Sequence[Dispatch]) -> dict[JobId, str]:
         """The size keys of jobs whose type has some. Jobs of other types are not read."""
@@ -212,7 +212,7 @@ class _Seen(NamedTuple):
     ledger: Ledger
     queues: list[tuple[AdmissionClass, bool, list[QueuedJob]]]
     #: The classes whose workers on this host are all busy.
-    left: set[AdmissionClass]
+    busy_classes: set[AdmissionClass]
 
 
 def _stretched(played: dict[JobId, StartRange], seen: _Seen, knowledge: Knowledge) -> dict[JobId, StartRange]:
@@ -250,32 +250,32 @@ def _world(
     for run in runs:
         units[run.host] += run.admission_class.cost_units
         running[run.host] += 1
-    known = _Durations(knowledge, sizes)
+    durations = _Durations(knowledge, sizes)
     return World(
         now=seen.now,
         hosts=[HostNow(each, units[host], running[host]) for host, each in conditions.items()],
-        runs=[_run_now(run, numbers[run.host], known) for run in runs],
+        runs=[_run_now(run, numbers[run.host], durations) for run in runs],
         queues=seen.queues,
         ledger=seen.ledger,
         limits=limits,
         ordering=seen.rules.ordering,
-        duration_of=known.of_waiting,
+        duration_of=durations.of_waiting,
         arrivals=list(_streams(knowledge, seen.now)),
     )
 
 
 def _as_many_as_now(seen: _Seen, runs: Sequence[Dispatch]) -> AdmissionLimits | None:
     """The limits; where all workers for a class are busy, also a cap: as many run at once as now."""
-    if not seen.left:
+    if not seen.busy_classes:
         return seen.limits
     caps = seen.limits.caps
-    if all(each in seen.left for each, _, _ in seen.queues):  # the workers of this host are full
+    if all(each in seen.busy_classes for each, _, _ in seen.queues):  # the workers of this host are full
         concurrent = len(runs) if caps.concurrent is None else min(len(runs), caps.concurrent)
         return replace(seen.limits, caps=replace(caps, concurrent=concurrent)) if runs else None
     counts = Counter(_cap_name(run.admission_class) for run in runs)
     types = {
         name: min(counts[name], limit) if (limit := caps.limit("type", name)) is not None else counts[name]
-        for name in map(_cap_name, seen.left)
+        for name in map(_cap_name, seen.busy_classes)
     }
     return replace(seen.limits, caps=_with_types(caps, types))
 
@@ -288,10 +288,10 @@ def _cap_name(admission_class: AdmissionClass) -> str:
     return f"{admission_class.addon_id}/{admission_class.job_type}"
 
 
-def _run_now(run: Dispatch, host: int, known: _Durations) -> RunNow:
+def _run_now(run: Dispatch, host: int, durations: _Durations) -> RunNow:
     started_at = run.started_at or run.admitted_at
     expected = None if run.ends_at is None else max(1, run.ends_at - started_at) / SECOND
-    duration = known.of(run.admission_class, run.job_id, expected)
+    duration = durations.of(run.admission_class, run.job_id, expected)
     return RunNow(host, run.admission_class, started_at, run.ends_at, duration)
 
 

@@ -37,19 +37,19 @@ class PlayedWork(NamedTuple):
 
 class Works(NamedTuple):
     """
-    What the jobs of an array or a schedule do. `known`: by index and turn, or by moment. Each other job does
+    What the jobs of an array or a schedule do. `by_key`: by index and turn, or by moment. Each other job does
     the same as one of `others`, which is never empty.
     """
 
     others: Sequence[PlayedWork]
-    known: Mapping[Hashable, PlayedWork] = {}
+    by_key: Mapping[Hashable, PlayedWork] = {}
 
     def of(self, key: Hashable, now: Moment) -> PlayedWork:
         """
-        What the job of this key does. If that is not known, the key chooses one of `others`, so every play
+        What the job of this key does. Without an entry the key chooses one of `others`, so every play
         chooses the same. A cancel before now is left out: the job did not exist then.
         """
-        work = self.known.get(key)
+        work = self.by_key.get(key)
         if work is None:
             digest = blake2b(repr(key).encode(), digest_size=8).digest()
             work = self.others[int.from_bytes(digest) % len(self.others)]

@@ -75,24 +75,24 @@ class YieldRequests:
     """
 
     def __init__(self) -> None:
-        self._asked: set[DispatchId] = set()
+        self._requests: set[DispatchId] = set()
         self._listeners: list[Callable[[DispatchId], None]] = []
 
     def __contains__(self, dispatch_id: DispatchId) -> bool:
-        return dispatch_id in self._asked
+        return dispatch_id in self._requests
 
     def on_ask(self, listener: Callable[[DispatchId], None]) -> None:
         """Call `listener` with each request, also when an attempt is asked again."""
         self._listeners.append(listener)
 
     def ask(self, dispatch_id: DispatchId) -> None:
-        self._asked.add(dispatch_id)
+        self._requests.add(dispatch_id)
         for listener in self._listeners:
             listener(dispatch_id)
 
     def withdraw(self, dispatch_id: DispatchId) -> None:
         """Forget the request: the attempt has ended, or its units are no longer needed."""
-        self._asked.discard(dispatch_id)
+        self._requests.discard(dispatch_id)
 
 
 def feed(store: Store, after: int = 0, page: int = 500) -> Iterator[Event]:
@@ -361,9 +361,9 @@ class JobService:
 
     def require_addon(self, addon_id: AddonId) -> None:
         """Raise NotFound for an addon that has never had a job or a setting: its name may be misspelt."""
-        known = [addon.addon_id for addon in self._store.addons()]
-        if addon_id not in (EVERYTHING, *known, *self._rules.limits.budgets):
-            near = get_close_matches(addon_id, known, 1)
+        addon_ids = [addon.addon_id for addon in self._store.addons()]
+        if addon_id not in (EVERYTHING, *addon_ids, *self._rules.limits.budgets):
+            near = get_close_matches(addon_id, addon_ids, 1)
             meant = (
                 f"did you mean {near[0]}?"
                 if near

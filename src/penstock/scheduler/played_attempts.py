@@ -50,7 +50,7 @@ class PlayedAttempts:
         self.used: Counter[AddonId] = Counter()
         #: By priority, the number of running jobs; only priorities that occur.
         self.priorities: dict[int, int] = {}
-        self._left: dict[int, Span] = {}  # what an interrupted job still has to do
+        self._remaining: dict[int, Span] = {}  # what an interrupted job still has to do
         self._active: dict[int, Span] = {}
         self._job_spent: dict[int, Money] = {}
         self._tries: Counter[int] = Counter()
@@ -75,7 +75,7 @@ class PlayedAttempts:
         count_in(self.priorities, run.priority, 1)
         run.over_at, run.reason = started_at + load.runs_for[job], EndReason.COMPLETED
         intent = load.intents[load.intent[job]]
-        if job in load.extras or job in self._left:
+        if job in load.extras or job in self._remaining:
             self._plan_attempt(run, intent)
         if intent.max_runtime_sec is not None or intent.max_active_sec is not None:
             active = self._active.get(job, 0)
@@ -90,11 +90,11 @@ class PlayedAttempts:
         extras = play.load.extras_of(run.job)
         attempts = extras.attempts or (PlayedAttempt(play.load.runs_for[run.job]),)
         attempt = attempts[min(self._tries[run.job], len(attempts) - 1)]
-        span, run.reason = self._left.get(run.job, attempt.runs_for), attempt.end
+        span, run.reason = self._remaining.get(run.job, attempt.runs_for), attempt.end
         if intent.cost_limit is not None and extras.spends:
-            left = max(0, intent.cost_limit - self._job_spent.get(run.job, 0))
-            if extras.spends >= left:
-                span, run.reason = span * left // extras.spends, EndReason.COST_LIMIT_REACHED
+            remaining = max(0, intent.cost_limit - self._job_spent.get(run.job, 0))
+            if extras.spends >= remaining:
+                span, run.reason = span * remaining // extras.spends, EndReason.COST_LIMIT_REACHED
         run.over_at = run.started_at + span
 
     def push_end(self, run: RunInPlay) -> None:
@@ -187,17 +187,17 @@ class PlayedAttempts:
         extras = play.load.extras_of(job)
         self._active[job] = self._active.get(job, 0) + ran
         attempts = extras.attempts or (PlayedAttempt(play.load.runs_for[job]),)
-        whole = self._left.get(job, attempts[min(self._tries[job], len(attempts) - 1)].runs_for)
+        whole = self._remaining.get(job, attempts[min(self._tries[job], len(attempts) - 1)].runs_for)
         if extras.spends:
             spent = extras.spends * min(ran, whole) // max(whole, 1)
             self._job_spent[job] = self._job_spent.get(job, 0) + spent
             self._spend(run.queue.admission_class.addon_id, spent)
         interrupted = reason in (EndReason.COOPERATIVE_PREEMPTION, EndReason.PREEMPTION_TIMEOUT)
-        self._left.pop(job, None)
+        self._remaining.pop(job, None)
         if interrupted:
             self.preemptions += 1
             if extras.resumes:
-                self._left[job] = max(0, whole - ran)
+                self._remaining[job] = max(0, whole - ran)
         elif reason is not EndReason.COMPLETED:
             self.retries += 1
             self._tries[job] += 1

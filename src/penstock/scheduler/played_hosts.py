@@ -252,7 +252,7 @@ class WorkersOfOtherHosts:
 
     def __init__(self, here: HostInPlay, hosts: Sequence[HostInPlay]) -> None:
         self._others = [host for host in hosts if host is not here]
-        self._known: dict[AdmissionClass, tuple[HostId, ...]] = {}
+        self._by_class: dict[AdmissionClass, tuple[HostId, ...]] = {}
 
     def with_worker(
         self,
@@ -261,14 +261,14 @@ class WorkersOfOtherHosts:
         *,
         anew: bool = False,  # noqa: ARG002 - as above
     ) -> tuple[HostId, ...]:
-        if admission_class not in self._known:
-            self._known[admission_class] = tuple(
+        if admission_class not in self._by_class:
+            self._by_class[admission_class] = tuple(
                 host.name
                 for host in self._others
                 if host.labels.issuperset(admission_class.labels)
                 and any(worker.kinds.fits(admission_class) for worker in host.workers)
             )
-        return self._known[admission_class]
+        return self._by_class[admission_class]
 
 
 class FreeUnits:

@@ -46,10 +46,10 @@ class PlayedRounds:
             play.ask[0] = None
         while play.ask or play.heads:
             if len(hosts) == 1:
-                asked = bool(play.ask) or self._some_head_fits(hosts[0])
+                must_ask = bool(play.ask) or self._some_head_fits(hosts[0])
                 play.ask.clear()
                 play.heads.clear()
-                if asked and self._queues.ready:
+                if must_ask and self._queues.ready:
                     self._ask_host(hosts[0])
             elif play.ask:
                 number = max(play.ask, key=lambda number: (play.free.of(number), -number))

@@ -118,15 +118,15 @@ class PlayedSchedules:
         """The record with its running and queued jobs that no moment of the play has submitted."""
         state, active = schedule.record.state, schedule.record.state.active
         states = self._play.state
-        known = [
+        own = [
             JobId(str(job))
             for job in schedule.jobs
             if states[job] in (PlayedState.QUEUED, PlayedState.RUNNING)
         ]
-        more = tuple(name for name in known if name not in active)
+        missing = tuple(name for name in own if name not in active)
         return (
-            replace(schedule.record, state=replace(state, active=(*active, *more)))
-            if more
+            replace(schedule.record, state=replace(state, active=(*active, *missing)))
+            if missing
             else schedule.record
         )
 

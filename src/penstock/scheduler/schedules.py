@@ -121,9 +121,9 @@ class ScheduleService:
         return quietest_line(self._store.load_hours(), before, zone, self._store.now())
 
     def check(self, schedule: Schedule, before: ScheduleRecord | Schedule | None = None) -> None:
-        known = before.schedule if isinstance(before, ScheduleRecord) else before
+        stored = before.schedule if isinstance(before, ScheduleRecord) else before
         most_units = self._rules.capacity.most
-        schedules.check(schedule, self._store.now(), most_units=most_units, before=known)
+        schedules.check(schedule, self._store.now(), most_units=most_units, before=stored)
 
     def _settle(
         self, name: str, decide: Callable[[ScheduleRecord, Moment], ScheduleChange | None]

@@ -90,8 +90,8 @@ def check_origin(headers: Mapping[bytes, bytes], hosts: frozenset[str], *, any_s
 
 
 def _is_own(origin: str, hosts: frozenset[str]) -> bool:
-    scheme, _, rest = origin.partition("://")
-    return scheme in {"http", "https"} and _without_port(rest) in hosts
+    scheme, _, authority = origin.partition("://")
+    return scheme in {"http", "https"} and _without_port(authority) in hosts
 
 
 def _without_port(host: str) -> str:
@@ -302,8 +302,8 @@ class Router:
         #: The parts of the paths before an id.
         self._heads: set[str] = set()
         for route in routes:
-            head, brace, rest = route.path.partition("{")
-            _, _, tail = rest.partition("}")
+            head, brace, after_brace = route.path.partition("{")
+            _, _, tail = after_brace.partition("}")
             self._verbs.setdefault(f"{head}{brace}{tail}", {})[route.verb] = route
             if brace:
                 self._heads.add(head)

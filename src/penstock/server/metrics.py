@@ -150,9 +150,9 @@ def _bounded_labels(waiting: Mapping[tuple[str, ...], WaitingWork]) -> dict[tupl
     named = {("",): WaitingWork(0, 0)} | {
         (" ".join(labels),): work for labels, work in ranked[:_NAMED_LABELS]
     }
-    rest = [work for _, work in ranked[_NAMED_LABELS:]]
-    if rest:
-        named["other",] = WaitingWork(sum(work.jobs for work in rest), sum(work.units for work in rest))
+    others = [work for _, work in ranked[_NAMED_LABELS:]]
+    if others:
+        named["other",] = WaitingWork(sum(work.jobs for work in others), sum(work.units for work in others))
     return named
 
 

@@ -66,12 +66,12 @@ class Route:
         self.parameter = parameter[1] if parameter else None
 
 
-def _get(path: str, *rest: Any, **more: Any) -> Route:
-    return Route("GET", f"{PREFIX}/{path}", *rest, **more)
+def _get(path: str, *options: Any, **more: Any) -> Route:
+    return Route("GET", f"{PREFIX}/{path}", *options, **more)
 
 
-def _post(path: str, *rest: Any) -> Route:
-    return Route("POST", f"{PREFIX}/{path}", *rest)
+def _post(path: str, *options: Any) -> Route:
+    return Route("POST", f"{PREFIX}/{path}", *options)
 
 
 _READ, _SUBMIT, _CANCEL = Scope.JOBS_READ, Scope.JOBS_SUBMIT, Scope.JOBS_CANCEL

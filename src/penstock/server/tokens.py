@@ -91,8 +91,8 @@ class TokenFile:
         The principal of a request with this header. BadToken gives no reason, which would help an attacker.
         """
         scheme, _, secret = authorization.partition(b" ")
-        lead, _, rest = secret.strip().partition(b"_")
-        token_id, _, _ = rest.partition(b"_")
+        lead, _, tail = secret.strip().partition(b"_")
+        token_id, _, _ = tail.partition(b"_")
         if scheme.lower() != b"bearer" or lead != _PREFIX.encode():
             raise BadToken("a bearer token is needed")
         return self.verify(token_id.decode("latin-1"), secret.strip())

@@ -192,8 +192,10 @@ class Curves(NamedTuple):
 def curves(played: Played) -> Curves:
     waits = sorted(wait for wait in played.waits() if wait is not None)
     player, load = played.player, played.load
-    came = sorted(at for at, state in zip(load.at, player.state, strict=True) if state != PlayedState.REFUSED)
-    left = sorted(
+    arrived_at = sorted(
+        at for at, state in zip(load.at, player.state, strict=True) if state != PlayedState.REFUSED
+    )
+    left_at = sorted(
         started if started >= 0 else ended
         for started, ended, state in zip(player.started_at, player.ended_at, player.state, strict=True)
         if state != PlayedState.REFUSED and (started >= 0 or ended >= 0)
@@ -204,6 +206,6 @@ def curves(played: Played) -> Curves:
         [seconds(waits[min(len(waits) - 1, len(waits) * part // _POINTS)]) for part in range(_POINTS + 1)]
         if waits
         else [],
-        [bisect_right(came, moment) - bisect_right(left, moment) for moment in moments],
+        [bisect_right(arrived_at, moment) - bisect_right(left_at, moment) for moment in moments],
         [(moment - began) / HOUR for moment in moments],
     )

@@ -220,13 +220,15 @@ def _parents(groups: RecordedGroups, load: Load) -> Callable[[Job], Iterator[tup
     has.
     """
     numbers = {job.job_id: number for number, job in enumerate(groups.others)}
-    known = groups.played | {batch for job in groups.others if (batch := batch_of(job.intent)) is not None}
+    group_ids = groups.played | {
+        batch for job in groups.others if (batch := batch_of(job.intent)) is not None
+    }
 
     def parents(job: Job) -> Iterator[tuple[int, ParentCondition]]:
         for dependency in job.intent.after:
             if dependency.job_id in numbers:
                 yield numbers[dependency.job_id], dependency.condition
-            elif dependency.job_id in known:
+            elif dependency.job_id in group_ids:
                 yield load.group_of(dependency.job_id), dependency.condition
 
     return parents

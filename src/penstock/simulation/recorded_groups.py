@@ -135,7 +135,7 @@ class RecordedGroups:
             self._sort(store, job)
         self.played: set[JobId] = {job.job_id for jobs in self._indices.values() for job in jobs}
         self.played |= self._indices.keys()
-        self.played |= {job.job_id for known in self._moments.values() for job in known.values()}
+        self.played |= {job.job_id for jobs in self._moments.values() for job in jobs.values()}
 
     def _sort(self, store: Store, job: Job) -> None:
         member, fired = member_of(job.job_id), self._trail.fired.get(job.job_id)
@@ -174,7 +174,7 @@ class RecordedGroups:
                 ended_at = job.ended_at or self._trail.last
                 works[job.job_id] = work_of(job, canceled_at is not None and ended_at >= canceled_at)
             spec, at = self._remaining(record, jobs)
-            known: dict[Hashable, PlayedWork] = {
+            by_index: dict[Hashable, PlayedWork] = {
                 tuple(live_index(job.job_id)): works[job.job_id] for job in jobs
             }
             load.arrays.append(
@@ -183,7 +183,7 @@ class RecordedGroups:
                     at,
                     str(spec),
                     plain(intent),
-                    Works(_others(jobs, works) or [usual_of(intent)], known),
+                    Works(_others(jobs, works) or [usual_of(intent)], by_index),
                     canceled_at,
                     tuple(self._trail.array_retried[array_id]),
                 )
@@ -258,8 +258,8 @@ def change_schedules(load: Load, changes: Mapping[str, Mapping[str, str]], *, mo
     names = [each.record.name for each in load.schedules]
     for name in changes:
         if name not in names:
-            known = f"; there are {', '.join(names)}" if names else ""
-            raise ValueError(f"schedules.{name}: the load has no schedule {name!r}{known}")
+            listed = f"; there are {', '.join(names)}" if names else ""
+            raise ValueError(f"schedules.{name}: the load has no schedule {name!r}{listed}")
     changed = copy(load)
     changed.schedules = [
         _changed(each, changes.get(each.record.name, {}), most_units) for each in load.schedules
