@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from threading import Thread
 
 import pytest
 
 from penstock.client import reporter as reporter_module
 from penstock.client.reporter import Reporter
-from penstock.client.transport import from_answer
+from penstock.client.transport import decoded, from_answer
 from penstock.client.worker import AT_RISK, JobHandler
 from penstock.core.errors import (
     BadIntent,
@@ -23,7 +24,7 @@ from penstock.core.errors import (
 from penstock.core.jobs.batching import BatchPlan
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason
-from penstock.wire import OutcomeAnswer, ProblemDetails
+from penstock.wire import Health, OutcomeAnswer, ProblemDetails
 from penstock.work.context import JobContext, JobFacts
 from penstock.work.leases import FunctionLease, LeaseKeeper
 from penstock.work.outcome import DONE, RELEASED, STOPPED, CurrentJob, Outcome
@@ -335,3 +336,16 @@ def test_an_answer_that_is_not_ours_says_so():
 
     assert isinstance(error, Unavailable)
     assert "does not come from a scheduler" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"<html>Welcome</html>", "the answer 200 does not come from a scheduler: '<html>Welcome</html>'"),
+        (b"", "the answer 200 does not come from a scheduler: ''"),
+        (b'{"status": 3}', "another version of Penstock"),
+    ],
+)
+def test_a_good_answer_that_cannot_be_read_says_where_it_comes_from(body, says):
+    with pytest.raises(Unavailable, match=re.escape(says)):
+        decoded(body, Health)

@@ -74,6 +74,32 @@ def test_a_field_out_of_range_is_named(client, unchanged, field, values):
         assert "regex" not in answer.content.decode()
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("cost_units", 0, "must be at least 1"),
+        ("cost_units", 101, "must be at most 100"),
+        ("cost_units", "10", "must be a whole number, not text"),
+        ("priority", 1.5, "must be a whole number or text, not a number"),
+        ("run_when", "never", "must be one of any, normal, quiet"),
+        ("idempotency_key", "", "must not be empty"),
+        ("idempotency_key", "k" * 201, "must have at most 200 characters"),
+        ("labels", "x", "must be a list, not text"),
+        ("labels", [f"l{n}" for n in range(17)], "must have at most 16 entries"),
+        ("time_sensitive", 1, "must be true or false, not a whole number"),
+        (
+            "deadline_at",
+            "tomorrow",
+            "must be a moment of RFC 3339 with its offset, such as 2026-12-24T18:00:00Z",
+        ),
+    ],
+)
+def test_a_refusal_says_in_words_what_a_field_must_be(client, unchanged, field, value, says):
+    answer = client.post("/queue/jobs/submit", GOOD | {field: value})
+
+    assert [(each["field"], each["message"]) for each in answer.json["problems"]] == [(field, says)]
+
+
 def test_every_field_of_a_submit_is_in_that_list():
     known = set(wire.SubmitBody.__struct_fields__) - {"payload"}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.parsers import DURATION, short
-from penstock.cli.printing import Column, table
+from penstock.cli.printing import Column, echo, table
 from penstock.cli.session import EXITS, NOT_FOUND, CliSession, fail, passes
 from penstock.client.signals import interruptible
 
@@ -30,6 +30,9 @@ def array_ls(session: CliSession, /) -> None:
     """List arrays, the newest first."""
     arrays = session.client.arrays()
     if session.print_json(arrays):
+        return
+    if not arrays:
+        echo("No arrays. `penstock submit --array` makes one.")
         return
     columns = [
         Column("array"), Column("state"), Column("done", True), Column("live", True), Column("failed", True),

@@ -129,6 +129,9 @@ def list_batches(session: CliSession, /) -> None:
     batches = session.client.batches()
     if session.print_json(batches):
         return
+    if not batches:
+        echo("No batches. `penstock batch submit` makes one.")
+        return
     columns = [
         Column("batch"), Column("state"), Column("ended", True), Column("of", True), Column("failed", True),
         Column("canceled", True, 80), Column("addon", False, 70),

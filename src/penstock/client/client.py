@@ -20,7 +20,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, structs
 
 from penstock import wire
-from penstock.client.transport import EventStream, Transport, from_answer, local_url, token_of
+from penstock.client.transport import EventStream, Transport, decoded, from_answer, local_url, token_of
 from penstock.core.errors import BadIntent, NotFound
 from penstock.core.jobs.states import JobState
 from penstock.core.text import refuse_not_finite, safe_str
@@ -599,7 +599,7 @@ class Client:
         )
         if reply.status >= 400:
             raise from_answer(reply.status, reply.body)
-        return msgspec.json.decode(reply.body, type=answer)
+        return decoded(reply.body, answer)
 
 
 _OPEN = frozenset({JobState.QUEUED, JobState.DISPATCHING, JobState.RUNNING})

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,6 +32,8 @@ from penstock import wire
 from penstock.core import errors
 from penstock.core.errors import AccessDenied, PenstockError, Refused, Unavailable, Unreachable
 from penstock.wire import ProblemDetails
+
+Answer = TypeVar("Answer")
 
 
 def data_dir(environ: Mapping[str, str]) -> Path:
@@ -72,10 +74,26 @@ def from_answer(status: int, body: bytes) -> PenstockError:
     try:
         return error_of(msgspec.json.decode(body, type=ProblemDetails))
     except msgspec.MsgspecError:
-        # A proxy sent this, or another program on that port.
-        text = body[:200].decode("utf-8", "replace")
         kind = Unavailable if status >= 500 else Refused
-        return kind(f"the answer {status} does not come from a scheduler: {text!r}", status=status)
+        return kind(_foreign(status, body), status=status)
+
+
+def _foreign(status: int, body: bytes) -> str:
+    """A proxy sent this, or another program on that port."""
+    text = body[:200].decode("utf-8", "replace")
+    return f"the answer {status} does not come from a scheduler: {text!r}"
+
+
+def decoded(body: bytes, kind: type[Answer]) -> Answer:
+    """An answer of status 200. Unavailable: another program sent it, or a scheduler of another version."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise Unavailable(
+            f"the scheduler answers as another version of Penstock does ({error}): restart it with this one"
+        ) from None
+    except msgspec.DecodeError:
+        raise Unavailable(_foreign(200, body)) from None
 
 
 def error_of(problem: ProblemDetails) -> PenstockError:
@@ -335,7 +353,7 @@ class EventStream:
                 fields[name] = value.removeprefix(b" ")
             elif not colon:  # an empty line ends an event; a line that begins with a colon is a heartbeat
                 if b"data" in fields:
-                    yield int(fields[b"id"]), msgspec.json.decode(fields[b"data"], type=wire.EventInfo)
+                    yield int(fields[b"id"]), decoded(fields[b"data"], wire.EventInfo)
                 fields = {}
 
     def _drop(self) -> None:

@@ -410,7 +410,10 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(*(self._refusal or (400, "bad_http", msg)))
+        if self._refusal is not None:
+            self._refuse(*self._refusal)
+        else:
+            self._refuse(400, "bad_http", msg.rstrip("."), "Send a request in HTTP/1.1.")
 
     def _start_deadline(self, seconds: float) -> None:
         """Start the deadline, unless it runs: later bytes do not move it."""
@@ -428,9 +431,11 @@ class HttpConnection(HttpToolsProtocol):
             return  # the server itself is slow: it still serves a request
         self._refuse(408, "too_slow", "the request did not arrive in time")
 
-    def _refuse(self, status: int, code: str, detail: str) -> None:
+    def _refuse(
+        self, status: int, code: str, detail: str, hint: str = "Send a smaller request, at once."
+    ) -> None:
         """Send a refusal without the application, and close the connection."""
-        self.transport.write(refusal(status, code, detail, "Send a smaller request, at once."))
+        self.transport.write(refusal(status, code, detail, hint))
         self.transport.close()
 
 

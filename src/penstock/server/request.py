@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import Enum
 from functools import cache
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar, get_args
@@ -408,13 +409,15 @@ def _field_problems(
             try:
                 read(values[name], one.type)
             except msgspec.ValidationError as error:
-                yield _problem_of(error, name)
+                yield _problem_of(error, name, one.type)
         elif one.required:
             yield name, "is missing"
 
 
-def _problem_of(error: msgspec.ValidationError, field: str = "") -> Problem:
-    """The field and the problem from a message of msgspec, which has the field after the last ` - at `."""
+def _problem_of(error: msgspec.ValidationError, field: str = "", kind: Any = None) -> Problem:
+    """
+    The field and the problem in a message of msgspec. The field is after the last ` - at `. `kind`: its type.
+    """
     message, _, place = str(error).rpartition(" - at ")
     path = place.removeprefix("`key` in ")
     if not message or not (path.startswith("`$") and path.endswith("`")):
@@ -423,6 +426,8 @@ def _problem_of(error: msgspec.ValidationError, field: str = "") -> Problem:
     name = f"{field}{path}" if field else path.lstrip(".") or "body"
     if (words := pattern_words(message) or _kind_words(message)) is not None:
         return name, words
+    if message.startswith("Invalid enum value") and (choices := list(_choices(kind))):
+        return name, f"must be one of {', '.join(choices)}"
     words = message.replace("`", "")
     return name, f"is wrong: {words[:1].lower()}{words[1:]}"
 
@@ -433,6 +438,17 @@ def pattern_words(message: str) -> str | None:
     if not is_pattern:
         return None
     return _PATTERN_WORDS.get(pattern, "has characters that are not allowed here")
+
+
+def _choices(kind: Any) -> Iterator[str]:
+    """The texts that a field of this type may have, if they are listed."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        yield from (str(one.value) for one in kind)
+    for part in get_args(kind):
+        if isinstance(part, str):
+            yield part
+        else:
+            yield from _choices(part)
 
 
 _KINDS: Final = {
@@ -448,6 +464,10 @@ _EXPECTED: Final = re.compile(
 
 def _kind_words(message: str) -> str | None:
     """What a value must be, in words. None: the message is about something else."""
+    if message in ("Invalid RFC3339 encoded datetime", "Expected `datetime` with a timezone component"):
+        return "must be a moment of RFC 3339 with its offset, such as 2026-12-24T18:00:00Z"
+    if message == "Integer value out of range":
+        return "is too large"
     expected = _EXPECTED.fullmatch(message)
     if expected is None or not all(kind in _KINDS for kind in expected["kinds"].split(" | ")):
         return None
