@@ -37,6 +37,15 @@ def test_an_index_without_a_job_says_what_it_waits_for(client):
     assert f"index 17 of array {array_id} waits: 8 of 8 at once" in answer.json["detail"]
 
 
+def test_an_array_that_is_taken_for_a_job_is_named_to_those_who_may_know_it(client):
+    array_id = client.post("/arrays/submit", BODY).json["array_id"]
+
+    answer = client.get(f"/queue/jobs/{array_id}")
+    assert (answer.status, answer.json["detail"].partition(":")[0]) == (404, f"{array_id} is an array")
+    stranger = client.mint(addon_id="strangers").get(f"/queue/jobs/{array_id}")
+    assert (stranger.status, stranger.json["detail"]) == (404, f"there is no job {array_id}")
+
+
 @pytest.mark.parametrize(
     ("failed", "shown"),
     [
@@ -81,6 +90,7 @@ def test_a_bad_array_is_refused_by_name_and_changes_nothing(client, array):
     refused = client.post("/arrays/submit", BODY | {"array": array})
 
     assert (refused.status, refused.fields) == (422, ["array"])
+    assert "characters that are not allowed" not in refused.json["detail"]
     assert client.get("/arrays").json["arrays"] == []
     assert client.get("/queue/jobs").json["jobs"] == []
 

@@ -132,9 +132,11 @@ class Request(Generic[Q, B]):
     def _why_no_job(self, job_id: JobId) -> str:
         """Why there is no such job. An index of an array may have no job yet, or no longer."""
         member = member_of(job_id)
-        record = None if member is None else self.store.array(member[0])
-        if member is None or record is None or not self.owns(record.array.intent.addon_id):
+        record = self.store.array(job_id if member is None else member[0])
+        if record is None or not self.owns(record.array.intent.addon_id):
             return f"there is no job {job_id}"
+        if member is None:
+            return f"{job_id} is an array: `penstock array` shows, waits for, cancels and retries it"
         return self.app_state.service.arrays.why_no_job(record, member[1])
 
     def own_lease(self, lease_id: str) -> Dispatch:

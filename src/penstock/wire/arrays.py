@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType
 
 from penstock.core.jobs.states import JobState
 from penstock.wire.common import AddonName, Ident, PageSize, Wait, WireAnswer, WireRequest, matching
 from penstock.wire.jobs import SubmitBody
+
+Indices: TypeAlias = Annotated[
+    str,
+    matching(
+        r"^[0-9,% -]*$(?!\n)",
+        "must be indices such as 1-1000, 0,5,7-9 or 1-1000%8, where 8 run at once",
+        max_length=20_000,
+    ),
+]
 
 
 class ArrayBody(WireRequest):
@@ -19,14 +28,7 @@ class ArrayBody(WireRequest):
     whole array.
     """
 
-    array: Annotated[
-        str,
-        matching(
-            r"^[0-9,% -]*$(?!\n)",
-            "must be indices such as 1-1000, 0,5,7-9 or 1-1000%8, where 8 run at once",
-            max_length=20_000,
-        ),
-    ]
+    array: Indices
     job: SubmitBody
 
 
