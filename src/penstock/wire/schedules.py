@@ -120,8 +120,8 @@ class ScheduledJob(WireAnswer):
 
 class ScheduleInfo(WireAnswer):
     """
-    A schedule. `next`: its next five moments, in its time zone; none while it is paused. `last`: its last ten
-    jobs, newest first. `waiting`: moments that wait for the end of an earlier job.
+    A schedule, with its moments in its time zone. `next`: the next five; none while it is paused. `last`: its last
+    ten jobs, newest first. `waiting`: moments that wait for the end of an earlier job.
     """
 
     name: str

@@ -143,6 +143,7 @@ def _shown(record: ScheduleRecord, states: dict[JobId, JobState]) -> wire.Schedu
         wire.ScheduleInfo,
         schedule,
         addon_id=schedule.intent.addon_id,
+        at=None if schedule.at is None else when(schedule.at).astimezone(zone),
         next=[when(moment).astimezone(zone) for moment in coming],
         last=[
             wire.FiringInfo(

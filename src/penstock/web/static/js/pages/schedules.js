@@ -51,5 +51,5 @@ const wall = (iso) => html`<span class="mono">${iso.slice(0, 16).replace("T", " 
 
 function times(schedule) {
   if (schedule.cron) return html`<code>${schedule.cron}</code> ${schedule.zone}`;
-  return schedule.every_sec ? `every ${span(schedule.every_sec)}` : html`once, ${wall(schedule.at)}`;
+  return schedule.every_sec ? `every ${span(schedule.every_sec)}` : html`once, ${wall(schedule.at)} ${schedule.zone}`;
 }
