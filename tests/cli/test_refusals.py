@@ -40,6 +40,8 @@ FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, IN_THE_WAY = 1, 2, 3, 4, 5, 75
         (("submit", "--not-before", "+99999999999d", "--", "true"), "is not a time"),
         (("submit", "--max-runtime", "9" * 400, "--", "true"), "is not a duration"),
         (("submit", "--type", "t", "--payload", "{"), "is not JSON"),
+        (("submit", "--payload", "{}", "--", "true"), "--payload is for a job with --type"),
+        (("submit", "--array", "1-3", "--type", "t", "--env", "A=1"), "--env, --shell and --cwd are for"),
         (("edit", "last"), "nothing to change"),
         (("token", "make", "x"), "give --scope"),
         (("ls", "--addon", "a b"), "--addon must be 1..128 characters"),

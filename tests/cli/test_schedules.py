@@ -120,6 +120,9 @@ def test_edit_pause_resume_run_and_rm(shell, schedules):
         (["--cron", "@daily", "--overlap", "maybe", "--", "true"], "--overlap"),
         (["--cron", "@daily", "--missed-limit", "0", "--", "true"], "--missed-limit"),
         (["--cron", "@daily", "--priority", "1000", "--", "true"], "priority"),
+        (["--cron", "@daily", "--addon", "a b", "--", "true"], "--addon must be"),
+        (["--cron", "@daily", "--tag", "batch:b", "--", "true"], "--tag cannot name a batch"),
+        (["--cron", "@daily", "--payload", "{}", "--", "true"], "--payload is for a job with --type"),
         (["--cron", "@daily"], "give a command"),
         (["--", "true"], "say when"),
         (["--cron", "@daily", "--deadline", "+1h", "--", "true"], "--deadline"),
@@ -131,6 +134,13 @@ def test_what_is_no_schedule_is_refused_by_the_option_and_adds_nothing(shell, sc
     assert done.returncode == USAGE, done
     assert said in done.stderr
     assert schedules() == []
+
+
+def test_a_schedule_of_one_moment_shows_it_on_the_clocks_of_its_zone(shell):
+    done = add(shell, "move", "--at", "2127-01-15 06:00", "--zone", "America/New_York", "--", "true")
+
+    assert done.stdout.splitlines()[0] == "Added move: once, Wed 2127-01-15 06:00 in America/New_York"
+    shell("schedule", "rm", "move")
 
 
 def test_a_bad_name_and_a_name_that_is_taken_are_refused(shell, schedules):

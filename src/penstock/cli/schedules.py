@@ -13,7 +13,7 @@ import click
 from penstock.cli.parsers import ADDON, SCHEDULE, WHOLE_SECONDS, Whole, age, short, span
 from penstock.cli.printing import Column, echo, print_facts, state_text, table
 from penstock.cli.session import WRONG, CliFailure, CliSession, passes
-from penstock.cli.submit import command_payload, described, read_payload
+from penstock.cli.submit import described, job_payload
 from penstock.core.errors import PenstockError
 from penstock.core.jobs.moments import local_moment, zone_problem
 from penstock.core.jobs.schedules import MISSED_LIMIT, MOST_PENDING
@@ -319,19 +319,12 @@ def _job(
 
     if (job_type is None) == (not command):
         raise click.UsageError("give a command behind --, or --type for an addon's worker")
+    job_type, content = job_payload(job_type, payload, command, options)
     fields = {
         name: value
         for name, value in options.items()
-        if value is not None and name not in {*_TIME_FIELDS, "addon", "env", "shell", "cwd"}
+        if value is not None and name not in {*_TIME_FIELDS, "addon"}
     }
-    if job_type is None:
-        job_type, content = command_payload(
-            command, env=options["env"], shell=options["shell"], cwd=options["cwd"]
-        )
-    elif any([options["env"], options["shell"], options["cwd"]]):
-        raise click.UsageError("--env, --shell and --cwd are for a command, not for a job with --type")
-    else:
-        content = read_payload(payload)
     return job_of(options["addon"], job_type, content, **fields)
 
 
@@ -350,7 +343,7 @@ def _when(info: wire.ScheduleInfo) -> str:
         return f"{info.cron} in {info.zone}"
     if info.every_sec is not None:
         return f"every {span(info.every_sec)}"
-    return f"once, {_moment(info.at)}"
+    return f"once, {_moment(info.at)} in {info.zone}"
 
 
 def _moment(moment: datetime | None) -> str:

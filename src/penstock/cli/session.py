@@ -186,7 +186,7 @@ def failure_of(error: Exception) -> CliFailure:
 
 
 #: Fields of a job whose option or argument has another name.
-_SET_BY: Final = {"addon_id": "addon", "payload.cwd": "cwd", "payload.env": "env", "payload.argv": "command",
+_SET_BY: Final = {"addon_id": "addon", "tags": "tag", "labels": "label", "payload.cwd": "cwd", "payload.env": "env", "payload.argv": "command",
                   "payload.script": "command", "job_type": "job_type"}  # fmt: skip
 
 
@@ -201,11 +201,15 @@ def wrong_options(error: Refused) -> CliFailure:
         else:
             options[name] = max(parameter.opts, key=len)
 
+    arguments = {each.name for each in context.command.params if isinstance(each, click.Argument)}
+
     def option(word: re.Match[str]) -> str:
+        if word.start() and word[0] in arguments:  # "cannot name a batch"
+            return word[0]
         return options.get(set_by.get(word[0], word[0])) or options.get(word[0], word[0])
 
     def named(text: str) -> str:
-        return re.sub(r"[a-z_]+(\.[a-z_]+)?", option, text)
+        return re.sub(r"[a-z_]+(\.[a-z_]+)?", option, text.removeprefix("job."))
 
     first, *others = [named(_problem(problem)) for problem in error.problems] or [str(error)]
     return CliFailure(first, WRONG, others, kind=error.code, problems=error.problems)

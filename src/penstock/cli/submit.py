@@ -120,12 +120,8 @@ def submit(
         _submit_array(session, array, job_type, payload, command, **options)
         return
     options["batch"] = batch
-    if job_type is None:
-        answer = submit_command(session, command, **options)
-    elif any([options.pop("env"), options.pop("shell"), options.pop("cwd")]):
-        raise click.UsageError("--env, --shell and --cwd are for a command, not for a job with --type")
-    else:
-        answer = _submit(session, job_type, read_payload(payload), **options)
+    job_type, content = job_payload(job_type, payload, command, options)
+    answer = _submit(session, job_type, content, **options)
     if session.print_json(answer):
         return
     echo(answer.job_id)
@@ -145,18 +141,11 @@ def _submit_array(
     command: tuple[str, ...],
     *,
     addon: str,
-    env: tuple[str, ...],
-    shell: bool,
-    cwd: str | None,
     **fields: Any,
 ) -> None:
     from penstock.client.client import job_of
 
-    content: Any = None
-    if job_type is None:
-        job_type, content = command_payload(command, env=env, shell=shell, cwd=cwd)
-    else:
-        content = read_payload(payload)
+    job_type, content = job_payload(job_type, payload, command, fields)
     given = {name: value for name, value in fields.items() if value is not None}
     if given.get("after"):
         raise click.UsageError(
@@ -184,6 +173,23 @@ def submit_command(
     """Submit a command. It starts in --cwd or the current directory, with the variables of --env."""
     job_type, payload = command_payload(command, env=env, shell=shell, cwd=cwd)
     return _submit(session, job_type, payload, **options)
+
+
+def job_payload(
+    job_type: str | None, payload: str | None, command: tuple[str, ...], options: dict[str, Any]
+) -> tuple[str, Any]:
+    """
+    The job type and the payload of a command or of a job with --type. Takes --env, --shell and --cwd out of the
+    options.
+    """
+    of_command = {name: options.pop(name) for name in ("env", "shell", "cwd")}
+    if job_type is None:
+        if payload is not None:
+            raise click.UsageError("--payload is for a job with --type, not for a command")
+        return command_payload(command, **of_command)
+    if any(of_command.values()):
+        raise click.UsageError("--env, --shell and --cwd are for a command, not for a job with --type")
+    return job_type, read_payload(payload)
 
 
 def command_payload(
