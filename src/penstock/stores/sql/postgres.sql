@@ -1,40 +1,40 @@
--- Every statement of the PostgreSQL store, by name. Where SQLite works row by row, here a statement takes arrays: a round trip
--- costs more than a row. `penstock` stands for the schema that was chosen; every name is qualified, because some of these run
--- in a transaction of the caller's, whose search_path is the caller's.
+-- The statements of the PostgreSQL store, by name. SQLite's work row by row; these take arrays, because a round trip takes longer
+-- than a row. `penstock` stands for the chosen schema. Every name is qualified, because some statements run in a transaction of
+-- the caller's, with the caller's search_path.
 
 -- name: now
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 
 -- name: opening
--- Asked for after the locks: the moment that the transaction judges by, the batch that it tells its events in, and whether any job waits for
--- another: a child that is submitted later finds the locks, and waits for this transaction.
+-- Read after the locks: the moment of the transaction, the batch of its events, and whether a dependency exists. A child that is submitted later
+-- finds the locks, and waits for this transaction.
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, nextval('penstock.batch'),
        EXISTS (SELECT 1 FROM penstock.dependency WHERE status = 'open');
 
 -- name: mark_commit
--- The proof that this transaction was committed. The proofs of earlier ones go, whose answers have come.
+-- The proof that this transaction was committed. The proofs of transactions whose answers have arrived are deleted.
 WITH answered AS (DELETE FROM penstock.commit_marker WHERE token = ANY(%(answered)s::uuid[]))
 INSERT INTO penstock.commit_marker (token) VALUES (%(token)s::uuid);
 
 -- name: settle_commit
--- False: the transaction with this token was committed. True: it was not, and now cannot be. The unique token makes this statement wait for a
--- transaction that is still under way, and makes one fail that comes later. The answer is the same however often the question is asked.
+-- False: the transaction with this token was committed. True: it was not, and now cannot be. Because the token is unique, this statement waits for the
+-- transaction if that still runs, and makes it fail if it comes later. Repeating the statement returns the same answer.
 INSERT INTO penstock.commit_marker AS marker (token, void) VALUES (%(token)s::uuid, true)
 ON CONFLICT (token) DO UPDATE SET void = marker.void RETURNING void;
 
 -- name: forget_commits
--- Of processes that ended before their next transaction.
+-- Deletes the proofs of processes that ended before their next transaction.
 DELETE FROM penstock.commit_marker WHERE at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - 86400000000;
 
 -- name: notify
 SELECT pg_notify(%(channel)s, %(by)s);
 
 -- name: notify_unsynced
--- The notice need not be on disk, and listeners get it only after the commit.
+-- The notice need not be on disk; listeners get it only after the commit.
 SELECT pg_notify(%(channel)s, %(by)s), set_config('synchronous_commit', 'off', true);
 
 -- name: committed_events
--- How many events have ever been committed, numbered or not.
+-- How many events were ever committed, numbered or not.
 SELECT (SELECT value FROM penstock.mark WHERE name = 'event')
        + (SELECT coalesce(sum(size), 0) FROM penstock.trail WHERE until IS NULL);
 
@@ -63,8 +63,8 @@ SELECT addon_id, idempotency_key, job_id, state, body_hash FROM penstock.job_ful
 WHERE (addon_id, idempotency_key) IN (SELECT * FROM unnest(%s::text[], %s::text[]));
 
 -- name: submit_jobs
--- Most that are submitted together are alike but for their names and payloads, so the rest comes once for each `kind` of them. One statement, which where it
--- comes alone is a transaction by itself: then it also draws the batch that it is told in. Of several for one batch the last one tells.
+-- Jobs that are submitted together usually differ only by their ids and payloads, so the other values come once for each `kind`. Alone, this statement is a
+-- transaction by itself, and draws the number of its batch of events. Of several statements with one batch the last one writes the events.
 WITH drawn AS MATERIALIZED (SELECT coalesce(%(batch)s::bigint, nextval('penstock.batch')) AS batch),
 new AS MATERIALIZED (
     SELECT nextval('penstock.job_no') AS no, * FROM unnest(%(ids)s::text[], %(payloads)s::text[], %(kinds)s::integer[]) AS new (job_id, payload, kind)),
@@ -90,8 +90,7 @@ SELECT no, job_id, (%(addon_id)s::text[])[kind], (%(class_no)s::integer[])[kind]
 FROM new;
 
 -- name: submit_alike
--- The same for jobs that differ by their names and payloads alone, as most that come together do, and one by itself: the rest is read as it is, and not
--- from arrays.
+-- As `submit_jobs`, for jobs of one kind, or a single job: the other values are no arrays.
 WITH drawn AS MATERIALIZED (SELECT coalesce(%(batch)s::bigint, nextval('penstock.batch')) AS batch),
 new AS MATERIALIZED (SELECT nextval('penstock.job_no') AS no, * FROM unnest(%(ids)s::text[], %(payloads)s::text[]) AS new (job_id, payload)),
 queued AS (
@@ -113,8 +112,8 @@ SELECT no, job_id, %(addon_id)s, %(class_no)s::integer, %(created_at)s::bigint, 
 FROM new;
 
 -- name: step_into_line
--- Jobs whose time has come, and those that have become urgent. Bounded: the next round takes the rest. The materialised parts run once: a
--- plan that ran one per row would move more than it says. Rows that another transaction is changing are left for the next round.
+-- Jobs that are ready or urgent now enter their queues. Bounded: the next round takes the rest. MATERIALIZED makes each part run once: a plan that
+-- ran one per row would move more jobs than the bound. Rows that another transaction is changing are left for the next round.
 WITH now AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS at),
 ready AS MATERIALIZED (
     SELECT no, urgent_at FROM penstock.queue WHERE line = 0 AND ready_at <= (SELECT at FROM now) ORDER BY ready_at LIMIT %(most)s FOR UPDATE SKIP LOCKED),
@@ -125,8 +124,8 @@ due AS (SELECT no, CASE WHEN urgent_at <= (SELECT at FROM now) THEN 2 ELSE 1 END
 UPDATE penstock.queue SET line = due.line FROM due WHERE queue.no = due.no;
 
 -- name: heads
--- The first of every line, without a lock: a round that starts nothing must not write. Skips from class to class through the index:
--- as many steps as there are lines, however long they are. The last row says how long it took.
+-- The first jobs of every line, without a lock: a round that starts nothing must not write. The recursion goes from class to class through the
+-- index: one step per line, however long the lines are. The last row says how long it took.
 WITH RECURSIVE active (class_no) AS (
     (SELECT class_no FROM penstock.queue WHERE line > 0 ORDER BY class_no LIMIT 1)
     UNION ALL
@@ -142,7 +141,7 @@ UNION ALL SELECT NULL, NULL, (extract(epoch FROM clock_timestamp() - statement_t
                  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 
 -- name: heads_from
--- The same of lines that are known, from where their first one was; and of those that have come between them, from the beginning.
+-- As `heads`: known lines from the position of their first job, and lines of other classes from the beginning.
 WITH RECURSIVE known AS MATERIALIZED (
     SELECT * FROM unnest(%s::integer[], %s::integer[], %s::bigint[], %s::bigint[]) AS known (class_no, line, turn, no)),
 new (class_no, upto) AS (
@@ -176,18 +175,18 @@ SELECT m.cost_units, l.admitted_at, l.ends_at FROM penstock.dispatch_in_flight l
 SELECT start FROM penstock.job WHERE no = %(no)s;
 
 -- name: lock_ledger
--- Every transaction locks in this order, so none waits in a circle.
+-- Every transaction locks in this order, so that there are no deadlocks.
 SELECT scope, name, units, running FROM penstock.ledger WHERE (scope, name) IN (SELECT * FROM unnest(%s::text[], %s::text[]))
 ORDER BY scope <> 'host', scope, name FOR UPDATE;
 
 -- name: lock_heads
--- Only those that are as the round saw them. It does not wait for a transaction that has locked one.
+-- Returns only jobs that are as the round saw them, and does not wait for a transaction that has locked one.
 SELECT q.no FROM unnest(%s::bigint[], %s::integer[]) AS seen (no, events) JOIN penstock.queue q ON q.no = seen.no
 WHERE q.line > 0 AND q.events = seen.events FOR UPDATE OF q SKIP LOCKED;
 
 -- name: start_jobs
--- All that a round picked, if all heads that it saw (the picked, and behind them the denied and the passed over, which are neither leased nor reserved) are
--- ours and still as they were. If one is missing, `refuse_round` ends the statement, and nothing is written. What is leased comes back, as `job_columns` has it.
+-- Starts the picks of a round, if all heads that it saw (the picks, then the denied and passed over ones) can be locked and are as they were. If one is not,
+-- `refuse_round` ends the statement, and nothing is written. Returns the leased jobs, with the columns of `job_columns`.
 WITH mine AS MATERIALIZED (
     SELECT q.ctid AS place, q.job_id, q.class_no, q.fence + 1 AS fence, seen.*
     FROM unnest(%(heads)s::bigint[], %(seen)s::integer[], %(leased)s::boolean[], %(ends_at)s::bigint[], %(stop_at)s::bigint[], %(stop_for)s::text[])
@@ -226,8 +225,8 @@ FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::integer[], %s::bigint[]) A
 UPDATE penstock.queue SET passed_at = %s WHERE no = ANY(%s::bigint[]);
 
 -- name: write_batch
--- Units taken or given back, the accounts, how many jobs are in which state, the events, and what ended: of which flights, and
--- which jobs. The rows of the ledger guard those of accounts and flights.
+-- Writes ledger rows, accounts, job counts, events, ended dispatches by flight, and ended jobs. The locks of the ledger rows also
+-- guard accounts and flights.
 WITH held AS (
     UPDATE penstock.ledger SET units = ledger.units + new.units, running = ledger.running + new.running
     FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[]) AS new (scope, name, units, running)
@@ -248,7 +247,7 @@ over AS (INSERT INTO penstock.ended_jobs (batch, at, jobs)
 INSERT INTO penstock.mention (job_no, batch) SELECT no, %s::bigint FROM unnest(%s::bigint[]) AS new (no);
 
 -- name: write_start
--- The same where nothing has ended and no job is told of but those that start, whose places say where that stands: each part costs, also one without rows.
+-- As `write_batch`, if nothing has ended and no event needs a mention: each part takes time, even without rows.
 WITH held AS (
     UPDATE penstock.ledger SET units = ledger.units + more.units, running = ledger.running + more.running
     FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[]) AS more (scope, name, units, running)
@@ -266,7 +265,7 @@ SELECT * FROM (SELECT %s::bigint AS batch, %s::integer AS size, %s::text AS even
 SELECT addon_id, weight, paused, average, units, at FROM penstock.addon WHERE addon_id = ANY(%(addons)s::text[]);
 
 -- name: complete
--- The jobs that run under these leases, if the lease is still valid. All at one moment, by which the batch of their events is found.
+-- Completes the jobs of these leases, if the lease is still valid. All of them end at one moment.
 WITH t AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now)
 UPDATE penstock.dispatch d SET phase = 'ended', events = d.events + 1, ended_at = t.now, how = 'completed', result = done.result
 FROM unnest(%(ids)s::text[], %(results)s::text[]) AS done (dispatch_id, result) CROSS JOIN t
@@ -274,20 +273,20 @@ WHERE d.dispatch_id = done.dispatch_id AND d.phase = 'leased' AND d.expires_at >
 RETURNING d.dispatch_id, d.job_no, d.events, d.host, d.class_no, d.started_in, t.now;
 
 -- name: lock_jobs
--- A transaction that starts or completes a job does not lock this row, but the row in `queue` or `dispatch`.
+-- A transaction that starts or completes a job locks its row in `queue` or `dispatch`, and not this one.
 SELECT no FROM penstock.job WHERE job_id = ANY(%(ids)s::text[]) ORDER BY no FOR UPDATE;
 
 -- name: lock_queued
 SELECT no FROM penstock.queue WHERE no = ANY(ARRAY(SELECT no FROM penstock.job WHERE job_id = ANY(%(ids)s::text[]))) ORDER BY no FOR UPDATE;
 
 -- name: lock_dispatches
--- Those that are named, and the present ones of the jobs.
+-- The named dispatches, and those in flight of the jobs.
 SELECT dispatch_id FROM penstock.dispatch WHERE dispatch_id = ANY(%(ids)s::text[] || ARRAY(
     SELECT job_id || '.' || (tried + 1) FROM penstock.job WHERE job_id = ANY(%(jobs)s::text[])))
 ORDER BY dispatch_id FOR UPDATE;
 
 -- name: move_jobs
--- `waits`: the job is in the queue from now on, or still. `dispatch_id`: the dispatch that it had before; its row counts the events.
+-- `waits`: the job is queued after this. `dispatch_id`: the dispatch that it had before, whose row counts its events.
 WITH new AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::text[], %s::integer[], %s::integer[], %s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::integer[],
                          %s::integer[], %s::bigint[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::boolean[], %s::text[])
@@ -302,7 +301,7 @@ UPDATE penstock.job SET state = new.state, tried = new.tried, events = new.event
 FROM new WHERE job.no = new.no;
 
 -- name: place_jobs
--- Runs behind `move_jobs`, and reads what that wrote.
+-- Runs after `move_jobs`, and reads the columns that it wrote.
 WITH new AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::bigint[], %s::bigint[],
                          %s::bigint[])
@@ -360,8 +359,8 @@ INSERT INTO penstock.budget (addon_id, period, spent) SELECT * FROM unnest(%s::t
 ON CONFLICT (addon_id, period) DO UPDATE SET spent = budget.spent + excluded.spent RETURNING addon_id, period, spent;
 
 -- name: reorder
--- Locks and writes only the rows whose key is wrong: every start of a process reads the whole queue here, and mostly changes nothing. A row that
--- another transaction moves right now is skipped, because that transaction gives it its key.
+-- Locks and writes only rows whose key is wrong: every start of a process reads the whole queue here, and usually changes nothing. A row that
+-- another transaction is moving is skipped, because that transaction writes the right key.
 WITH looked_at AS (SELECT no, turn <> ready_at - priority * %(per_point)s::bigint AS wrong
                    FROM penstock.queue WHERE no > %(after)s ORDER BY no LIMIT %(most)s),
      locked AS (SELECT no FROM penstock.queue WHERE no IN (SELECT no FROM looked_at WHERE wrong) ORDER BY no FOR UPDATE SKIP LOCKED),
@@ -375,18 +374,18 @@ SELECT batch, at, jobs FROM penstock.ended_jobs WHERE at < %(before)s ORDER BY a
 SELECT no FROM penstock.job WHERE no = ANY(%(nos)s::bigint[]) ORDER BY no FOR UPDATE;
 
 -- name: old_jobs
--- Without those that were revived since they were listed: they are elsewhere, or have ended again and are listed there.
+-- Without jobs that were retried since they were listed: if they have ended again, a later list has them.
 SELECT job_full.no, job_id, addon_id, state FROM unnest(%(nos)s::bigint[], %(moments)s::bigint[]) AS listed (no, at)
 JOIN penstock.job_full ON job_full.no = listed.no WHERE job_full.ended_at <= listed.at AND state <> 'BLOCKED' AND listed.no <> ALL(ARRAY(@awaited));
 
 -- name: awaited
--- A child waits for these jobs, or may do so again, or a batch that has not ended has them.
+-- Jobs for which a child waits or may wait again, and members of batches that have not ended.
 SELECT DISTINCT d.parent FROM penstock.dependency d LEFT JOIN penstock.job_group g ON g.no = d.child
 WHERE d.parent = ANY(%(nos)s::bigint[]) AND (d.status = 'open' OR g.no IS NOT NULL AND g.state IS NULL)
 
 -- name: batches_of
--- With the lock: others may be forgetting other jobs of the same batch. ARRAY, and not IN: for a row that it waited for, the server runs the query
--- again with that row alone. It would join the row to the first batch of the view and no other, and leave it out.
+-- Locks the batches: another transaction may prune other jobs of the same batch. ARRAY, and not IN: after a wait for a locked row the server runs the
+-- query again with that row alone; IN would then join the row only to the first batch of the view, and leave it out.
 SELECT batch, until IS NOT NULL, events FROM penstock.trail
 WHERE batch = ANY(ARRAY(SELECT batch FROM penstock.event_batch WHERE job_no = ANY(%(nos)s::bigint[]))) ORDER BY batch FOR UPDATE;
 
@@ -419,8 +418,8 @@ SELECT EXISTS (SELECT 1 FROM penstock.trail WHERE until IS NULL);
 SELECT value FROM penstock.mark WHERE name = 'event' FOR UPDATE;
 
 -- name: number_events
--- Numbers go to what has been committed by now, and the next one to do this waits for us: what a reader has seen stays behind it.
--- Batches were taken after the locks, so in this order an effect never comes before its cause.
+-- Numbers the events that are committed by now; another transaction that does this waits. So new events come after all numbered ones.
+-- Transactions draw their batches after their locks, so in the order of batches an effect never comes before its cause.
 WITH new AS (
     SELECT batch, size, sum(size) OVER (ORDER BY batch) AS upto
     FROM (SELECT batch, size FROM penstock.trail WHERE until IS NULL ORDER BY batch LIMIT 10000) AS waiting),
@@ -434,14 +433,14 @@ WITH parts AS (DELETE FROM penstock.tally WHERE (SELECT count(*) FROM penstock.t
 INSERT INTO penstock.tally (addon_id, state, jobs) SELECT addon_id, state, sum(jobs) FROM parts GROUP BY addon_id, state HAVING sum(jobs) <> 0;
 
 -- name: events
--- Whole batches, until there are enough. The first one may have been read in part.
+-- Whole batches of events, until there are `most` events. The reader may have read a part of the first one.
 SELECT until - size, events, until FROM (
     SELECT until, size, events, sum(size) OVER (ORDER BY until) - size AS before
     FROM (SELECT until, size, events FROM penstock.trail WHERE until > %(after)s ORDER BY until LIMIT %(most)s) AS next) AS counted
 WHERE before < %(most)s ORDER BY until;
 
 -- name: events_of
--- The same, of batches that may tell of one of these kinds.
+-- As `events`, but only batches that may have an event of one of these kinds.
 SELECT until - size, events, until FROM penstock.trail
 WHERE until > %(after)s AND EXISTS (SELECT 1 FROM unnest(%(kinds)s::text[]) AS kind WHERE position(kind IN events) > 0)
 ORDER BY until LIMIT %(most)s;
@@ -454,7 +453,7 @@ SELECT t.until - t.size, t.events FROM penstock.trail t WHERE t.until IS NOT NUL
     SELECT batch FROM penstock.event_batch WHERE job_no = (SELECT no FROM penstock.job WHERE job_id = %(job_id)s))) ORDER BY t.batch;
 
 -- name: job_columns
--- This and `dispatch_columns` are put before a condition.
+-- A condition follows this and `dispatch_columns`.
 SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence, j.crash, j.unavailable, j.error, j.start, j.active, j.spent,
        j.spent_before, j.progress, j.denied, j.denied_data, j.denied_at, j.passed_at, j.ended_at, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
@@ -520,7 +519,7 @@ WHERE deadline_at IS NOT NULL AND deadline_at <= coalesce(%(now)s::bigint, (extr
 ORDER BY deadline_at LIMIT %(most)s;
 
 -- name: alarm
--- Only of a flight whose first moment has passed each lease is looked at: it was renewed since.
+-- The leases of a flight are read only if its earliest moment has passed, because they may have been renewed since.
 WITH t AS MATERIALIZED (SELECT coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now)
 SELECT least(
     (SELECT 0 FROM penstock.pending_end LIMIT 1),
@@ -538,7 +537,7 @@ SELECT name, seq, data FROM penstock.learned ORDER BY name;
 SELECT seq FROM penstock.learned WHERE name = '';
 
 -- name: move_learned_cursor
--- No row is returned if another host has read on since.
+-- Returns no row if another host has read further in the meantime.
 INSERT INTO penstock.learned (name, seq, data) VALUES ('', %(upto)s, '')
 ON CONFLICT (name) DO UPDATE SET seq = excluded.seq WHERE learned.seq = %(after)s RETURNING seq;
 
@@ -550,13 +549,13 @@ ON CONFLICT (name) DO UPDATE SET seq = excluded.seq, data = excluded.data;
 DELETE FROM penstock.learned WHERE name = ANY(%(names)s::text[]);
 
 -- name: observed_jobs
--- What learning reads: no payload, no result.
+-- The columns that learning reads, without payload and result.
 SELECT j.job_id, j.class_no, j.priority, j.tags, j.expected_sec, j.created_at, j.fence, d.started_at, d.ended_at, d.how, coalesce(d.spent, 0),
        j.ended_at IS NOT NULL
 FROM penstock.job_full j LEFT JOIN penstock.dispatch d ON d.dispatch_id = j.job_id || '.' || j.fence WHERE j.job_id = ANY(%(ids)s::text[]);
 
 -- name: register_host
--- The row of another scheduler that is alive stays as it is: then no row comes back.
+-- The row of another living scheduler is not changed: then no row is returned.
 INSERT INTO penstock.host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until, workers)
 VALUES (%(host)s, %(instance)s, %(capacity)s, %(quiet)s, %(labels)s, %(version)s, %(url)s, %(started_at)s, %(seen_at)s, %(until)s, %(workers)s)
 ON CONFLICT (host) DO UPDATE SET instance = excluded.instance, capacity = excluded.capacity, quiet = excluded.quiet, labels = excluded.labels,
@@ -622,20 +621,20 @@ WHERE name = %(name)s;
 DELETE FROM penstock.schedule WHERE name = %(name)s;
 
 -- name: dispatches_with_dependencies
--- The jobs of these dispatches that others wait for. It runs behind the locks of the dispatches: a child that is submitted later finds them, and
--- waits for this transaction.
+-- The jobs of these dispatches for which others wait. It runs after the locks of the dispatches: a child that is submitted later finds the locks,
+-- and waits for this transaction.
 SELECT DISTINCT parent FROM penstock.dependency WHERE status = 'open'
 AND parent = ANY(ARRAY(SELECT job_no FROM penstock.dispatch WHERE dispatch_id = ANY(%(ids)s::text[]) AND job_no IS NOT NULL));
 
 -- name: jobs_with_dependencies
--- The same for jobs: those that others wait for, those that may wait for others, and members of batches.
+-- The jobs for which others wait, those that may wait for others, and members of batches.
 SELECT no FROM penstock.job WHERE EXISTS (SELECT 1 FROM penstock.dependency WHERE status = 'open' UNION ALL SELECT 1 FROM penstock.dependency WHERE child > 4611686018427387904)
 AND job_id = ANY(%(ids)s::text[])
 AND (EXISTS (SELECT 1 FROM penstock.dependency d WHERE d.parent = job.no AND (d.status = 'open' OR d.child > 4611686018427387904))
      OR EXISTS (SELECT 1 FROM penstock.dependency d WHERE d.child = job.no AND d.status = 'open'));
 
 -- name: insert_dependencies
--- Ids of parents and children, which may be groups.
+-- The arrays have the ids of parents and children, which may be groups.
 INSERT INTO penstock.dependency (parent, child, condition, if_unmet)
 SELECT coalesce((SELECT no FROM penstock.job WHERE job_id = asked.parent), (SELECT no FROM penstock.job_group WHERE group_id = asked.parent)),
        coalesce((SELECT no FROM penstock.job WHERE job_id = asked.child), (SELECT no FROM penstock.job_group WHERE group_id = asked.child)),
@@ -658,7 +657,7 @@ parent (job_id, no) AS (
 SELECT w.group_id, p.job_id FROM waiting w JOIN parent p ON p.no = w.no WHERE p.job_id <> w.group_id;
 
 -- name: lock_children
--- Those that `children` finds: the jobs, then their places in the queue. Nothing adds a child to a parent that is locked.
+-- Locks the rows that `children` returns: the jobs, then their rows in the queue. No transaction adds a child to a locked parent.
 WITH locked AS MATERIALIZED (
     SELECT no FROM penstock.job WHERE no = ANY(ARRAY(
         SELECT d.child FROM unnest(%s::bigint[], %s::bigint[]) AS ended (no, after) CROSS JOIN LATERAL (
@@ -668,13 +667,13 @@ WITH locked AS MATERIALIZED (
 SELECT no FROM penstock.queue WHERE no = ANY(ARRAY(SELECT no FROM locked)) ORDER BY no FOR UPDATE;
 
 -- name: lock_groups_of
--- The groups that these jobs and groups are members of.
+-- Locks the groups of which these jobs and groups are members.
 @group_columns WHERE g.no = ANY(ARRAY(
     SELECT child FROM penstock.dependency WHERE parent = ANY(%s::bigint[]) AND status = 'open' AND child > 4611686018427387904))
 ORDER BY g.no FOR UPDATE;
 
 -- name: children
--- Those that are queued: one that failed is judged again when it is retried. The parent is as its end says. And batches, of their members.
+-- The queued children of parents that ended, and the batches of which these are members. A failed child is judged again when it is retried.
 SELECT d.parent, '', '', d.child, d.job_id, d.condition, d.if_unmet, d.unmet, d.events
 FROM unnest(%s::bigint[], %s::bigint[]) AS ended (no, after) CROSS JOIN LATERAL (
     SELECT d.parent, d.child, coalesce(q.job_id, g.group_id) AS job_id, d.condition, d.if_unmet, coalesce(q.unmet, 0) AS unmet, coalesce(q.events, 0) AS events
@@ -689,7 +688,7 @@ FROM penstock.dependency d JOIN penstock.job_group g ON g.no = d.child
 WHERE d.parent = ANY(%(members)s::bigint[]) AND d.status = 'met' ORDER BY d.parent, d.child;
 
 -- name: parents
--- Of children that begin to wait: none has waited yet.
+-- The parents of children that begin to wait.
 SELECT d.parent, coalesce(p.job_id, g.group_id), coalesce(p.state, @group_state), d.child, (SELECT job_id FROM penstock.job WHERE no = d.child),
        d.condition, d.if_unmet, 0, 0
 FROM penstock.dependency d LEFT JOIN LATERAL (SELECT * FROM penstock.job_full WHERE no = d.parent OFFSET 0) AS p ON true
@@ -697,7 +696,7 @@ LEFT JOIN LATERAL (SELECT * FROM penstock.job_group WHERE no = d.parent OFFSET 0
 WHERE d.child = ANY(%(children)s::bigint[]) AND d.status = 'open' ORDER BY d.child, d.parent;
 
 -- name: group_state
--- A group as the parent of `d`. For some children the first failure is enough.
+-- The state of a group as the parent of `d`. For `failed` with `any` the first failure is enough.
 coalesce(g.state, CASE WHEN g.failed > 0 AND d.condition = 'failed' AND d.if_unmet = 'any' THEN 'FAILED' ELSE 'RUNNING' END)
 
 -- name: settle_dependencies
@@ -711,7 +710,7 @@ UPDATE penstock.dependency SET status = 'void' WHERE status = 'open' AND child =
 UPDATE penstock.queue SET unmet = asked.unmet, line = -1 FROM unnest(%s::bigint[], %s::integer[]) AS asked (no, unmet) WHERE queue.no = asked.no;
 
 -- name: release_children
--- As `released_place` says.
+-- As `ordering.released_place`.
 WITH released AS (
     UPDATE penstock.queue SET unmet = 0, events = events + 1, ready_at = greatest(ready_at, %(now)s::bigint),
            turn = greatest(ready_at, %(now)s::bigint) - priority * %(per_point)s::bigint,
@@ -746,8 +745,8 @@ ORDER BY d.side, d.parent, d.child;
 SELECT coalesce((SELECT no FROM penstock.job WHERE job_id = %(job_id)s), (SELECT no FROM penstock.job_group WHERE group_id = %(job_id)s))
 
 -- name: audit_dependencies
--- A child that waits for another number of parents than it has open dependencies, or is in a ready queue meanwhile; and a parent that ended, whose
--- children were not resolved.
+-- Children whose number of open dependencies is wrong, or that are in a ready queue while they wait; and parents that ended and whose children were
+-- not resolved.
 SELECT q.job_id FROM penstock.queue q WHERE q.unmet <> (SELECT count(*) FROM penstock.dependency d WHERE d.child = q.no AND d.status = 'open')
 UNION ALL SELECT job_id FROM penstock.queue WHERE (unmet > 0) <> (line < 0)
 UNION ALL SELECT p.job_id FROM penstock.dependency d JOIN penstock.queue q ON q.no = d.child JOIN penstock.job_full p ON p.no = d.parent
@@ -780,7 +779,7 @@ UNION ALL SELECT dispatch_id FROM live WHERE dispatch_id NOT IN (SELECT dispatch
 UNION ALL SELECT 'in flight ' || batch FROM penstock.flight f WHERE live <> (SELECT count(*) FROM live WHERE live.started_in = f.batch);
 
 -- name: audit_trail
--- OFFSET 0, here and below: from event to job, and not the other way, which would read the trail for every job.
+-- OFFSET 0, here and below, makes the plan go from events to jobs: the other way it would read the trail for every job.
 WITH told AS MATERIALIZED (
     SELECT job_id, count(*) AS events, min(n) AS first, max(n) AS last FROM penstock.event WHERE job_id IS NOT NULL GROUP BY job_id)
 SELECT told.job_id FROM told LEFT JOIN LATERAL (SELECT events FROM penstock.job_full WHERE job_full.job_id = told.job_id OFFSET 0) AS j ON true
@@ -795,7 +794,7 @@ SELECT e.job_id FROM (SELECT job_id, n, state FROM penstock.event WHERE job_id I
 CROSS JOIN LATERAL (SELECT state FROM penstock.job_full WHERE job_full.job_id = e.job_id AND job_full.events = e.n OFFSET 0) AS j WHERE e.state <> j.state;
 
 -- name: gather_flights
--- This and what follows: what a file had in one table, on its way here (`copying`).
+-- This statement and the next three convert rows of a file to this schema (`copying.py`).
 INSERT INTO penstock.flight (batch, host, jobs, live, expires_at, stop_at)
 SELECT nextval('penstock.batch'), host, jobs, cardinality(jobs), expires_at, stop_at
 FROM (SELECT host, array_agg(job_no) AS jobs, min(expires_at) AS expires_at, min(stop_at) AS stop_at
@@ -850,7 +849,7 @@ SELECT %(array_id)s::text, chunk, bits FROM unnest(%(chunks)s::integer[], %(bits
 ON CONFLICT (array_id, chunk) DO UPDATE SET failed = array_chunk.failed | excluded.failed;
 
 -- name: repeat_indices
--- They have jobs again.
+-- These indices have jobs again.
 UPDATE penstock.array_chunk c SET again = c.again & ~new.bits FROM unnest(%(chunks)s::integer[], %(bits)s::bigint[]) AS new (chunk, bits)
 WHERE c.array_id = %(array_id)s AND c.chunk = new.chunk;
 
@@ -872,7 +871,7 @@ SELECT g.no, g.group_id, g.addon_id, g.created_at, g.is_open, g.total, g.done, g
 @group_columns WHERE g.group_id = %(group_id)s;
 
 -- name: lock_groups
--- By id.
+-- In the order of their numbers, which is the order of locks.
 @group_columns WHERE g.group_id = ANY(%(ids)s::text[]) ORDER BY g.no FOR UPDATE;
 
 -- name: groups_by_no

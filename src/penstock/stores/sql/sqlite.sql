@@ -1,7 +1,7 @@
--- Every statement of the SQLite store, by name. A statement, table or view that the PostgreSQL store has too is called the same there.
+-- The statements of the SQLite store, by name. A statement, table or view that the PostgreSQL store has too has the same name there.
 
 -- name: newest_numbers
--- The newest row is never pruned: pruning writes an event, in a newer row.
+-- The newest row is never pruned, because pruning writes an event in a newer row.
 SELECT jobs, batch + size - 1 FROM trail ORDER BY batch DESC LIMIT 1;
 
 -- name: class_by_key
@@ -32,7 +32,7 @@ INSERT INTO active_dispatch (no, standalone_lease, class_no, host, fence, phase,
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: next_standalone_lease
--- Below all that ever were and are not forgotten.
+-- A number below those of all leases without a job that are stored.
 SELECT min(0, coalesce((SELECT min(no) FROM active_dispatch), 0), coalesce((SELECT min(job_no) FROM ended_dispatch), 0)) - 1;
 
 -- name: insert_events
@@ -46,7 +46,7 @@ SELECT j.job_id, j.state, i.body_hash FROM job_full j JOIN intent i USING (no)
 WHERE j.addon_id = ? AND j.idempotency_key = ?;
 
 -- name: due_jobs
--- In line, or in the urgent line. Bounded: the next round takes the rest.
+-- Jobs that enter their ready queue (line 1), or the urgent one (line 2). Bounded: the next round takes the rest.
 SELECT * FROM (SELECT iif(urgent_at <= :now, 2, 1), no FROM queue WHERE line = 0 AND ready_at <= :now ORDER BY ready_at LIMIT :most)
 UNION ALL
 SELECT * FROM (SELECT 2, no FROM queue WHERE line = 1 AND urgent_at IS NOT NULL AND urgent_at <= :now ORDER BY urgent_at LIMIT :most);
@@ -55,14 +55,14 @@ SELECT * FROM (SELECT 2, no FROM queue WHERE line = 1 AND urgent_at IS NOT NULL 
 UPDATE queue SET line = ? WHERE no = ?;
 
 -- name: next_line
--- From line to line through the index: as many of these as there are lines, however long they are.
+-- The next line through the index: one statement per line, however long the lines are.
 SELECT * FROM (SELECT class_no, line FROM queue WHERE line > 0 AND class_no = :class_no AND line = :line + 1 LIMIT 1)
 UNION ALL
 SELECT * FROM (SELECT class_no, line FROM queue WHERE line > 0 AND class_no > :class_no ORDER BY class_no, line LIMIT 1)
 LIMIT 1;
 
 -- name: in_line
--- What a round goes by, and what the store must know of one that starts.
+-- The columns that a round compares, and those that the store needs when a job starts.
 SELECT no, job_id, priority, turn, fence, expected_sec, passed_at, denied, events, max_runtime_sec, max_active_sec, active
 FROM queue WHERE class_no = :class_no AND line = :line AND line > 0 ORDER BY turn, no;
 
@@ -78,7 +78,7 @@ SELECT cost_units, admitted_at, ends_at FROM active_dispatch JOIN admission_clas
 SELECT start FROM job WHERE no = :no;
 
 -- name: starting_jobs
--- The columns of `job_columns`, for jobs that wait and run from now on.
+-- The columns of `job_columns`, for queued jobs that run from now on.
 SELECT j.no, j.job_id, 'RUNNING', j.created_at, j.ready_at, j.not_before, j.tried + 1, j.crash, j.unavailable, j.error, 0, j.active, j.spent,
        j.spent_before, j.progress, '', NULL, NULL, NULL, NULL, j.priority, j.earliest_start_at, j.deadline_at,
        j.expected_sec, j.max_runtime_sec, j.max_active_sec, j.idempotency_key, j.class_no,
@@ -86,7 +86,7 @@ SELECT j.no, j.job_id, 'RUNNING', j.created_at, j.ready_at, j.not_before, j.trie
 FROM json_each(?) AS asked CROSS JOIN job j ON j.no = asked.value CROSS JOIN intent i ON i.no = asked.value;
 
 -- name: insert_leases
--- Leases without an end of their own, made from the rows of the queue: a bound value costs more than a copied one.
+-- Leases without an expected end and a limit, made from the rows of the queue: to bind a value takes longer than to copy one.
 INSERT INTO active_dispatch (no, class_no, host, fence, phase, events, started_in, admitted_at, started_at, expires_at, worker)
 SELECT no, ?1, ?2, fence + 1, 'leased', events + 2, ?3, ?4, ?4, ?5, ?6 FROM json_each(?7) AS asked CROSS JOIN queue ON queue.no = asked.value;
 
@@ -106,7 +106,7 @@ CROSS JOIN job j ON j.job_id = asked.value ->> 1 CROSS JOIN active_dispatch l ON
 WHERE l.phase = 'leased' AND l.expires_at > :now;
 
 -- name: complete
--- Numbers of jobs, each with its result.
+-- The list has the numbers of jobs, each with its result.
 INSERT INTO ended_dispatch (job_no, fence, class_no, host, events, started_in, ended_in, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker,
                      spent, progress, pid, ended_at, how, result)
 SELECT no, fence, class_no, host, events + 1, started_in, ?1, admitted_at, started_at, expires_at, ends_at, stop_at, stop_for, worker, spent, progress, pid, ?2,
@@ -127,14 +127,14 @@ SELECT no, fence, standalone_lease, class_no, host, ?, started_in, admitted_at, 
 FROM active_dispatch WHERE phase = ? AND no = ?;
 
 -- name: move_jobs
--- Of a job that waits or is settled from now on. What a waiting job was last denied for is in `queue`.
+-- For a job that is queued or settled from now on. The last denial of a queued job is in `queue`.
 UPDATE job SET state = ?, tried = ?, events = ?, ended_at = ?, active = ?, crash = ?, unavailable = ?, error = ?, start = ?, spent_before = ?,
                denied = ?, denied_data = ?, denied_at = ?, passed_at = ?, ready_at = ?, priority = ?, earliest_start_at = ?, not_before = ?,
                deadline_at = ?, class_no = coalesce(?, class_no)
 WHERE state IS ? AND no = ?;
 
 -- name: place_jobs
--- Runs behind `move_jobs`, and reads what that wrote.
+-- Runs after `move_jobs`, and reads the columns that it wrote.
 INSERT INTO queue (no, job_id, class_no, line, turn, ready_at, urgent_at, deadline_at, priority, fence, events, expected_sec, max_runtime_sec, max_active_sec,
                    active, denied, denied_data, denied_at, passed_at)
 SELECT no, job_id, class_no, ?, ?, ready_at, ?, deadline_at, priority, tried, events, expected_sec, max_runtime_sec, max_active_sec, active, ?, ?, ?, ?
@@ -220,7 +220,7 @@ UPDATE active_dispatch SET admitted_at = admitted_at + :by, started_at = started
                 ends_at = ends_at + :by;
 
 -- name: shift_queue
--- As `shift_place` says.
+-- As `ordering.shift_place`.
 UPDATE queue SET ready_at = new.ready_at, turn = queue.turn + new.ready_at - queue.ready_at,
                  line = CASE WHEN queue.unmet > 0 THEN -1 WHEN new.ready_at > :now THEN 0 WHEN queue.urgent_at <= :now THEN 2 ELSE 1 END,
                  denied_at = queue.denied_at + :by, passed_at = queue.passed_at + :by
@@ -259,7 +259,7 @@ UPDATE ended_jobs SET jobs = ? WHERE no = ?;
 DELETE FROM ended_jobs WHERE no = ?;
 
 -- name: awaited
--- A child waits for this job, or may do so again, or a batch that has not ended has it.
+-- A child waits for this job, or may wait for it again; or the job is a member of a batch that has not ended.
 SELECT 1 FROM dependency d LEFT JOIN job_group g ON g.no = d.child WHERE d.parent = job.no AND (d.status = 'open' OR g.no IS NOT NULL AND g.state IS NULL)
 
 -- name: forget_dependencies
@@ -294,12 +294,12 @@ DELETE FROM ended_dispatch WHERE job_no = ?;
 SELECT c.data FROM checkpoint c JOIN job j ON j.no = c.job_no WHERE j.job_id = :job_id;
 
 -- name: events
--- Whole batches, for as long as the reader goes on. It may have read a part of the first one.
+-- Whole batches of events. The reader may have read a part of the first one.
 SELECT batch - 1, events FROM trail
 WHERE batch >= coalesce((SELECT max(batch) FROM trail WHERE batch <= :after), 0) AND batch + size - 1 > :after ORDER BY batch;
 
 -- name: events_of
--- The same, only batches that may have an event of one of these kinds.
+-- As `events`, but only batches that may have an event of one of these kinds.
 SELECT batch - 1, events FROM trail
 WHERE batch >= coalesce((SELECT max(batch) FROM trail WHERE batch <= :after), 0) AND batch + size - 1 > :after
 AND EXISTS (SELECT 1 FROM json_each(:kinds) AS kind WHERE instr(events, kind.value) > 0) ORDER BY batch;
@@ -318,7 +318,7 @@ SELECT j.no, j.job_id, j.state, j.created_at, j.ready_at, j.not_before, j.fence,
        i.payload, i.tags, i.unit, i.cost_limit, i.time_sensitive, i.retry_delays, i.preemptible, i.dependencies, j.pid, j.unmet, j.events
 
 -- name: jobs_by_id
--- CROSS: in the order of the ids, and by look-ups, whatever the planner thinks of the sizes.
+-- CROSS JOIN makes the planner look up each job in the order of the ids, whatever it assumes about sizes.
 @job_columns FROM json_each(:ids) AS asked CROSS JOIN job_full j ON j.job_id = asked.value CROSS JOIN intent i USING (no)
 
 -- name: all_jobs
@@ -334,7 +334,7 @@ SELECT job.no FROM active_dispatch AS place CROSS JOIN job ON job.no = place.no 
 SELECT job.no FROM job WHERE job.state = ?
 
 -- name: completed_jobs
--- By their attempts, which lie in the order of the jobs. Few of them did not complete.
+-- Found by their attempts, which are in the order of jobs; most of these completed.
 SELECT job.no FROM ended_dispatch AS place CROSS JOIN job ON job.no = place.job_no WHERE place.how = 'completed' AND ? = 'DONE'
 
 -- name: dispatch_columns
@@ -343,7 +343,7 @@ SELECT d.dispatch_id, d.job_id, d.addon_id, d.host, d.fence, d.phase, d.admitted
 FROM dispatch_full d
 
 -- name: dispatches_by_id
--- One. The fence of a lease without a job is 0, which no attempt at a job has.
+-- One dispatch. The fence of a lease without a job is 0, which no attempt at a job has.
 @dispatch_columns WHERE d.fence = :fence AND d.number = coalesce((SELECT no FROM job WHERE job_id = :job_id),
     (SELECT no FROM active_dispatch WHERE standalone_lease = :dispatch_id), (SELECT job_no FROM ended_dispatch WHERE standalone_lease = :dispatch_id));
 
@@ -365,7 +365,7 @@ SELECT name, seq, data FROM learned ORDER BY name;
 SELECT seq FROM learned WHERE name = '';
 
 -- name: move_learned_cursor
--- No row is returned if another host has read on since.
+-- Returns no row if another host has read further in the meantime.
 INSERT INTO learned (name, seq, data) VALUES ('', :upto, '')
 ON CONFLICT (name) DO UPDATE SET seq = excluded.seq WHERE learned.seq = :after RETURNING seq;
 
@@ -377,14 +377,14 @@ ON CONFLICT (name) DO UPDATE SET seq = excluded.seq, data = excluded.data;
 DELETE FROM learned WHERE name IN (SELECT value FROM json_each(:names));
 
 -- name: observed_jobs
--- What learning reads: no payload, no result.
+-- The columns that learning reads, without payload and result.
 SELECT j.job_id, j.class_no, j.priority, i.tags, j.expected_sec, j.created_at, j.fence, coalesce(l.started_at, a.started_at), a.ended_at, a.how,
        coalesce(l.spent, a.spent, 0), j.ended_at IS NOT NULL
 FROM json_each(:ids) AS asked CROSS JOIN job_full j ON j.job_id = asked.value CROSS JOIN intent i USING (no)
 LEFT JOIN active_dispatch l ON l.no = j.no AND l.fence = j.fence LEFT JOIN ended_dispatch a ON a.job_no = j.no AND a.fence = j.fence;
 
 -- name: register_host
--- The row of another scheduler that is alive stays as it is: then no row is returned.
+-- The row of another living scheduler is not changed: then no row is returned.
 INSERT INTO host (host, instance, capacity, quiet, labels, version, url, started_at, seen_at, until, workers)
 VALUES (:host, :instance, :capacity, :quiet, :labels, :version, :url, :started_at, :seen_at, :until, :workers)
 ON CONFLICT (host) DO UPDATE SET instance = excluded.instance, capacity = excluded.capacity, quiet = excluded.quiet, labels = excluded.labels,
@@ -422,7 +422,7 @@ SELECT s.body, s.state, s.version FROM schedule s
 @schedule_columns WHERE s.name = :name;
 
 -- name: lock_schedule
--- The transaction is the only writer.
+-- Needs no lock: the transaction is the only writer.
 SELECT version FROM schedule WHERE name = :name;
 
 -- name: schedule_alarm
@@ -451,11 +451,11 @@ WHERE name = :name;
 DELETE FROM schedule WHERE name = :name;
 
 -- name: dependencies_exist
--- Whether any job waits for another: if not, no end has children to look for.
+-- If there is no dependency, no end has children.
 SELECT EXISTS (SELECT 1 FROM dependency WHERE status = 'open');
 
 -- name: insert_dependencies
--- Ids of parents and children, which may be groups.
+-- The list has the ids of parents and children, which may be groups.
 INSERT INTO dependency (parent, child, condition, if_unmet)
 SELECT coalesce((SELECT no FROM job WHERE job_id = asked.value ->> 0), (SELECT no FROM job_group WHERE group_id = asked.value ->> 0)),
        coalesce((SELECT no FROM job WHERE job_id = asked.value ->> 1), (SELECT no FROM job_group WHERE group_id = asked.value ->> 1)),
@@ -478,7 +478,7 @@ SELECT w.group_id, coalesce(j.job_id, g.group_id) AS parent FROM waiting w LEFT 
 WHERE parent <> w.group_id AND parent IN (SELECT value FROM json_each(:parents));
 
 -- name: children
--- Those that are queued: one that failed is judged again when it is retried. The parent is as its end says. And batches, of their members.
+-- The queued children of a parent that ended, and the batches of which it is a member. A failed child is judged again when it is retried.
 SELECT d.parent, '', '', d.child, coalesce(q.job_id, g.group_id), d.condition, d.if_unmet, coalesce(q.unmet, 0), coalesce(q.events, 0)
 FROM dependency d LEFT JOIN queue q ON q.no = d.child LEFT JOIN job_group g ON g.no = d.child
 WHERE d.parent = :parent AND d.status = 'open' AND d.child > :after AND coalesce(q.no, g.no) IS NOT NULL ORDER BY d.child LIMIT :most;
@@ -489,13 +489,13 @@ FROM json_each(:members) AS asked CROSS JOIN dependency d ON d.parent = asked.va
 WHERE d.status = 'met' ORDER BY d.parent, d.child;
 
 -- name: parents
--- Of children that begin to wait: none has waited yet.
+-- The parents of children that begin to wait.
 SELECT d.parent, coalesce(p.job_id, g.group_id), coalesce(p.state, @group_state), d.child, c.job_id, d.condition, d.if_unmet, 0, 0
 FROM json_each(:children) AS asked CROSS JOIN dependency d ON d.child = asked.value AND d.status = 'open'
 CROSS JOIN job c ON c.no = d.child LEFT JOIN job_full p ON p.no = d.parent LEFT JOIN job_group g ON g.no = d.parent ORDER BY d.child, d.parent;
 
 -- name: group_state
--- A group as the parent of `d`. For some children the first failure is enough.
+-- The state of a group as the parent of `d`. For `failed` with `any` the first failure is enough.
 coalesce(g.state, iif(g.failed > 0 AND d.condition = 'failed' AND d.if_unmet = 'any', 'FAILED', 'RUNNING'))
 
 -- name: settle_dependencies
@@ -508,7 +508,7 @@ UPDATE dependency SET status = 'void' WHERE status = 'open' AND child IN (SELECT
 UPDATE queue SET unmet = asked.value ->> 1, line = -1 FROM json_each(?) AS asked WHERE queue.no = asked.value ->> 0;
 
 -- name: release_children
--- As `released_place` says.
+-- As `ordering.released_place`.
 UPDATE queue SET unmet = 0, events = events + 1, ready_at = max(ready_at, :now), turn = max(ready_at, :now) - priority * :per_point,
                  line = CASE WHEN ready_at > :now THEN 0 WHEN urgent_at <= :now THEN 2 ELSE 1 END
 WHERE no IN (SELECT value FROM json_each(:nos));
@@ -540,8 +540,8 @@ ORDER BY d.side, d.parent, d.child;
 SELECT coalesce((SELECT no FROM job WHERE job_id = :job_id), (SELECT no FROM job_group WHERE group_id = :job_id))
 
 -- name: audit_dependencies
--- A child that waits for another number of parents than it has open dependencies, or is in a ready queue meanwhile; and a parent that ended, whose
--- children were not resolved.
+-- Children whose number of open dependencies is wrong, or that are in a ready queue while they wait; and parents that ended and whose children were not
+-- resolved.
 SELECT q.job_id FROM queue q WHERE q.unmet <> (SELECT count(*) FROM dependency d WHERE d.child = q.no AND d.status = 'open')
 UNION ALL SELECT job_id FROM queue WHERE (unmet > 0) <> (line < 0)
 UNION ALL SELECT p.job_id FROM dependency d CROSS JOIN queue q ON q.no = d.child CROSS JOIN job_full p ON p.no = d.parent
@@ -566,7 +566,7 @@ FROM dispatch_full d LEFT JOIN job_full j ON j.no = d.job_no WHERE d.phase <> 'e
 SELECT addon_id, state, count(*) FROM job_full GROUP BY addon_id, state;
 
 -- name: audit_in_flight
--- Also jobs in two tables or in none, and done jobs that pruning would not find.
+-- Jobs in two tables or in none, and DONE jobs that pruning would not find.
 SELECT j.job_id FROM job j LEFT JOIN queue q ON q.no = j.no LEFT JOIN active_dispatch l ON l.no = j.no LEFT JOIN ended_dispatch a ON a.job_no = j.no AND a.fence > j.tried
 WHERE (j.state IS NOT NULL) + (q.no IS NOT NULL) + (l.no IS NOT NULL) + coalesce(a.fence = j.tried + 1 AND a.how = 'completed', 0) <> 1
    OR l.fence <> j.tried + 1 OR q.fence <> j.tried
@@ -620,7 +620,7 @@ INSERT INTO array_chunk (array_id, chunk, failed) VALUES (:array_id, :chunk, :bi
 ON CONFLICT (array_id, chunk) DO UPDATE SET failed = failed | excluded.failed;
 
 -- name: repeat_indices
--- They have jobs again.
+-- These indices have jobs again.
 UPDATE array_chunk SET again = again & ~:bits WHERE array_id = :array_id AND chunk = :chunk;
 
 -- name: retry_indices
@@ -641,7 +641,7 @@ SELECT g.no, g.group_id, g.addon_id, g.created_at, g.is_open, g.total, g.done, g
 @group_columns WHERE g.group_id = :group_id;
 
 -- name: lock_groups
--- By id. The transaction is the only writer.
+-- Needs no lock: the transaction is the only writer.
 @group_columns WHERE g.group_id IN (SELECT value FROM json_each(:ids)) ORDER BY g.no;
 
 -- name: groups_by_no
