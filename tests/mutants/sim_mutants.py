@@ -304,7 +304,7 @@ MUTANTS = [
     Mutant(
         "sim: a job that ended is taken out twice",
         "penstock/scheduler/load_sampler.py",
-        "_grown",
+        "_used_by_own",
         "            cpu, moved = cpu - own.cpu, moved - own.moved\n",
         "            cpu, moved = cpu, moved\n",
         ("tests/scheduler/test_signals.py",),

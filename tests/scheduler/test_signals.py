@@ -15,14 +15,14 @@ from penstock.core.jobs.load import REPORTED, QuietState, Reading
 from penstock.core.jobs.types import HOUR, SECOND
 from penstock.scheduler.driver import SteadyClock
 from penstock.scheduler.hosts import HostLoad
-from penstock.scheduler.load_sampler import Box, LoadProbe, LoadSampler, Own, ProcessUse, Sample
+from penstock.scheduler.load_sampler import Box, LoadProbe, LoadSampler, OwnProcess, ProcessIdentity, Sample
 from penstock.scheduler.rules import SchedulerRules
 from penstock.scheduler.service import SchedulerService
 from penstock.settings import load
 from penstock.stores.memory.store import MemoryStore
 
 T0 = 1_900_000_000 * SECOND
-US = ProcessUse(1, 0.0)
+US = ProcessIdentity(1, 0.0)
 IDLE = Sample(
     taken_at=1_000.0,
     cores=4,
@@ -37,7 +37,7 @@ IDLE = Sample(
 
 
 def own(cpu=0.0, *, parent=0, moved=0, private=0, runnable=False):
-    return Own(parent, cpu, moved, private, runnable)
+    return OwnProcess(parent, cpu, moved, private, runnable)
 
 
 def told(*samples):
@@ -80,7 +80,7 @@ def test_a_job_that_began_and_ended_between_two_samples_is_still_ours():
 
 
 def test_a_job_that_ended_is_not_taken_out_twice():
-    job = ProcessUse(2, 500.0)
+    job = ProcessIdentity(2, 500.0)
     before = replace(IDLE, own={US: own(5.0), job: own(100.0, parent=1)})
     readings = told(before, after(cpu_busy=20.0, own={US: own(5.0 + 104.0)}))
 
@@ -89,21 +89,21 @@ def test_a_job_that_ended_is_not_taken_out_twice():
 
 def test_the_past_of_a_process_that_is_new_to_us_is_not_ours():
     before = replace(IDLE, own={US: own()})
-    old, young = ProcessUse(2, 500.0), ProcessUse(3, 1_005.0)
+    old, young = ProcessIdentity(2, 500.0), ProcessIdentity(3, 1_005.0)
     readings = told(before, after(cpu_busy=20.0, own={US: own(), old: own(300.0), young: own(4.0)}))
 
     assert readings["cpu"] == pytest.approx(16 / 40)
 
 
 def test_a_pid_that_came_back_is_another_process():
-    before = replace(IDLE, own={US: own(), ProcessUse(2, 500.0): own(300.0)})
-    readings = told(before, after(cpu_busy=20.0, own={US: own(), ProcessUse(2, 1_004.0): own(4.0)}))
+    before = replace(IDLE, own={US: own(), ProcessIdentity(2, 500.0): own(300.0)})
+    readings = told(before, after(cpu_busy=20.0, own={US: own(), ProcessIdentity(2, 1_004.0): own(4.0)}))
 
     assert readings["cpu"] == pytest.approx(16 / 40)
 
 
 def test_the_load_that_our_runnable_processes_make_is_taken_out_of_it():
-    ours = {ProcessUse(pid, 0.0): own(runnable=True) for pid in range(8)}
+    ours = {ProcessIdentity(pid, 0.0): own(runnable=True) for pid in range(8)}
     steps = [
         replace(after(load=8.0, own=ours), cpu_total=40.0 * n, taken_at=1_000.0 + 10 * n) for n in range(60)
     ]

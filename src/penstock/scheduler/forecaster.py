@@ -70,15 +70,15 @@ class Forecaster:
         submit that waits; with as few plays as a range needs, and only for jobs that have few jobs ahead.
         """
         if quickly:
-            return self._recorded(self._played(job_ids, ahead=SAMPLE_AHEAD, budget_sec=0.0))
-        return self._recorded(self._played(job_ids))
+            return self._record(self._forecast(job_ids, ahead=SAMPLE_AHEAD, budget_sec=0.0))
+        return self._record(self._forecast(job_ids))
 
     def sample(self) -> dict[JobId, StartRange]:
         """
         Predict the starts of some waiting jobs, so that predictions are scored even if no client asks for
         one.
         """
-        return self._recorded(self._played(most=SAMPLE_JOBS, ahead=SAMPLE_AHEAD, budget_sec=0.0))
+        return self._record(self._forecast(most=SAMPLE_JOBS, ahead=SAMPLE_AHEAD, budget_sec=0.0))
 
     def ranges(
         self, job_ids: Collection[JobId] = (), *, most: int = 0, knowledge: Knowledge | None = None
@@ -87,9 +87,9 @@ class Forecaster:
         The start ranges of queued jobs: of `job_ids`, and of `most` more, taken evenly from all that wait.
         Empty while nothing was learned: a guess that looks like a promise is worse than none.
         """
-        return self._played(job_ids, most=most, knowledge=knowledge).ranges
+        return self._forecast(job_ids, most=most, knowledge=knowledge).ranges
 
-    def _played(
+    def _forecast(
         self,
         job_ids: Collection[JobId] = (),
         *,
@@ -114,11 +114,11 @@ class Forecaster:
             world,
             sorted(targets),
             Random(seen.now),  # noqa: S311  # no secret: the same state gives the same answer
-            may_go_on=self._within(self.budget_sec if budget_sec is None else budget_sec),
+            may_go_on=self._time_limit(self.budget_sec if budget_sec is None else budget_sec),
         )
         return _Forecast(_stretched(played, seen, knowledge), played, seen)
 
-    def _recorded(self, forecast: _Forecast) -> dict[JobId, StartRange]:
+    def _record(self, forecast: _Forecast) -> dict[JobId, StartRange]:
         ranges, played, seen = forecast
         for admission_class, _, jobs in () if seen is None else seen.queues:
             for job in jobs:
@@ -139,7 +139,7 @@ class Forecaster:
                     )
         return ranges
 
-    def _within(self, budget_sec: float | None) -> Callable[[int], bool]:
+    def _time_limit(self, budget_sec: float | None) -> Callable[[int], bool]:
         began = time.perf_counter()
 
         def may_go_on(played: int) -> bool:
@@ -160,7 +160,7 @@ class Forecaster:
             if host.until > now and host.host != here
         }
 
-    def _read(self, job_ids: Collection[JobId], ahead: int, view: AdmissionView) -> _Seen:
+    def _read(self, job_ids: Collection[JobId], ahead: int, view: AdmissionView) -> _HostView:
         """
         Read the ready queues, the first jobs of each. A job of `job_ids` that is not ready, or has more than
         `ahead` jobs before it, is not read.
@@ -180,9 +180,9 @@ class Forecaster:
         }
         ledger = replace(view.ledger, counts=dict(view.ledger.counts))
         rules = self._rules
-        return _Seen(view.now, rules, inputs.conditions, inputs.limits, ledger, queues, busy_classes)
+        return _HostView(view.now, rules, inputs.conditions, inputs.limits, ledger, queues, busy_classes)
 
-    def _sizes(self, knowledge: Knowledge, seen: _Seen, runs: Sequence[Dispatch]) -> dict[JobId, str]:
+    def _sizes(self, knowledge: Knowledge, seen: _HostView, runs: Sequence[Dispatch]) -> dict[JobId, str]:
         """The size keys of jobs whose type has some. Jobs of other types are not read."""
         named = [(job.job_id, each) for each, _, jobs in seen.queues for job in jobs]
         named += [(run.job_id, run.admission_class) for run in runs if run.job_id is not None]
@@ -199,10 +199,10 @@ class _Forecast(NamedTuple):
 
     ranges: dict[JobId, StartRange]
     played: dict[JobId, StartRange]
-    seen: _Seen | None
+    seen: _HostView | None
 
 
-class _Seen(NamedTuple):
+class _HostView(NamedTuple):
     """The state of this host's queues, as one read of the store shows it."""
 
     now: Moment
@@ -215,7 +215,9 @@ class _Seen(NamedTuple):
     busy_classes: set[AdmissionClass]
 
 
-def _stretched(played: dict[JobId, StartRange], seen: _Seen, knowledge: Knowledge) -> dict[JobId, StartRange]:
+def _stretched(
+    played: dict[JobId, StartRange], seen: _HostView, knowledge: Knowledge
+) -> dict[JobId, StartRange]:
     """
     The ranges, widened for each job type so that they would have held eight of ten of the scored starts. The
     errors of past predictions show what plays leave out.
@@ -231,7 +233,7 @@ def _stretched(played: dict[JobId, StartRange], seen: _Seen, knowledge: Knowledg
 
 
 def _world(
-    seen: _Seen,
+    seen: _HostView,
     others: dict[HostId, Conditions],
     runs: Sequence[Dispatch],
     knowledge: Knowledge,
@@ -242,7 +244,7 @@ def _world(
     conditions = {here: seen.conditions, **others}
     numbers = {host: number for number, host in enumerate(conditions)}
     runs = [run for run in runs if run.host in numbers]
-    limits = seen.limits if others else _as_many_as_now(seen, runs)
+    limits = seen.limits if others else _limits_with_busy_workers(seen, runs)
     if limits is None:
         return None
     units: Counter[HostId] = Counter()
@@ -264,7 +266,7 @@ def _world(
     )
 
 
-def _as_many_as_now(seen: _Seen, runs: Sequence[Dispatch]) -> AdmissionLimits | None:
+def _limits_with_busy_workers(seen: _HostView, runs: Sequence[Dispatch]) -> AdmissionLimits | None:
     """The limits; where all workers for a class are busy, also a cap: as many run at once as now."""
     if not seen.busy_classes:
         return seen.limits

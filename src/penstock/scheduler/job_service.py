@@ -150,7 +150,7 @@ class PendingExchange(NamedTuple):
     """
 
     reports: Sequence[EndReport]
-    taken_up: list[Dispatch]
+    leased: list[Dispatch]
     ending: Future[list[bool]]
     admitted: Future[list[Grant]] | None
     #: Gets the preview of the store, if it makes one, and None when the claim has its answer.
@@ -415,14 +415,14 @@ class JobService:
         Lease jobs in one step: first those that are reserved for such a worker already, then those that may
         start now.
         """
-        taken_up = self._take_up(kinds, limit, worker)
-        claimed = self.granted(with_jobs(self._store, taken_up)) if taken_up else []
+        leased = self._lease_reserved(kinds, limit, worker)
+        claimed = self.granted(with_jobs(self._store, leased)) if leased else []
         if len(claimed) < limit:
             admit = self._dispatcher.claim(kinds, limit - len(claimed), worker)
             claimed += self.granted(committed(self._store, admit))
         return claimed
 
-    def _take_up(self, kinds: WorkerKinds, limit: int, worker: str) -> list[Dispatch]:
+    def _lease_reserved(self, kinds: WorkerKinds, limit: int, worker: str) -> list[Dispatch]:
         """Lease reserved jobs. Only those of this host: a reservation of another host holds units there."""
         leases: list[Dispatch] = []
         if not self._dispatcher.may_have_reserved(kinds):
@@ -578,19 +578,19 @@ class JobService:
         Begin an `exchange`; `finish_exchange` ends it. `wait`: the caller has nothing else to do meanwhile.
         """
         reports = [_storable(report) for report in reports]
-        complete = Complete(_done(reports))
-        taken_up = self._take_up(kinds, limit, worker)
+        complete = Complete(_completions(reports))
+        leased = self._lease_reserved(kinds, limit, worker)
         previews: SimpleQueue[list[Grant] | None] = SimpleQueue()
-        if len(taken_up) == limit:
+        if len(leased) == limit:
             [ending] = self._store.commit(complete, wait=wait)
             previews.put(None)
-            return PendingExchange(reports, taken_up, ending, None, previews)
+            return PendingExchange(reports, leased, ending, None, previews)
         admit = self._dispatcher.claim(
-            kinds, limit - len(taken_up), worker, previews.put, with_report=bool(reports)
+            kinds, limit - len(leased), worker, previews.put, with_report=bool(reports)
         )
         ending, admitted = self._store.commit(complete, admit, wait=wait)
         admitted.add_done_callback(lambda _: previews.put(None))
-        return PendingExchange(reports, taken_up, ending, admitted, previews)
+        return PendingExchange(reports, leased, ending, admitted, previews)
 
     def finish_exchange(
         self, pending: PendingExchange, prepare: Callable[[list[GrantedJob]], list[T]]
@@ -600,9 +600,9 @@ class JobService:
         so that the caller can prepare them meanwhile. They may start only when this returns what `prepare`
         made.
         """
-        reports, taken_up, ending, admitted, previews = pending
+        reports, leased, ending, admitted, previews = pending
         preview, prepared = previews.get(), None
-        if preview is not None and not taken_up and all(map(_needs_no_reads, preview)):
+        if preview is not None and not leased and all(map(_needs_no_reads, preview)):
             prepared = prepare(self.granted(preview))
         done = self._completed(reports, ending)
         try:
@@ -613,7 +613,7 @@ class JobService:
             log.exception("a claim failed; the reported ends are written, and nothing is claimed")
             grants = []
         if prepared is None or grants is not preview:
-            prepared = prepare(self.granted([*with_jobs(self._store, taken_up), *grants]))
+            prepared = prepare(self.granted([*with_jobs(self._store, leased), *grants]))
         return self._ended(reports, done), prepared
 
     def _completed(
@@ -634,7 +634,7 @@ class JobService:
                 log.exception(
                     "completions that were reported together cannot be written; each is written alone"
                 )
-        return committed_apart(self._store, Complete, _done(reports))
+        return committed_apart(self._store, Complete, _completions(reports))
 
     def _ended(
         self, reports: Sequence[EndReport], completed: Sequence[bool | Exception]
@@ -666,7 +666,7 @@ class JobService:
                         answers[i] = NotWritten(open_reports[i].error or "", dispatch_id=report.dispatch_id)
                         del open_reports[i]
                 elif written:
-                    answers[i] = change if isinstance(change, Refused) else _target(change)
+                    answers[i] = change if isinstance(change, Refused) else _state_after(change)
                     del open_reports[i]
         for i in open_reports:
             answers[i] = StaleDispatch("this dispatch has been replaced", dispatch_id=reports[i].dispatch_id)
@@ -718,7 +718,7 @@ def _needs_no_reads(grant: Grant) -> bool:
     return grant.dispatch.fence == 1 and not (grant.job is not None and grant.job.intent.after)
 
 
-def _target(change: Change) -> JobState | None:
+def _state_after(change: Change) -> JobState | None:
     return None if change.job is None else change.job.target
 
 
@@ -746,7 +746,7 @@ def _not_written(report: EndReport, error: Exception) -> EndReport:
     return EndReport(report.dispatch_id, EndReason.JOB_ERROR, error=words)
 
 
-def _done(reports: Sequence[EndReport]) -> list[CompletedDispatch]:
+def _completions(reports: Sequence[EndReport]) -> list[CompletedDispatch]:
     return [
         CompletedDispatch(dispatch_id, result)
         for dispatch_id, how, result, _ in reports

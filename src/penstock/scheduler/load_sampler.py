@@ -82,14 +82,14 @@ def _others(before: Sample, after: Sample) -> Others:
     total = max(after.cpu_total - before.cpu_total, 1e-6)
     used = max(0.0, after.cpu_busy - before.cpu_busy)
     elapsed = total / after.cores
-    cpu, moved = _grown(before, after)
+    cpu, moved = _used_by_own(before, after)
     moved_by_all = max(0, after.moved - before.moved)
     return Others(
         elapsed=elapsed,
         cpu=max(0.0, used - cpu) / total,
-        boxed_cpu=_boxed(before, after, cpu, elapsed),
-        cpu_part=_part(used - cpu, used),
-        disk_part=_part(moved_by_all - moved, moved_by_all),
+        boxed_cpu=_others_in_box(before, after, cpu, elapsed),
+        cpu_part=_share(used - cpu, used),
+        disk_part=_share(moved_by_all - moved, moved_by_all),
         # The kernel's load counts tasks that run or want to run. The processor time of a process with many
         # threads shows on how many cores it ran.
         own_load=max(cpu / elapsed, float(sum(own.runnable for own in after.own.values()))),
@@ -125,14 +125,14 @@ def usual_figures(sample: Sample, others: Others, own_load: float) -> dict[str, 
     return usual
 
 
-def _boxed(before: Sample, after: Sample, own: float, elapsed: float) -> float | None:
+def _others_in_box(before: Sample, after: Sample, own: float, elapsed: float) -> float | None:
     box = after.box
     if not box.cores or box.cpu is None or before.box.cpu is None:
         return None
     return max(0.0, box.cpu - before.box.cpu - own) / (box.cores * elapsed)
 
 
-def _grown(before: Sample, after: Sample) -> tuple[float, int]:
+def _used_by_own(before: Sample, after: Sample) -> tuple[float, int]:
     """
     What our processes used between two samples: processor seconds, and bytes to and from disks. The figures
     of a parent include its ended children, whose use before the first sample is subtracted.
@@ -158,7 +158,7 @@ def _averaged(before: float, value: float, elapsed: float, over: float) -> float
     return value + (before - value) * math.exp(-elapsed / over)
 
 
-def _part(others: float, total: float) -> float:
+def _share(others: float, total: float) -> float:
     return min(1.0, max(0.0, others / total)) if total > 0 else 1.0
 
 
@@ -172,14 +172,14 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 _V1_UNLIMITED: Final = 1 << 60
 
 
-class ProcessUse(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """The identity of a process: its pid and its birth, because the kernel uses a pid again."""
 
     pid: int
     born: float
 
 
-class Own(NamedTuple):
+class OwnProcess(NamedTuple):
     """The figures of a process of ours. `cpu` and `moved` include the children that it has waited for."""
 
     parent: int
@@ -216,7 +216,7 @@ class Sample:
     #: Averages over 15 and 5 minutes.
     usual_load: float | None = None
     usual_cpu_pressure: float | None = None
-    own: Mapping[ProcessUse, Own] = field(default_factory=dict)
+    own: Mapping[ProcessIdentity, OwnProcess] = field(default_factory=dict)
     box: Box = UNLIMITED
 
 
@@ -243,7 +243,7 @@ class LoadProbe:
             moved=0 if disks is None else disks.read_bytes + disks.write_bytes,
             pressure=_pressures(self._proc, groups),
             usual_cpu_pressure=_pressure(self._proc, groups, "cpu", "avg300"),
-            own=_own(self._proc, {os.getpid(), *self._pids()}),
+            own=_own_processes(self._proc, {os.getpid(), *self._pids()}),
             box=_box(self._proc, self._cgroups, groups),
         )
 
@@ -256,11 +256,15 @@ def _load(which: int) -> float | None:
         return None
 
 
-def _own(proc: Path, roots: set[int]) -> dict[ProcessUse, Own]:
+def _own_processes(proc: Path, roots: set[int]) -> dict[ProcessIdentity, OwnProcess]:
     import psutil  # noqa: PLC0415 - as above
 
-    children = _children_of if (proc / "self/task" / str(os.getpid()) / "children").exists() else _searched()
-    processes: dict[ProcessUse, Own] = {}
+    children = (
+        _children_of
+        if (proc / "self/task" / str(os.getpid()) / "children").exists()
+        else _children_by_search()
+    )
+    processes: dict[ProcessIdentity, OwnProcess] = {}
     seen: set[int] = set()
     todo = list(roots)
     while todo:
@@ -270,7 +274,7 @@ def _own(proc: Path, roots: set[int]) -> dict[ProcessUse, Own]:
             todo += children(proc, pid)
             with suppress(psutil.Error):  # the process ended meanwhile
                 process = psutil.Process(pid)
-                processes[ProcessUse(pid, process.create_time())] = _one(process)
+                processes[ProcessIdentity(pid, process.create_time())] = _own_process(process)
     return processes
 
 
@@ -284,7 +288,7 @@ def _children_of(proc: Path, pid: int) -> list[int]:
     return []
 
 
-def _searched() -> Callable[[Path, int], list[int]]:
+def _children_by_search() -> Callable[[Path, int], list[int]]:
     """A lookup of children for a kernel that does not list them: reads the parent of every process once."""
     import psutil  # noqa: PLC0415 - as above
 
@@ -295,7 +299,7 @@ def _searched() -> Callable[[Path, int], list[int]]:
     return lambda _, pid: children.get(pid, [])
 
 
-def _one(process: Any) -> Own:
+def _own_process(process: Any) -> OwnProcess:
     import psutil  # noqa: PLC0415 - as above
 
     with process.oneshot():
@@ -304,7 +308,7 @@ def _one(process: Any) -> Own:
         with suppress(psutil.AccessDenied, AttributeError, NotImplementedError):
             io = process.io_counters()
             moved = io.read_bytes + io.write_bytes
-        return Own(
+        return OwnProcess(
             parent=process.ppid(),
             cpu=cpu.user + cpu.system + cpu.children_user + cpu.children_system,
             moved=moved,
@@ -326,10 +330,10 @@ def _pressures(proc: Path, groups: list[Path]) -> dict[str, float]:
 def _pressure(proc: Path, groups: list[Path], name: str, average: str) -> float | None:
     """The pressure on the innermost cgroup that limits us and has such a file; else on the machine."""
     files = (*(group / f"{name}.pressure" for group in groups), proc / "pressure" / name)
-    return next((value for file in files if (value := _some(file, average)) is not None), None)
+    return next((value for file in files if (value := _pressure_in(file, average)) is not None), None)
 
 
-def _some(file: Path, average: str) -> float | None:
+def _pressure_in(file: Path, average: str) -> float | None:
     """
     The average from the line `some avg10=1.23 ...`: the percentage of time in which at least one task waited.
     """

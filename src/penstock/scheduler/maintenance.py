@@ -141,7 +141,7 @@ class BudgetEnforcer:
         """Whether this attempt may go on. If its addon's budget is spent, stop all attempts of the addon."""
         spent = self._over_budget(renewed.addon_id, renewed.addon_spent, self._store.now())
         if spent is not None:
-            self._close(renewed.addon_id, spent)
+            self._stop_addon(renewed.addon_id, spent)
         return spent is None and not over(renewed.spent, renewed.cost_limit)
 
     def step(self, now: Moment) -> Moment:
@@ -152,7 +152,7 @@ class BudgetEnforcer:
         for addon_id in budgets:
             window = self._over_budget(addon_id, spent.get(addon_id, {}), now)
             if window is not None:
-                self._close(addon_id, window)
+                self._stop_addon(addon_id, window)
         return now + self._rules.tick
 
     def _over_budget(self, addon_id: AddonId, spent: Mapping[str, Money], now: Moment) -> str | None:
@@ -161,11 +161,11 @@ class BudgetEnforcer:
         limits = () if budget is None else budget.limits(now)
         return next((window.kind for window, limit in limits if over(spent.get(window.kind, 0), limit)), None)
 
-    def _close(self, addon_id: AddonId, window: str) -> None:
+    def _stop_addon(self, addon_id: AddonId, window: str) -> None:
         live = self._store.live(addon_id=addon_id, phases=[DispatchPhase.RESERVED, DispatchPhase.LEASED])
-        committed(self._store, Apply(list(self._endings(live, window))))
+        committed(self._store, Apply(list(self._stops(live, window))))
 
-    def _endings(self, live: Sequence[Dispatch], window: str) -> Iterator[Change]:
+    def _stops(self, live: Sequence[Dispatch], window: str) -> Iterator[Change]:
         now, rules, reason = self._store.now(), self._rules, EndReason.COST_LIMIT_REACHED
         for dispatch, job in with_jobs(self._store, live):
             try:
@@ -217,7 +217,7 @@ def recover(
     Put back or extend the dispatches that the last scheduler of this host left in flight. The caller has the
     right to dispatch and has dispatched nothing yet.
     """
-    _follow_the_clock(store)
+    _follow_clock_set_back(store)
     here = [d for d in store.live(limit=_ALL) if d.host == rules.host]
     gone = frozenset(survivors(here)) if survivors is not None and here else frozenset[DispatchId]()
     done = Recovered(0, 0)
@@ -230,7 +230,7 @@ def recover(
     return done
 
 
-def _follow_the_clock(store: Store) -> None:
+def _follow_clock_set_back(store: Store) -> None:
     """
     Move all leases and delays back if the clock was set back while no scheduler ran: then the newest event
     lies ahead of it. The exact amount is unknown, so this moves by the least that it can be. No delay gets

@@ -142,14 +142,14 @@ def figures(played: Played) -> Figures:
                 tally.waits.append(wait)
     used = player.used.total()
     addons = [
-        _of(name, tally, player.used[AddonId(name)] / used if used else 0.0)
+        _addon_figures(name, tally, player.used[AddonId(name)] / used if used else 0.0)
         for name, tally in sorted(tallies.items())
     ]
-    there_was = played.capacity * played.lasted
+    available = played.capacity * played.lasted
     return Figures(
         addons,
-        _of("all", everything, 1.0 if used else 0.0),
-        used / there_was if there_was else 0.0,
+        _addon_figures("all", everything, 1.0 if used else 0.0),
+        used / available if available else 0.0,
         seconds(played.lasted),
         player.preemptions,
         player.retries,
@@ -157,7 +157,7 @@ def figures(played: Played) -> Figures:
     )
 
 
-def _of(name: str, tally: _Tally, share: float) -> AddonFigures:
+def _addon_figures(name: str, tally: _Tally, share: float) -> AddonFigures:
     waits, states = sorted(tally.waits), tally.states
     stuck = (PlayedState.COMING, PlayedState.QUEUED, PlayedState.RUNNING)
     return AddonFigures(
@@ -167,14 +167,14 @@ def _of(name: str, tally: _Tally, share: float) -> AddonFigures:
         late=tally.late,
         canceled=states[PlayedState.CANCELED],
         stuck=sum(states[state] for state in stuck),
-        wait_p50=_at(waits, 0.5),
-        wait_p95=_at(waits, 0.95),
-        wait_max=_at(waits, 1.0),
+        wait_p50=_percentile(waits, 0.5),
+        wait_p95=_percentile(waits, 0.95),
+        wait_max=_percentile(waits, 1.0),
         share=share,
     )
 
 
-def _at(waits: Sequence[Span], part: float) -> float | None:
+def _percentile(waits: Sequence[Span], part: float) -> float | None:
     return seconds(waits[min(len(waits) - 1, int(part * len(waits)))]) if waits else None
 
 

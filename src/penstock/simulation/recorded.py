@@ -248,9 +248,9 @@ class _RecordedWorks:
         self._usual = {job_type: round(median(spans)) for job_type, spans in by_type.items() if spans}
 
     def usual_of(self, intent: Intent) -> PlayedWork:
-        return PlayedWork(self._length(intent))
+        return PlayedWork(self._usual_length(intent))
 
-    def _length(self, intent: Intent) -> Span:
+    def _usual_length(self, intent: Intent) -> Span:
         expected = intent.expected_duration_sec
         return round(expected * SECOND) if expected else self._usual.get(intent.job_type, _UNKNOWN)
 
@@ -260,7 +260,7 @@ class _RecordedWorks:
         attempt counts as longer work that was cut off.
         """
         trail, saved = self._trail, job.job_id in self._trail.saved
-        length = self._length(job.intent)
+        length = self._usual_length(job.intent)
         attempts: list[PlayedAttempt] = []
         done = 0  # the time of interrupted attempts, from which the next one continued
         for attempt in trail.attempts.get(job.job_id, ()):
@@ -292,7 +292,7 @@ class _RecordedWorks:
 # workers
 
 
-class _Seen:
+class _SeenWorker:
     """A worker, as its attempts show it."""
 
     def __init__(self) -> None:
@@ -318,20 +318,24 @@ class _Seen:
 def _hosts(store: Store, jobs: Iterable[Job], trail: _Trail) -> list[PlayedHost]:
     # A host that is no longer registered had at least the labels of the jobs that it ran.
     labels = {host.host: set(host.labels) for host in store.hosts()}
-    seen: dict[tuple[HostId, str], _Seen] = defaultdict(_Seen)
+    seen: dict[tuple[HostId, str], _SeenWorker] = defaultdict(_SeenWorker)
     one = next(iter(labels), LOCAL)
     for job in jobs:
         attempts = trail.attempts.get(job.job_id)
         if not attempts:
             continue
-        where = _where(store, job, [a.worker for a in attempts]) if store.shared else [one] * len(attempts)
+        where = (
+            _hosts_of_attempts(store, job, [a.worker for a in attempts])
+            if store.shared
+            else [one] * len(attempts)
+        )
         for attempt, host in zip(attempts, where, strict=True):
             labels.setdefault(host, set()).update(job.intent.labels)
             worker = seen[host, attempt.worker]
             worker.addons.add(job.intent.addon_id)
             worker.types.add(job.intent.job_type)
             worker.spans.append((attempt.began, attempt.ended))
-    by_host: dict[HostId, dict[str, _Seen]] = defaultdict(dict)
+    by_host: dict[HostId, dict[str, _SeenWorker]] = defaultdict(dict)
     for (host, name), worker in seen.items():
         by_host[host][name] = worker
     for host in labels or [one]:
@@ -340,14 +344,14 @@ def _hosts(store: Store, jobs: Iterable[Job], trail: _Trail) -> list[PlayedHost]
     return [_host(host, workers, labels.get(host, ()), delays) for host, workers in sorted(by_host.items())]
 
 
-def _where(store: Store, job: Job, workers: list[str]) -> list[HostId]:
+def _hosts_of_attempts(store: Store, job: Job, workers: list[str]) -> list[HostId]:
     dispatches = [d for d in store.attempts(job.job_id) if d.started_at is not None]
     hosts = [d.host for d in dispatches]
     return [hosts[min(number, len(hosts) - 1)] if hosts else LOCAL for number in range(len(workers))]
 
 
 def _host(
-    name: HostId, seen: dict[str, _Seen], labels: Iterable[str], delays: Mapping[str, Span]
+    name: HostId, seen: dict[str, _SeenWorker], labels: Iterable[str], delays: Mapping[str, Span]
 ) -> PlayedHost:
     """
     The host with its workers. If all of them are an embedded library's, there is no daemon, so no
@@ -360,8 +364,8 @@ def _host(
     )
 
 
-def _workers(seen: dict[str, _Seen], delays: Mapping[str, Span]) -> Iterator[PlayedWorker]:
-    restarted: dict[WorkerKinds, list[_Seen]] = defaultdict(list)
+def _workers(seen: dict[str, _SeenWorker], delays: Mapping[str, Span]) -> Iterator[PlayedWorker]:
+    restarted: dict[WorkerKinds, list[_SeenWorker]] = defaultdict(list)
     names: dict[int, str] = {}
     for name, worker in sorted(seen.items(), key=lambda each: min(each[1].spans)):
         if name == RUNNER:

@@ -132,12 +132,12 @@ class RecordedGroups:
         #: The jobs that no array and no schedule submits in the play.
         self.others: list[Job] = []
         for job in jobs:
-            self._sort(store, job)
+            self._assign(store, job)
         self.played: set[JobId] = {job.job_id for jobs in self._indices.values() for job in jobs}
         self.played |= self._indices.keys()
         self.played |= {job.job_id for jobs in self._moments.values() for job in jobs.values()}
 
-    def _sort(self, store: Store, job: Job) -> None:
+    def _assign(self, store: Store, job: Job) -> None:
         member, fired = member_of(job.job_id), self._trail.fired.get(job.job_id)
         if member is not None:
             array_id = member[0]
@@ -183,7 +183,7 @@ class RecordedGroups:
                     at,
                     str(spec),
                     plain(intent),
-                    Works(_others(jobs, works) or [usual_of(intent)], by_index),
+                    Works(_other_works(jobs, works) or [usual_of(intent)], by_index),
                     canceled_at,
                     tuple(self._trail.array_retried[array_id]),
                 )
@@ -206,10 +206,10 @@ class RecordedGroups:
             begin = begin_of(record, self._trail)
             works = {job.job_id: work_of(job, job.job_id in self._trail.overlapped) for job in jobs}
             overlapped = [works[job.job_id] for job in jobs if job.job_id in self._trail.overlapped]
-            others = _others(jobs, works) or overlapped or [usual_of(record.schedule.intent)]
+            others = _other_works(jobs, works) or overlapped or [usual_of(record.schedule.intent)]
             load.schedules.append(
                 ScheduleArrival(
-                    self._at_its_begin(record),
+                    self._record_at_begin(record),
                     Works(others, {at: works[job.job_id] for at, job in moments.items()}),
                     self._trail.last,
                     tuple(numbers[job.job_id] for job in jobs if job.job_id in numbers),
@@ -218,7 +218,7 @@ class RecordedGroups:
                 )
             )
 
-    def _at_its_begin(self, record: ScheduleRecord) -> ScheduleRecord:
+    def _record_at_begin(self, record: ScheduleRecord) -> ScheduleRecord:
         begin = begin_of(record, self._trail)
         later = [paused for at, paused in self._trail.pauses[record.name] if at > begin]
         paused = not later[0] if later else record.schedule.paused
@@ -238,7 +238,7 @@ class RecordedGroups:
             )
 
 
-def _others(jobs: Iterable[Job], works: Mapping[JobId, PlayedWork]) -> list[PlayedWork]:
+def _other_works(jobs: Iterable[Job], works: Mapping[JobId, PlayedWork]) -> list[PlayedWork]:
     """The works that a job without a record may have: those of other jobs of the same array or schedule."""
     return [works[job.job_id]._replace(canceled_at=None) for job in jobs if job.state in _DID_ITS_WORK]
 
