@@ -1,8 +1,8 @@
 """
 `penstock.attach()`: shows this program's pools and graphs on the scheduler's page.
 
-A thread sends a snapshot about once a second and takes next to no time. While the scheduler is away nothing
-is shown; the program itself continues.
+A thread sends a snapshot about once a second, which takes almost no time. While the scheduler is away the
+page shows nothing, and the program continues.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _program() -> str:
 
 
 def _tasks(things: list[Registered]) -> list[wire.TaskInfo]:
-    """The pools and graphs as the scheduler takes them. The graphs share the room for bars."""
+    """The pools and graphs as the API takes them. The graphs share the limit of bars."""
     graphs = sum(isinstance(thing, GraphExecutor) for thing in things)
     most = _MOST_BARS // max(1, graphs)
     return [
@@ -103,7 +103,7 @@ def _tasks(things: list[Registered]) -> list[wire.TaskInfo]:
 
 
 def _task(snapshot: TaskSnapshot, lanes: LaneBars | None, most_bars: int) -> wire.TaskInfo:
-    """A snapshot for JSON, which has no infinity, and for a page without room for a thousand workers."""
+    """A snapshot as the API takes it: without infinity, and with at most `_MOST_WORKERS` workers."""
     fields: dict[str, Any] = snapshot._asdict() | {
         "name": _text(snapshot.name, _LINE),
         "max_queue_depth": None if math.isinf(snapshot.max_queue_depth) else snapshot.max_queue_depth,

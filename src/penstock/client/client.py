@@ -63,8 +63,8 @@ class Client:
 
     def hang_up(self) -> None:
         """
-        End waiting requests, from any thread. They raise Unreachable, unless their answer is on its way
-        already.
+        End waiting requests. They raise Unreachable, unless their answer still arrives. Any thread may call
+        this.
         """
         self.transport.hang_up()
 
@@ -100,12 +100,12 @@ class Client:
         ).jobs
 
     def job(self, job_id: str, *, wait_sec: float = 0) -> wire.JobInfo:
-        """A job now; or, with `wait_sec`, when it is settled or the time is over."""
+        """The job as it is now; with `wait_sec`, as it is when it is settled or the time is over."""
         query = {"wait_sec": wait_sec} if wait_sec else {}
         return self._get(f"queue/jobs/{_part('job', job_id)}", wire.JobInfo, query, wait_sec=wait_sec)
 
     def wait(self, job_id: str, timeout: float | None = None) -> wire.JobInfo:
-        """Wait until the job is settled, or for `timeout` seconds; return it as it is then."""
+        """Wait until the job is settled, or for `timeout` seconds, and return it."""
         remaining = timeout
         while True:
             wait_sec = 30.0 if remaining is None else min(30.0, remaining)
@@ -146,8 +146,8 @@ class Client:
 
     def cancel_all(self, **job_filter: Any) -> wire.BulkChanged:
         """
-        Cancel every job that matches the filter (fields of `wire.JobFilter`). `refused` has those that could
-        not be.
+        Cancel every job that matches the filter (fields of `wire.JobFilter`). `refused` has jobs that cannot
+        be canceled.
         """
         return self._change_all("queue/cancel/bulk", job_filter)
 
@@ -173,7 +173,7 @@ class Client:
         return self._post(f"queue/jobs/{_part('job', job_id)}/rerun", wire.Rerun(**fields), wire.Submitted)
 
     def find(self, part: str, *, limit: int = 10) -> list[str]:
-        """The ids of jobs that contain this part."""
+        """The ids that contain this part."""
         return self._get("queue/find", wire.FoundJobs, {"part": part, "limit": limit}).job_ids
 
     def cancel(self, job_id: str, *, now: bool = False) -> wire.JobInfo:
@@ -216,13 +216,13 @@ class Client:
         )
 
     def arrays(self, *, addon_id: str | None = None, limit: int = 50) -> list[wire.ArrayInfo]:
-        """The newest first."""
+        """The arrays, newest first."""
         return self._get("arrays", wire.ArrayList, {"addon_id": addon_id, "limit": limit}).arrays
 
     def array(self, array_id: str, *, index: int | None = None, wait_sec: float = 0) -> wire.ArrayInfo:
         """
-        An array now; or, with `wait_sec`, when its last index has ended or the time is over. With `index` its
-        `job_id` is the newest job of that index.
+        The array as it is now; with `wait_sec`, as it is when its last index has ended or the time is over.
+        With `index` its `job_id` is the newest job of that index.
         """
         query = {"index": index} | ({"wait_sec": wait_sec} if wait_sec else {})
         return self._get(f"arrays/{_part('array', array_id)}", wire.ArrayInfo, query, wait_sec=wait_sec)
@@ -269,7 +269,7 @@ class Client:
         return self._get("batches", wire.BatchList, {"addon_id": addon_id, "limit": limit}).batches
 
     def batch(self, name: str, *, wait_sec: float = 0) -> wire.BatchInfo:
-        """A batch now; or, with `wait_sec`, when it has ended or the time is over."""
+        """The batch as it is now; with `wait_sec`, as it is when it has ended or the time is over."""
         query = {"wait_sec": wait_sec} if wait_sec else {}
         return self._get(f"batches/{_part('batch', name)}", wire.BatchInfo, query, wait_sec=wait_sec)
 
@@ -360,8 +360,8 @@ class Client:
 
     def ask(self, addon_id: str, job_type: str, **fields: Any) -> wire.LeaseGranted:
         """
-        Request a lease without a job, for other work. The answer is the lease, or why not and when to ask
-        again.
+        Request a lease without a job, for other work. The answer is the lease, or the reason of the refusal
+        and when to ask again.
         """
         body = wire.LeaseRequest(addon_id=addon_id, job_type=job_type, **fields)
         return self._post("lease/request", body, wire.LeaseGranted)
@@ -469,13 +469,11 @@ class Client:
         return self._get("stats", wire.Stats)
 
     def types(self) -> list[wire.TypeInfo]:
-        """What was learned about each job type, and how good its predictions were."""
+        """What the scheduler has learned about each job type, and how good its predictions were."""
         return self._get("types", wire.TypeList).types
 
     def history(self, range_sec: int = 900) -> wire.History:
-        """
-        The figures of the charts, one list per figure: the last quarter of an hour, or up to seven days.
-        """
+        """The figures of the charts, one list per figure: of 15 minutes, or up to seven days."""
         return self._get("stats/history", wire.History, {"range_sec": range_sec})
 
     def alerts(self) -> list[wire.AlertInfo]:
@@ -499,7 +497,7 @@ class Client:
         return self._get("addons", wire.Addons)
 
     def set_addon(self, addon_id: str, **fields: Any) -> wire.AddonInfo:
-        """Set an addon's `weight` or `paused`. `create`: even if the addon has never had a job."""
+        """Set an addon's `weight` or `paused`. `create`: also if the addon has never had a job."""
         return self._post(
             "addons/edit", wire.AddonEdit(addon_id=addon_id, **fields), wire.AddonInfo, repeatable=True
         )
@@ -514,7 +512,7 @@ class Client:
         )
 
     def pause(self, addon_id: str | None = None, *, create: bool = False) -> None:
-        """Start no more jobs, of one addon or of all. `create`: even if the addon has never had a job."""
+        """Start no more jobs, of one addon or of all. `create`: also if the addon has never had a job."""
         self._post("pause", wire.AddonScope(addon_id=addon_id, create=create), wire.Ok, repeatable=True)
 
     def resume(self, addon_id: str | None = None) -> None:
@@ -537,11 +535,11 @@ class Client:
         self._post("kick", None, wire.Ok, repeatable=True)
 
     def login(self, *, read_only: bool = False) -> wire.Login:
-        """A link that opens the page once. `read_only`: the page can change nothing."""
+        """Make a link that opens the page once. `read_only`: that page can change nothing."""
         return self._post("login", wire.LoginRequest(read_only=read_only), wire.Login)
 
     def health(self) -> wire.HostInfo:
-        """The version of the scheduler, since when it runs, and what is wrong with its host."""
+        """The version of the scheduler, its start, and the problems of its host."""
         return self._get("health", wire.HostInfo)
 
     # tokens

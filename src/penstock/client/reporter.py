@@ -1,5 +1,6 @@
 """
-Reports outcomes to the scheduler, many in one request, until it answers or the lease is over.
+Reports outcomes to the scheduler, many in one request, and repeats a request until the scheduler answers or
+the lease is over.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _REPORTED: Final = {EndReason.COMPLETED, *map(EndReason, Failure)}
 
 
 class OutcomeToSend(NamedTuple):
+    """The outcome of one attempt, with its lease."""
+
     lease: FunctionLease
     outcome: Outcome
 

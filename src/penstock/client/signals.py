@@ -1,10 +1,10 @@
 """
 Handles signals in a thread of its own.
 
-A Python signal handler interrupts the main thread, which may hold a lock that the handler needs: setting an
-event or writing a log line there can hang the program for good. And a handler never runs while the main
-thread waits for a lock, if the kernel gave the signal to another thread. So the interpreter writes the number
-of the signal to a pipe, and a thread reads the pipe.
+A Python signal handler interrupts the main thread, which may hold a lock that the handler needs: a handler
+that sets an event or writes a log line can hang the program for ever. If the kernel gives the signal to
+another thread, the handler does not run while the main thread waits for a lock. So the interpreter writes the
+number of the signal to a pipe, and a thread reads the pipe.
 """
 
 from __future__ import annotations

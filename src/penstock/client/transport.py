@@ -1,10 +1,10 @@
 """
-HTTP/1.1 over TCP, TLS or a Unix socket, with connections that are reused by any number of threads.
+HTTP/1.1 over TCP, TLS or a Unix socket; any number of threads share the connections.
 
-Daemon and clients find their default address here, so they cannot disagree. A refusal of the scheduler
-becomes the error that the library raises for it, such as StaleDispatch or QueueFull, so the same code handles
-both. An error that came as problem+json has its fields: `status`, `title`, `hint`, `problems`,
-`retry_after_sec` and `data`.
+Daemon and clients get their default address here, so they cannot differ. A refusal of the scheduler becomes
+the error that the library raises for it, such as StaleDispatch or QueueFull, so the same code handles both.
+The error has the fields of the problem+json: `status`, `title`, `hint`, `problems`, `retry_after_sec` and
+`data`.
 
 The caller decides which requests may be repeated, because only the caller knows what a request does. A
 request that certainly did not arrive is repeated in any case.
@@ -52,7 +52,10 @@ def local_url(environ: Mapping[str, str]) -> str:
 
 
 def token_of(environ: Mapping[str, str]) -> str:
-    """The token of this environment; empty without a file: the Unix socket of one's own daemon needs none."""
+    """
+    The token of this environment; empty without a file, because the Unix socket of the user's daemon needs
+    none.
+    """
     if token := environ.get("PENSTOCK_TOKEN"):
         return token.strip()
     file = Path(environ.get("PENSTOCK_TOKEN_FILE") or data_dir(environ) / "token")
@@ -190,7 +193,7 @@ class Transport:
         try:
             answer = self._send(connection, method, path, body, {"Accept": "application/json"})
             data = answer.read()
-            answer.close()  # now, not when it is freed: a Ctrl-C at that moment would be lost
+            answer.close()  # now, and not when the object is freed: a Ctrl-C at that moment would be lost
         except (OSError, HTTPException) as error:
             connection.close()
             raise self._unreachable(error, sent=True) from error
@@ -208,7 +211,7 @@ class Transport:
     def stream(
         self, path: str, headers: dict[str, str], timeout: float
     ) -> tuple[HTTPConnection, HTTPResponse]:
-        """Open an answer that is read piece by piece, on a connection of its own."""
+        """Open a streamed answer on a connection of its own."""
         connection = self._connect(timeout)
         try:
             wanted = {"Accept": "text/event-stream", **headers}
@@ -271,8 +274,8 @@ class Transport:
 
     def hang_up(self) -> None:
         """
-        Close the sending side of every connection that waits for an answer. The scheduler then ends the
-        request and takes back what it would have granted. An answer that is on its way already still arrives.
+        Close the sending side of every connection that waits for an answer. The scheduler then ends the request
+        and takes back jobs that it has granted and not sent. An answer that was sent already still arrives.
         """
         for connection in list(self._asking):
             if connection.sock is not None:
@@ -300,15 +303,15 @@ class _UnixConnection(HTTPConnection):
             raise
 
 
-#: A connection that is silent for this many seconds is dead: the server sends something more often.
+#: A connection that is silent for this many seconds is dead: the server sends heartbeats more often.
 SILENCE: Final = 60.0
 PAUSES: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class EventStream:
     """
-    An iterator over events. `close()` from any thread ends it. `give_up_after`: it fails after so many
-    seconds without a connection; None: never.
+    An iterator over events. `close()` ends it; any thread may call it. `give_up_after`: the iterator fails
+    after this many seconds without a connection; None: never.
     """
 
     def __init__(

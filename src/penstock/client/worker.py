@@ -99,7 +99,7 @@ class Worker:
         poll_sec: float = POLL_SEC,
     ) -> None:
         self.client = Client(url, token=token)
-        # A client of its own for the request that waits, so that it can be ended alone.
+        # Another client for the waiting request, so that this request alone can be ended.
         self.fetcher = Client(self.client.url, token=self.client.token, retry_for=0.0)
         self.addon = addon or os.environ.get("PENSTOCK_ADDON") or None
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
@@ -159,10 +159,7 @@ class Worker:
         return loop.ran
 
     def stop(self) -> None:
-        """
-        Claim no more jobs, let functions yield or finish, then return from `run`. May be called from any
-        thread.
-        """
+        """Claim no more jobs, let functions yield or finish, and end `run`. Any thread may call this."""
         self.stopping.set()
         self.fetcher.hang_up()
         loop = self._running
@@ -200,7 +197,7 @@ class WorkerLoop:
         self._requested = 0  # jobs in claims that are not answered yet
         self._stopping = worker.stopping
         self._changed = Condition()
-        #: Set by a second signal: wait for nothing more.
+        #: Set by a second signal: do not wait any more.
         self.abandoned = False
         self.ran = 0
         remote = partial(remote_call, self._client.url, self._client.token)
@@ -225,7 +222,7 @@ class WorkerLoop:
         self._keeper_thread = KeeperThread(self._leases, self._hang_up_again)
         self._keeper_thread.start()
 
-    # The main thread claims
+    # called in the main thread
 
     def work(self, *, until_idle: bool) -> None:
         pause = 0.1
@@ -281,8 +278,8 @@ class WorkerLoop:
     @contextmanager
     def _claim_limit(self, reported: int = 0) -> Iterator[int]:
         """
-        How many jobs to claim. Until its answer a claim counts as granted, so that two at once do not fetch
-        twice.
+        How many jobs to claim. Until its answer a claim counts as granted, so that two claims at once do not
+        get too many jobs.
         """
         with self._changed:
             limit = self._plan(reported).claim
@@ -325,7 +322,7 @@ class WorkerLoop:
                 self._changed.wait(0.2)
             return not self._leases.live
 
-    # Executors run functions, and call these from their threads
+    # called in threads of the executor
 
     def _begin(self, lease: FunctionLease) -> bool:
         if lease.canceled or lease.yielding:
@@ -344,7 +341,7 @@ class WorkerLoop:
         lease.finished = True
         self._reporter.put(lease, outcome)
 
-    # Renewals and reports come from threads that run no code of the user
+    # called in threads that run no code of the user
 
     def _renew(self, requests: Sequence[RenewalRequest]) -> list[RenewalReply | Exception]:
         [request] = requests
@@ -414,7 +411,7 @@ class WorkerLoop:
         return condition()
 
 
-# Calling a function with the payload of its job, here or in a worker process
+# calls of functions with the payload of a job, here or in a worker process
 
 _CONTEXT_NAMES: Final = ("job", "ctx")
 #: Fraction of the lease between the stop and the end of the process, so that the process is gone before the
