@@ -83,6 +83,8 @@ class IdleWorker(Protocol):
 
 
 class Dispatcher:
+    """Runs the rounds of this host, and makes the claims of workers part of them."""
+
     def __init__(
         self, store: Store, rules: SchedulerRules, machine: HostLoad, fetchers: PullingWorkers
     ) -> None:
@@ -344,6 +346,8 @@ def _grants(admitted: Future[list[Grant]]) -> list[Grant]:
 
 
 class HostsWithWorkers(Protocol):
+    """Finds the other hosts that have a worker for a job: `OtherHosts`, or in a play `WorkersOfOtherHosts`."""
+
     def with_worker(
         self, admission_class: AdmissionClass, now: Moment, *, anew: bool = False
     ) -> tuple[HostId, ...]:
@@ -483,7 +487,7 @@ class RoundWorkers:
         """The workers present now. Made on first use: a worker that claims every class needs none of it."""
         present = self._workers.at(self._now)
         mine = _key(self._name, self._here)
-        # By name: which of two equally narrow workers has a place left must not depend on who claimed last.
+        # Sorted by name: the choice between equally narrow workers must not depend on which claimed last.
         names = sorted((key for key in present.free if key != mine), key=str)
         self._places = [present.free[key] for key in names]
         return present

@@ -31,6 +31,8 @@ TOLERANCE: Final[Span] = 2 * SECOND
 
 
 class Part(Protocol):
+    """A part of a scheduler, which the driver calls."""
+
     def step(self, now: Moment) -> Moment:
         """Do what is due; return the moment of the next call."""
         ...
@@ -50,6 +52,11 @@ class TimedPart:
 
 
 class Driver:
+    """
+    Calls the parts and the upkeep of a scheduler in one thread. `after_failure`: when a part that raised is
+    called again.
+    """
+
     def __init__(
         self,
         clock: Clock,

@@ -84,6 +84,8 @@ def _of_hosts(seen: _View, hosts: Collection[str]) -> _View:
 
 
 class Explainer:
+    """Explains the state of a job, and predicts the starts of jobs with a deadline."""
+
     def __init__(
         self,
         store: Store,
@@ -145,6 +147,7 @@ class Explainer:
         return explain(job, now, last, current, viewer=viewer, findings=findings)
 
     def _unmet_parents(self, job: Job) -> WaitsForParents:
+        """The reason that names the first parents that the job still waits for."""
         unmet = [
             dependency
             for dependency in self._store.dependencies(job.job_id)
@@ -176,6 +179,7 @@ class Explainer:
         return _View(seen, all_refusals(inputs, admission_class, ready_at=job.ready_at), others)
 
     def _other_hosts(self, inputs: RoundInputs, admission_class: AdmissionClass) -> tuple[HostStanding, ...]:
+        """For each other living host why it would not start the job; an empty reason: it could."""
         if self._dispatcher.others is None:
             return ()
         now = inputs.view.now
@@ -369,6 +373,7 @@ class Explainer:
         return [one for one in self._learner.stats() if one.attempts]
 
     def _full_workers(self, admission_class: AdmissionClass) -> WorkersFull | None:
+        """The busiest of the workers that claimed such jobs before; None: none of them runs a job."""
         names = self._dispatcher.workers.names_for(admission_class)
         running = Counter(
             dispatch.worker

@@ -119,6 +119,7 @@ class Forecaster:
         return _Forecast(_stretched(played, seen, knowledge), played, seen)
 
     def _record(self, forecast: _Forecast) -> dict[JobId, StartRange]:
+        """Give the predictions to the learner, which scores them, and return the ranges."""
         ranges, played, seen = forecast
         for admission_class, _, jobs in () if seen is None else seen.queues:
             for job in jobs:
@@ -298,6 +299,7 @@ def _run_now(run: Dispatch, host: int, durations: _Durations) -> RunNow:
 
 
 def _streams(knowledge: Knowledge, now: Moment) -> Iterable[ArrivalStream]:
+    """The arrivals of the most frequent job types, which a play continues."""
     rates = [
         (record.arrivals.per_second(now), name, record.arrivals)
         for name, record in list(knowledge.records.items())

@@ -89,6 +89,7 @@ class HostLoad:
             return 0 if self._quiet is None else max(0, now - self._quiet.since)
 
     def conditions(self, now: Moment) -> Conditions:
+        """The capacity and the quiet state at a moment, by the fresh readings."""
         rules, draining = self._rules, self.draining or self.drained
         if rules.capacity.fixed is not None:
             # With a fixed capacity the load is not measured: the host counts as quiet for longer than a job

@@ -132,6 +132,10 @@ class Learner:
         return before is not None
 
     def _learn(self, now: Moment) -> None:
+        """
+        Learn from the next events and the figures of this process, and store the result if the cursor has not
+        moved.
+        """
         if self._take_over(now) and not self._pending():
             self.changed.set()  # look again in the next step: the other host may stop
             return

@@ -203,6 +203,8 @@ UNLIMITED: Final = Box()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
+    """The figures of the kernel at one moment."""
+
     taken_at: float  # seconds, by the clock in which the kernel reports births of processes
     cores: int
     cpu_busy: float  # seconds of all cores since the machine started
@@ -221,6 +223,8 @@ class Sample:
 
 
 class LoadProbe:
+    """Takes a sample of this machine when it is called."""
+
     def __init__(self, pids: Pids = tuple, *, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
         self._pids, self._proc, self._cgroups = pids, proc, cgroups
 
@@ -257,6 +261,7 @@ def _load(which: int) -> float | None:
 
 
 def _own_processes(proc: Path, roots: set[int]) -> dict[ProcessIdentity, OwnProcess]:
+    """The figures of all processes below these roots."""
     import psutil  # noqa: PLC0415 - as above
 
     children = (

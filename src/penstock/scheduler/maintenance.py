@@ -111,6 +111,7 @@ class Maintenance:
             return None
 
     def _change(self, item: Overdue, now: Moment) -> Change | None:
+        """The change that deals with an overdue deadline, stop, lease or reservation."""
         due, job, dispatch = item
         if dispatch is None:
             return None if job is None else changes.miss_deadline(job, now)
@@ -195,6 +196,8 @@ _STEP: Final = 5_000
 
 
 class Recovered(NamedTuple):
+    """How many dispatches recovery put back, and to how many it gave time."""
+
     put_back: int
     given_time: int
 
@@ -266,6 +269,7 @@ def _settle(
     gone: Collection[DispatchId],
     done: Recovered,
 ) -> Recovered:
+    """Put back or extend one batch of dispatches."""
     now = store.now()
     ended = [_put_back(d, job, rules, now) for d, job in with_jobs(store, batch) if d.dispatch_id in gone]
     waiting = [d for d in batch if d.dispatch_id not in gone and d.phase is not DispatchPhase.ENDING]

@@ -30,6 +30,8 @@ NEEDED: Final[Mapping[int, str]] = {
 
 
 class SystemUser(NamedTuple):
+    """A user of this machine, under whose rights jobs run."""
+
     name: str
     uid: int
     gid: int

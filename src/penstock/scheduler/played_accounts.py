@@ -19,6 +19,8 @@ from penstock.core.jobs.types import AddonId, Moment, Money
 
 
 class PlayedAccounts:
+    """The accounts, counts and spending that the ledgers of all hosts share."""
+
     def __init__(self, accounts: Mapping[AddonId, Account], budgets: Mapping[AddonId, Budget]) -> None:
         self._accounts = {addon: replace(account) for addon, account in accounts.items()}
         self._budgets = budgets

@@ -19,6 +19,8 @@ LOCAL = HostId("local")
 
 
 class SchedulerRules(Struct, frozen=True, kw_only=True):
+    """The rules of one scheduler. Durations are in microseconds."""
+
     host: HostId = LOCAL
     #: The labels of this host. A job may require some.
     labels: tuple[str, ...] = ()

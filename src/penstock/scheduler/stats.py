@@ -27,6 +27,8 @@ _BOUNDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_
 
 
 class Histogram:
+    """Counts of time spans by bounds in seconds, and their sum."""
+
     def __init__(self, bounds: Sequence[float] = _BOUNDS) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
@@ -47,6 +49,8 @@ class Histogram:
 
 
 class StatCounters:
+    """The counters since the daemon started, for `/metrics`."""
+
     def __init__(self) -> None:
         self.events: Counter[EventKind] = Counter()
         self.denials: Counter[str] = Counter()
@@ -120,6 +124,8 @@ class Frame(NamedTuple):
 
 
 class LiveStats:
+    """Measures once a second, and keeps the last quarter of an hour."""
+
     def __init__(self, store: Store, machine: HostLoad, host: HostId) -> None:
         self._store, self._machine, self._host = store, machine, host
         self.tallies = StatCounters()

@@ -33,11 +33,15 @@ _NOTHING_IS_NEW: Final = Depth(total=0)
 
 
 class CommitSubmits(Protocol):
+    """Commits submits; `Dispatcher.commit_submits`."""
+
     def __call__(self, submits: Sequence[Submit], *, wait: bool = False) -> list[Future[list[Receipt]]]: ...
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
+    """A submit that waits, or may wait, for room. `number`: its position, by arrival."""
+
     number: int
     intents: Sequence[Intent]
     since: Moment

@@ -141,6 +141,8 @@ class AppState:
 
 
 class _Waiting(NamedTuple):
+    """A call that waits for a thread, and the future of its result."""
+
     answer: asyncio.Future[Any]
     function: Callable[[], Any]
 

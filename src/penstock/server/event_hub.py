@@ -189,6 +189,10 @@ class ClaimQueue:
         self._empty: dict[WorkerKinds, tuple[int, float]] = {}
 
     async def take(self, run: EventRun, kinds: WorkerKinds, limit: int, worker: str) -> list[GrantedJob]:
+        """
+        Claim jobs when it is this client's turn. Without a new event since an empty claim, return none at
+        once.
+        """
         clock = asyncio.get_running_loop().time
         async with self._lock(kinds):
             position, now = self._hub.position, clock()

@@ -80,6 +80,8 @@ def serve(service: SchedulerService, config: Config) -> Server:
 
 
 class Server:
+    """The HTTP server of a scheduler, in a thread of its own."""
+
     def __init__(self, service: SchedulerService, config: Config) -> None:
         self._config = config
         self._peers = Peers(config.trusted_proxies, tls=config.tls_cert is not None)

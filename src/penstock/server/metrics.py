@@ -41,6 +41,8 @@ def metrics(call: Request[None, None]) -> bytes:
 
 
 class MetricsCollector(Collector):
+    """Makes all metric families anew at each request."""
+
     def __init__(self, app_state: AppState) -> None:
         self._app_state = app_state
 

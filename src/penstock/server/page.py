@@ -31,10 +31,14 @@ _MAX_CODE: Final = 4_096
 
 
 class Session(msgspec.Struct):
+    """The answer to a login: the half of the session that the page's script keeps."""
+
     session: str
 
 
 class Code(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a login: the code of its link."""
+
     code: str
 
 

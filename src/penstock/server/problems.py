@@ -139,6 +139,7 @@ _MOST_NAME: Final = 100
 
 
 def problem_of(error: BaseException) -> ProblemDetails:
+    """The answer for an error. Logs an error that is no refusal."""
     if not isinstance(error, (Refused, Unavailable)):
         log.error("a request failed", exc_info=error)
         return ProblemDetails(

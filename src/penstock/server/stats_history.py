@@ -43,6 +43,8 @@ _decode: Final = msgspec.json.Decoder(wire.StatsPoint).decode
 
 
 class StatsHistory:
+    """The minutes of the last seven days, in memory and in the file."""
+
     def __init__(self, path: Path | None) -> None:
         """`path` None: keep the figures in memory only."""
         self._path = path

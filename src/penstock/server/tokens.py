@@ -59,6 +59,8 @@ LOCAL: Final = Principal("local", frozenset(Scope))
 
 
 class _StoredToken(msgspec.Struct, frozen=True):
+    """A token as the file has it: with the hash of its secret."""
+
     token: Token
     sha256: str
 

@@ -121,6 +121,8 @@ class Figures(NamedTuple):
 
 
 class _Tally:
+    """What is counted of one addon, or of all."""
+
     def __init__(self) -> None:
         self.jobs, self.late = 0, 0
         self.states: Counter[int] = Counter()
@@ -128,6 +130,7 @@ class _Tally:
 
 
 def figures(played: Played) -> Figures:
+    """The figures of a play, for each addon and for all."""
     load, player = played.load, played.player
     tallies: dict[str, _Tally] = defaultdict(_Tally)
     everything = _Tally()
@@ -190,6 +193,7 @@ class Curves(NamedTuple):
 
 
 def curves(played: Played) -> Curves:
+    """The data for the plots of a play."""
     waits = sorted(wait for wait in played.waits() if wait is not None)
     player, load = played.player, played.load
     arrived_at = sorted(

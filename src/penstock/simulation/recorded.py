@@ -81,6 +81,8 @@ class Recording(NamedTuple):
 
 
 class _Attempt(NamedTuple):
+    """An attempt, as the trail has it."""
+
     began: Moment
     ended: Moment
     end: EndReason
@@ -170,6 +172,7 @@ def _drain(host: HostId, draining: bool, player: Player) -> None:
 
 
 def recorded(store: Store) -> Recording:
+    """The recorded load of a store, with the hosts and workers that ran it."""
     trail = _Trail(feed(store))
     for job_id, began, worker in trail.unfinished():
         trail.attempts[job_id].append(_Attempt(began, trail.last, EndReason.RELEASED, worker))
@@ -316,6 +319,7 @@ class _SeenWorker:
 
 
 def _hosts(store: Store, jobs: Iterable[Job], trail: _Trail) -> list[PlayedHost]:
+    """The hosts of the recorded attempts and those of the store, with the workers that they had."""
     # A host that is no longer registered had at least the labels of the jobs that it ran.
     labels = {host.host: set(host.labels) for host in store.hosts()}
     seen: dict[tuple[HostId, str], _SeenWorker] = defaultdict(_SeenWorker)
@@ -365,6 +369,7 @@ def _host(
 
 
 def _workers(seen: dict[str, _SeenWorker], delays: Mapping[str, Span]) -> Iterator[PlayedWorker]:
+    """The workers of one host. One worker stands for those of one kind that followed each other."""
     restarted: dict[WorkerKinds, list[_SeenWorker]] = defaultdict(list)
     names: dict[int, str] = {}
     for name, worker in sorted(seen.items(), key=lambda each: min(each[1].spans)):

@@ -53,6 +53,8 @@ UNPLAYED: Final = {
 
 
 class UnplayedSetting(NamedTuple):
+    """A setting that a play does not follow, and the reason."""
+
     setting: str
     why: str
 

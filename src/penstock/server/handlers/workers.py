@@ -77,7 +77,7 @@ def _give_back(app_state: AppState, claimed: list[GrantedJob]) -> None:
 
 
 async def _claimed_soon(request: Request[Any, Any], claimed: list[GrantedJob]) -> wire.ClaimAnswer:
-    """In a thread if the addons of parents must be read."""
+    """The answer to a claim, made in a thread if it must read the addons of parents."""
     if request.viewer is not None and any(granted.parents for granted in claimed):
         return await request.run(_claimed, request, claimed)
     return _claimed(request, claimed)
