@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -86,8 +87,18 @@ def test_a_program_gives_indices_as_numbers():
         array_of(range(0))
     with pytest.raises(ValueError, match="at_once"):
         array_of([1], 0)
+    with pytest.raises(ValueError, match="at_once"):
+        array_of([1], "2")
     with pytest.raises(ValueError, match="must be indices"):
         array_of([-1])
+    with pytest.raises(ValueError, match="has index 1 twice"):
+        array_of([1, 2, 1])
+    with pytest.raises(ValueError, match="whole numbers such as range"):
+        array_of("1-3")
+    with pytest.raises(ValueError, match="more than 1,000,000"):
+        array_of(count())
+    with pytest.raises(ValueError, match="more than 1,000,000"):
+        array_of(range(0, 10**9, 2))
 
 
 def test_the_job_of_an_index_names_its_array():

@@ -235,6 +235,19 @@ def test_what_is_no_schedule_is_refused_where_it_is_declared(scheduler, cron, op
     assert [] == scheduler.schedules()
 
 
+def test_a_schedule_from_data_is_refused_by_the_name_of_what_is_wrong(scheduler):
+    report = scheduler.job(name="report")(lambda: None)
+    for arguments, options, words in (
+        ((5, report, "@daily"), {}, "name is 5"),
+        (("report", len, "@daily"), {}, "is not a job function"),
+        (("report", report, "@daily"), {"zone": None}, "zone is None"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            scheduler.set_schedule(*arguments, **options)
+
+    assert [] == scheduler.schedules()
+
+
 def test_a_job_with_a_deadline_cannot_be_scheduled(scheduler):
     job = scheduler.job(name="late", deadline=timedelta(hours=1))(lambda: None)
 

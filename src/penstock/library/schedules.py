@@ -57,10 +57,12 @@ def make_schedule(
     if unknown:
         known = ", ".join(ScheduleOptions.__annotations__)
         raise TypeError(f"{min(unknown)!r} is not an option of a schedule; there are cron, {known}")
-    for option, given in (("cron", cron), ("zone", options.get("zone"))):
-        if given is not None and not isinstance(given, str):
-            raise TypeError(f"{option} is {given!r}; it must be a string")
     zone = options.get("zone", "UTC")
+    for option, given in (("name", name), ("cron", "" if cron is None else cron), ("zone", zone)):
+        if not isinstance(given, str):
+            raise TypeError(f"{option} is {given!r}; it must be a string")
+    if not hasattr(function, "template"):
+        raise TypeError(f"{function!r} is not a job function: decorate it with @scheduler.job")
     every, at = options.get("every"), options.get("at")
     return Schedule(
         name=name,

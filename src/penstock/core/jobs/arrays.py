@@ -13,11 +13,12 @@ was missed is counted later.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -116,14 +117,26 @@ def parse_array(text: str) -> ArraySpec:
 
 def array_of(indices: Iterable[int], at_once: int | None = None) -> ArraySpec:
     """The array of these indices. ValueError, TypeError: as `parse_array` checks them."""
-    if at_once is not None and not 0 < at_once <= MOST_AT_ONCE:
-        raise ValueError(f"at_once must be 1..{MOST_AT_ONCE}, not {at_once}")
+    if at_once is not None and (not isinstance(at_once, int) or not 0 < at_once <= MOST_AT_ONCE):
+        raise ValueError(f"at_once must be 1..{MOST_AT_ONCE}, not {at_once!r:.40}")
     if isinstance(indices, range) and indices.step == 1 and indices:
         return parse_array(str(ArraySpec((IndexRange(indices[0], indices[-1]),), at_once)))
-    values = ranges_of(indices)
-    if not values:
+    numbers = sorted(map(_index_of, islice(indices, MOST_INDICES + 1)))  # it may have no end
+    if len(numbers) > MOST_INDICES:
+        raise ValueError(f"has more than {MOST_INDICES:,} indices")
+    if not numbers:
         raise ValueError("an array needs at least one index")
-    return parse_array(str(ArraySpec(values, at_once)))
+    for before, after in pairwise(numbers):
+        if before == after:
+            raise ValueError(f"has index {after} twice")
+    return parse_array(str(ArraySpec(ranges_of(numbers), at_once)))
+
+
+def _index_of(given: Any) -> int:
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise ValueError(f"must be whole numbers such as range(1, 1001), not {given!r:.40}") from None
 
 
 def ranges_of(indices: Iterable[int]) -> tuple[IndexRange, ...]:
