@@ -13,10 +13,11 @@ from pathlib import Path
 import pexpect
 import pytest
 from tests.waiting import LONG, until
-from textual.widgets import DataTable
+from textual.widgets import DataTable, Static
 
 from penstock import Client
 from penstock.cli.top import Top
+from penstock.core.errors import Unreachable
 
 INTERRUPTED = 130
 
@@ -241,6 +242,45 @@ def test_top_shows_why_a_job_waits_and_all_its_keys_in_any_window(shell, columns
 
     assert exit_code(child) == 0
     assert ("prio" in shown) == (columns > 100)
+
+
+class Failing(Client):
+    """A scheduler that may be away."""
+
+    away = False
+
+    def stats(self):
+        if self.away:
+            raise Unreachable("No scheduler is running.")
+        return super().stats()
+
+
+def test_the_last_line_of_top_has_the_whole_reason_and_no_message_that_is_over(shell):
+    reason = "waits for a host with the labels of-a-farm and of-the-moon"
+    shell("submit", "--label", "of-a-farm", "--label", "of-the-moon", "--", "true")
+    answer = json.loads((shell.folder / "daemon.json").read_text())
+    token = Path(answer["token_file"]).read_text().strip()
+
+    async def shown(app, text):
+        async with asyncio.timeout(LONG):
+            while text not in str(app.query_one("#status", Static).content):
+                app.reload()
+                await asyncio.sleep(0.02)
+
+    async def look(client):
+        app = Top(client)
+        async with app.run_test(size=(60, 24)) as pilot:
+            await shown(app, "")
+            async with asyncio.timeout(LONG):
+                while reason not in str(app.query_one("#status", Static).content):
+                    await pilot.press("down")
+            client.away = True
+            await shown(app, "No scheduler is running.")
+            client.away = False
+            await shown(app, reason)
+
+    with Failing(answer["url"], token=token) as client:
+        asyncio.run(look(client))
 
 
 def all_of(child, *words):

@@ -118,6 +118,10 @@ class Top(App[None]):
         self._marked: set[str] = set()
         self._done_before: int | None = None
         self._loading: Worker[None] | None = None
+        self._jobs: dict[str, wire.JobSummary] = {}
+        #: A message of the status line, and the job that was under the cursor then.
+        self._notice: tuple[str, str | None] | None = None
+        self._failed = False
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="head"):
@@ -145,9 +149,13 @@ class Top(App[None]):
         try:
             view = TopView.of(self._client, open_only=self._open_only)
         except PenstockError as error:
-            self.call_from_thread(self._show_status, f"{error}")
+            self.call_from_thread(self._fail, f"{error}")
             return
         self.call_from_thread(self._draw, view)
+
+    def _fail(self, text: str) -> None:
+        self._failed = True
+        self._show_status(text)
 
     def _draw(self, view: TopView) -> None:
         stats, jobs = view
@@ -159,12 +167,14 @@ class Top(App[None]):
         self._done_before = done
         self.query_one("#headline", Static).update(headline(stats))
         self._list(jobs)
-        if not jobs:
-            self._show_status("No jobs. `penstock submit -- echo hello` submits one.")
+        if self._failed:
+            self._failed, self._notice = False, None
+        self._show_standing()
 
     def _list(self, jobs: list[wire.JobSummary]) -> None:
         """Fill the table, with new columns each time: the window may have become narrower."""
         self._shown = [job.job_id for job in jobs]
+        self._jobs = {job.job_id: job for job in jobs}
         self._marked.intersection_update(self._shown)
         table = self.query_one(DataTable)
         at, scroll = table.cursor_row, table.scroll_y
@@ -196,7 +206,24 @@ class Top(App[None]):
         return str(table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value)
 
     def _show_status(self, text: str) -> None:
+        """Show a message, until the cursor is on another job."""
+        self._notice = (text, self._chosen()) if text else None
+        self._show_standing()
+
+    def _show_standing(self) -> None:
+        """Without a message: why the job under the cursor waits or how it ended, which a narrow window cuts."""
+        chosen = self._chosen()
+        if self._notice is not None and self._notice[1] == chosen:
+            text = self._notice[0]
+        else:
+            self._notice = None
+            job = self._jobs.get(chosen or "")
+            text = "No jobs. `penstock submit -- echo hello` submits one." if job is None else job.why
         self.query_one("#status", Static).update(Text(printable(text)))
+
+    def on_data_table_row_highlighted(self) -> None:
+        if not self._failed:
+            self._show_standing()
 
     def action_mark(self) -> None:
         if (job_id := self._chosen()) is not None:
