@@ -89,10 +89,8 @@ class DatabaseSession:
         #: Whether any dependency existed when the locks were taken last.
         self.has_dependencies = False
         self.finishing = False
-
-    @property
-    def has_begun(self) -> bool:
-        return not self._begin
+        #: Whether a caller needs the answer to the COMMIT. It need not if nothing was written.
+        self.waits_for_commit = True
 
     def execute(self, name: str, values: Values = None) -> list[Any]:
         return self.execute_many((name, values))[0]
@@ -129,12 +127,14 @@ class DatabaseSession:
         return answers[len(answers) - len(calls) :]
 
     def finish(self) -> None:
-        if self.deferred or self.has_begun:
-            self.finishing = True
-            notice = self._notice() if self.has_events else None
-            self._run_deferred(
-                [(COMMIT, None)], [] if notice is None else [(self._sql[notice[0]], notice[1])]
-            )
+        if self._begin and not self.deferred:
+            return  # nothing was sent
+        if not (self.deferred or self.waits_for_commit):
+            self._con.exchange((), [(COMMIT, None)])
+            return
+        self.finishing = True
+        notice = self._notice() if self.has_events else None
+        self._run_deferred([(COMMIT, None)], [] if notice is None else [(self._sql[notice[0]], notice[1])])
 
     def _run_deferred(self, more: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
         deferred, self.deferred = self.deferred, []
@@ -263,9 +263,10 @@ class Database:
         def read() -> T:
             with self.connection() as con:
                 session = DatabaseSession(con, self.sql, self._begin(begin))
+                session.waits_for_commit = False
                 result = work(session)
-                if begin and session.has_begun:
-                    con.send_behind([(COMMIT, None)])  # it changes nothing: no caller waits for it
+                if begin:
+                    session.finish()
                 return result
 
         with self.failures():

@@ -90,8 +90,8 @@ class RoundTrip(Protocol):
     def exchange(self, calls: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
         """
         The rows of each call. If a call fails, later ones do not run, and its error is raised. Without a
-        BEGIN all calls are one transaction. `behind`: calls of another transaction, which follow; no caller
-        waits for them, and they may fail unnoticed.
+        BEGIN all calls are one transaction. `behind`: calls that follow; no caller waits for them, and they
+        may fail unnoticed. Without other calls there is no round trip.
         """
         ...
 
@@ -221,10 +221,14 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
 
     def exchange(self, calls: Sequence[Call], behind: Sequence[Call] = ()) -> list[list[Any]]:
         """Run the calls in one round trip. The results of `behind` are received with the next one."""
-        if any(one.preparing for one in self._behind):  # the preparation may have failed
+        if not calls or any(one.preparing for one in self._behind):  # the preparation may have failed
             self._receive_behind()
         try:
             self.pgconn.enter_pipeline_mode()
+            if not calls:
+                self._behind = self._send_all(behind)
+                self._flush()
+                return []
             sent, outstanding = self._send_all(calls), self._behind
             self._behind = self._send_all(behind) if behind else []
             if outstanding:
@@ -239,17 +243,6 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
             self._receive_behind()
             raise failure
         return answers
-
-    def send_behind(self, calls: Sequence[Call]) -> None:
-        """Without a round trip. The results are received with the next one."""
-        self._receive_behind()
-        try:
-            self.pgconn.enter_pipeline_mode()
-            self._behind = self._send_all(calls)
-            self.pgconn.flush()
-        except BaseException:
-            self.close()
-            raise
 
     def _receive_behind(self) -> None:
         """Receive the outstanding results. Raises if the connection is lost, and not if the calls failed."""
@@ -321,10 +314,14 @@ class PipelineConnection(psycopg.Connection[TupleRow]):
         self.pgconn.send_prepare(prepared.name, statement.text)
         return prepared
 
-    def _receive(self, sent: Sequence[_Sent]) -> tuple[list[list[Any]], psycopg.Error | None]:
-        """The rows of each statement, and the first failure: later statements did not run."""
+    def _flush(self) -> None:
+        """Hand all that was sent to the socket."""
         while self.pgconn.flush():
             self._wait(POLLIN | POLLOUT)
+
+    def _receive(self, sent: Sequence[_Sent]) -> tuple[list[list[Any]], psycopg.Error | None]:
+        """The rows of each statement, and the first failure: later statements did not run."""
+        self._flush()
         answers: list[list[Any]] = []
         failure: psycopg.Error | None = None
         for one in sent:

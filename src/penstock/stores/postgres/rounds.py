@@ -250,6 +250,7 @@ class RoundAttempt:
                 effects = Effects(state.now)
             started.append(self._round(session, admission, state, effects))
             effects.writes.defer(session)
+        session.waits_for_commit = len(ends) > 0 or session.writes
         return Written(first.answers, session.has_events, started, released)
 
     def _advance_arrays(self, session: DatabaseSession, effects: Effects, rows: Sequence[Any]) -> bool:
