@@ -97,10 +97,10 @@ def test_it_tells_what_metrics_tell(kit):
 def test_a_histogram_says_how_many_lay_between_two_bounds(kit):
     worked(kit)
     _, metrics = sent(kit, MemoryExporter())
-    [point] = metrics["penstock.run"].data.data_points
+    [point] = metrics["penstock.attempt"].data.data_points
 
-    assert isinstance(metrics["penstock.run"].data, Histogram)
-    assert metrics["penstock.run"].unit == "s"
+    assert isinstance(metrics["penstock.attempt"].data, Histogram)
+    assert metrics["penstock.attempt"].unit == "s"
     assert (point.count, sum(point.bucket_counts)) == (1, 1)
     assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
     assert 0 < point.sum < LONG
