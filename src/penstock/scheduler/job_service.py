@@ -223,7 +223,7 @@ class JobService:
         self, intents: Sequence[Intent], wait_sec: float = 0, *, wait: bool = False
     ) -> Future[list[Receipt]]:
         """
-        Check the jobs now, and submit them; they are durable when the Future has its result. Cancelling the
+        Check the jobs now, and submit them; they are durable when the Future has its result. Canceling the
         Future while the submit waits for room gives up its place. `wait`: the caller has nothing else to do,
         and its thread may write. The receipts of jobs with a deadline have no forecast yet: see
         `Explainer.with_forecasts`.

@@ -6,9 +6,9 @@ resolves the dependencies that were too many for one transaction, and prunes old
 compare-and-set, so any number of processes may run it. An error in one row affects that row alone.
 
 The budget enforcer stops the attempts of an addon whose budget is spent (SPEC TR-8). The heartbeat that
-crosses a mark writes the alert in its own transaction, so each mark gets one alert. The enforcer stops
-whatever is over the limit now, not what crosses it: if a scheduler dies after the alert, the next one stops
-the attempts.
+crosses a mark writes the alert in its own transaction, so each mark gets one alert. The stop does not depend
+on that heartbeat: once a tick the enforcer checks which addons are over their limits. So if a scheduler dies
+after the alert, the next one stops the attempts.
 
 Recovery deals with the dispatches that the last scheduler left in flight (SPEC TR-11):
 

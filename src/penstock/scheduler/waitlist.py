@@ -68,7 +68,7 @@ class SubmitWaitlist:
         self, intents: Sequence[Intent], wait_sec: float = 0, *, wait: bool = False
     ) -> Future[list[Receipt]]:
         """
-        Submit, and wait for room up to `wait_sec`; after that the Future raises QueueFull. Cancelling the
+        Submit, and wait for room up to `wait_sec`; after that the Future raises QueueFull. Canceling the
         Future gives up the place. `wait`: the caller has nothing else to do, and its thread may write.
         """
         now = self._store.now()

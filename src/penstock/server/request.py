@@ -121,8 +121,8 @@ class Request(Generic[Q, B]):
 
     def own_job(self, job_id: JobId) -> Job:
         """
-        The job, if the token may see it. A job of another addon gets the same answer as one that does not
-        exist.
+        The job, if the token may see it; else NotFound. So a job of another addon gets the same answer as one
+        that does not exist.
         """
         job = self.store.job(job_id)
         if job is None or not self.owns(job.intent.addon_id):

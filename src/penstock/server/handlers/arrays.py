@@ -77,10 +77,7 @@ def _service(request: Request[Any, Any]) -> ArrayService:
 
 
 def _own(request: Request[Any, Any]) -> ArrayRecord:
-    """
-    The array, if the token may see it. An array of another addon gets the same answer as one that does not
-    exist.
-    """
+    """The array, if the token may see it; else NotFound, as `Request.own_job`."""
     record = request.store.array(request.job_id)
     if record is None or not request.owns(record.array.intent.addon_id):
         raise NotFound(f"there is no array {request.path}", array_id=request.path)

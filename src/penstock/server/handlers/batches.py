@@ -105,10 +105,7 @@ def _service(request: Request[Any, Any]) -> BatchService:
 
 
 def _own(request: Request[Any, Any]) -> JobGroup:
-    """
-    The batch, if the token may see it. A batch of another addon gets the same answer as one that does not
-    exist.
-    """
+    """The batch, if the token may see it; else NotFound, as `Request.own_job`."""
     try:
         group = request.store.group(batch_id(str(request.path)))
     except ValueError:

@@ -108,10 +108,7 @@ def schedule_remove(request: Request[None, None]) -> wire.Ok:
 
 
 def _own(request: Request[Any, Any]) -> ScheduleRecord:
-    """
-    The schedule, if the token may see it. One of another addon gets the same answer as one that does not
-    exist.
-    """
+    """The schedule, if the token may see it; else NotFound, as `Request.own_job`."""
     record = request.store.schedule(request.path)
     if record is None or not request.owns(record.schedule.intent.addon_id):
         raise NotFound(f"there is no schedule {request.path}", schedule=request.path)
