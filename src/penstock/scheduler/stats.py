@@ -128,7 +128,7 @@ class LiveStats:
 
     def __init__(self, store: Store, machine: HostLoad, host: HostId) -> None:
         self._store, self._machine, self._host = store, machine, host
-        self.tallies = StatCounters()
+        self.counters = StatCounters()
         self._seen = store.newest()
         self._seconds: deque[Second] = deque(maxlen=_KEPT)
         self._number = 0
@@ -149,7 +149,7 @@ class LiveStats:
             in_use = self._store.ledger(self._host).units
         counts = Counter(_COUNTED[event.kind] for event in events if event.kind in _COUNTED)
         denials = Counter(event.reason for event in events if event.kind is EventKind.DENIED)
-        waits, attempts = self.tallies.take(events)
+        waits, attempts = self.counters.take(events)
         conditions = self._machine.conditions(now)
         capacity, score = conditions.capacity, conditions.busy.score
         second = Second(now, counts, denials, waits, attempts, in_use, capacity, score, jobs.get("QUEUED", 0))

@@ -133,7 +133,7 @@ class Api:
                 await self._serve(request)
         except Exception as error:  # noqa: BLE001 - every error becomes an answer
             if isinstance(error, StaleDispatch):
-                self._app_state.stats.live.tallies.fenced += 1
+                self._app_state.stats.live.counters.fenced += 1
             await _refuse(request, error)
         finally:
             if request.gone is not None:

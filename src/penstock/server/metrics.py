@@ -50,7 +50,7 @@ class MetricsCollector(Collector):
         service, store = self._app_state.service, self._app_state.store
         now = store.now()
         conditions, ledger = service.machine.conditions(now), store.ledger(service.rules.host)
-        tallies = self._app_state.stats.live.tallies
+        counters = self._app_state.stats.live.counters
         addons = [addon for addon in store.addons() if addon.addon_id != EVERYTHING]
         age = oldest_queued_sec(store, now) or 0.0
 
@@ -94,20 +94,22 @@ class MetricsCollector(Collector):
 
         yield from _type_gauges(service.job_service.type_stats())
 
-        yield _counters("penstock_events", "Events of the trail, by kind.", "kind", tallies.events)
-        yield _counters("penstock_denials", "Recorded refusals, by reason.", "reason", tallies.denials)
+        yield _counters("penstock_events", "Events of the trail, by kind.", "kind", counters.events)
+        yield _counters("penstock_denials", "Recorded refusals, by reason.", "reason", counters.denials)
         about = "Attempts that went back to the queue, by reason."
-        yield _counters("penstock_requeues", about, "reason", tallies.requeues)
+        yield _counters("penstock_requeues", about, "reason", counters.requeues)
         about = "Leases that were not renewed in time."
-        yield CounterMetricFamily("penstock_leases_expired", about, tallies.requeues[EndReason.LEASE_EXPIRED])
+        yield CounterMetricFamily(
+            "penstock_leases_expired", about, counters.requeues[EndReason.LEASE_EXPIRED]
+        )
         about = "Calls of workers whose dispatch was over."
-        yield CounterMetricFamily("penstock_fenced_calls", about, tallies.fenced)
-        preempted = tallies.events[EventKind.PREEMPT_REQUESTED]
+        yield CounterMetricFamily("penstock_fenced_calls", about, counters.fenced)
+        preempted = counters.events[EventKind.PREEMPT_REQUESTED]
         yield CounterMetricFamily("penstock_preemptions", "Attempts that were asked to yield.", preempted)
-        yield CounterMetricFamily("penstock_alerts", "Alerts to owners.", tallies.events[EventKind.ALERT])
-        yield _histogram("penstock_wait_seconds", "From ready to running.", tallies.waits)
+        yield CounterMetricFamily("penstock_alerts", "Alerts to owners.", counters.events[EventKind.ALERT])
+        yield _histogram("penstock_wait_seconds", "From ready to running.", counters.waits)
         yield _histogram(
-            "penstock_attempt_seconds", "From running to the end of the attempt.", tallies.attempts
+            "penstock_attempt_seconds", "From running to the end of the attempt.", counters.attempts
         )
 
 

@@ -120,7 +120,7 @@ class Figures(NamedTuple):
     schedules: list[ScheduleFigures]
 
 
-class _Tally:
+class _JobCounts:
     """What is counted of one addon, or of all."""
 
     def __init__(self) -> None:
@@ -132,21 +132,21 @@ class _Tally:
 def figures(played: Played) -> Figures:
     """The figures of a play, for each addon and for all."""
     load, player = played.load, played.player
-    tallies: dict[str, _Tally] = defaultdict(_Tally)
-    everything = _Tally()
+    by_addon: dict[str, _JobCounts] = defaultdict(_JobCounts)
+    everything = _JobCounts()
     for job, state in enumerate(player.state):
         wait, deadline = played.wait(job), load.deadline_at[job]
         late = bool(deadline) and (wait is None or player.started_at[job] > deadline)
-        for tally in (everything, tallies[load.intents[load.intent[job]].addon_id]):
-            tally.jobs += 1
-            tally.late += late
-            tally.states[state] += 1
+        for counts in (everything, by_addon[load.intents[load.intent[job]].addon_id]):
+            counts.jobs += 1
+            counts.late += late
+            counts.states[state] += 1
             if wait is not None:
-                tally.waits.append(wait)
+                counts.waits.append(wait)
     used = player.used.total()
     addons = [
-        _addon_figures(name, tally, player.used[AddonId(name)] / used if used else 0.0)
-        for name, tally in sorted(tallies.items())
+        _addon_figures(name, counts, player.used[AddonId(name)] / used if used else 0.0)
+        for name, counts in sorted(by_addon.items())
     ]
     available = played.capacity * played.lasted
     return Figures(
@@ -160,14 +160,14 @@ def figures(played: Played) -> Figures:
     )
 
 
-def _addon_figures(name: str, tally: _Tally, share: float) -> AddonFigures:
-    waits, states = sorted(tally.waits), tally.states
+def _addon_figures(name: str, counts: _JobCounts, share: float) -> AddonFigures:
+    waits, states = sorted(counts.waits), counts.states
     stuck = (PlayedState.COMING, PlayedState.QUEUED, PlayedState.RUNNING)
     return AddonFigures(
         addon_id=name,
-        jobs=tally.jobs,
+        jobs=counts.jobs,
         refused=states[PlayedState.REFUSED],
-        late=tally.late,
+        late=counts.late,
         canceled=states[PlayedState.CANCELED],
         stuck=sum(states[state] for state in stuck),
         wait_p50=_percentile(waits, 0.5),
