@@ -8,7 +8,7 @@ from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.explain import explain
 from penstock.core.jobs.forecast import Ahead, Outlook
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import Dispatch, Job
+from penstock.core.jobs.job import DEPENDENCY_UNMET, Dispatch, Job
 from penstock.core.jobs.reasons import NotEnoughUnits, NotReady
 from penstock.core.jobs.states import Counters, DispatchPhase, JobState
 from penstock.core.jobs.types import SECOND, EndReason
@@ -128,6 +128,24 @@ def test_a_settled_job_says_how_its_last_run_ended(state, end, error, words, rea
 
     retry = " `penstock retry 00000001` queues it again." * (state in ("FAILED", "BLOCKED"))
     assert (told.text, told.reason) == (words + retry, reason)
+
+
+@pytest.mark.parametrize(
+    ("parent", "way_out", "effect"),
+    [
+        ("CANCELED", "penstock rerun 00000001", "submits it again, to run after no other job."),
+        ("FAILED", "penstock retry 00000001", "queues it again."),  # a person can retry the parent first
+    ],
+)
+def test_a_job_that_a_parent_failed_is_retried_only_if_that_can_help(parent, way_out, effect):
+    data = json.dumps({"parent": "x" * 36, "condition": "ok", "state": parent})
+    told = explain(
+        job(JobState.FAILED, ended_at=NOW, denied=DEPENDENCY_UNMET, denied_data=data),
+        NOW,
+    )
+
+    assert told.way_out == way_out
+    assert told.text.endswith(f"which is {parent}. `{way_out}` {effect}")
 
 
 def test_a_job_that_its_deadline_failed_does_not_blame_the_run_before():

@@ -9,14 +9,16 @@ the same fields as the JSON, so both say the same. `core/jobs/viewer.py` removes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from penstock.core.jobs.dependencies import VERDICTS, ParentCondition, Verdict
 from penstock.core.jobs.forecast import NOTHING_HOLDS, Ahead, Outlook
-from penstock.core.jobs.job import DEADLINE_PASSED, Dispatch, Job, outcome_of
+from penstock.core.jobs.job import DEADLINE_PASSED, DEPENDENCY_UNMET, Dispatch, Job, outcome_of
 from penstock.core.jobs.reason_base import due_in, named
 from penstock.core.jobs.reasons import NotReady, QueuedAhead, Reason, UnitsKept, retry_after_sec
 from penstock.core.jobs.standing import LastFailure, end_words, last_failure, last_line, standing
@@ -493,6 +495,15 @@ def _retry_command(job: Job) -> str:
     return f"penstock array retry {member[0][-8:]}"
 
 
+def _is_impossible(job: Job) -> bool:
+    """Whether a parent ended so that a retry of this job would fail at once."""
+    if job.denied != DEPENDENCY_UNMET:
+        return False
+    data = json.loads(job.denied_data)
+    verdict = VERDICTS[ParentCondition(data["condition"])][JobState(data["state"])]
+    return verdict is Verdict.IMPOSSIBLE
+
+
 def _settled(job: Job, last: Dispatch | None, findings: Findings, now: Moment) -> Explanation:
     """How the last attempt ended, or how the job ended in the queue: by its deadline or a cancel."""
     ended = "" if job.ended_at is None else f" {spelled(now - job.ended_at)} ago"
@@ -518,8 +529,10 @@ def _settled(job: Job, last: Dispatch | None, findings: Findings, now: Moment) -
         )
     text = " ".join(f"{sentence.rstrip('.')}." for sentence in sentences)
     waited = wait_words(findings.waits)
-    way_out = _retry_command(job) if failed else ""
-    retry = f"`{way_out}` queues it again." if way_out else ""
+    way_out, effect = _retry_command(job) if failed else "", "queues it again"
+    if job.state is JobState.FAILED and _is_impossible(job):
+        way_out, effect = f"penstock rerun {job.job_id[-8:]}", "submits it again, to run after no other job"
+    retry = f"`{way_out}` {effect}." if way_out else ""
     return Explanation(
         job_id=job.job_id,
         state=job.state,
