@@ -22,6 +22,7 @@ from penstock.core.jobs.types import SECOND  # noqa: E402
 from penstock.stores.api import Depth, Query, Submit, committed  # noqa: E402
 from penstock.stores.sqlite.connection import copy as back_up  # noqa: E402
 from penstock.stores.sqlite.guard import reset_mark  # noqa: E402
+from penstock.stores.sqlite.restore import restore  # noqa: E402
 from penstock.stores.sqlite.store import SqliteStore  # noqa: E402
 
 T0 = 1_900_000_000 * SECOND
@@ -151,6 +152,16 @@ def test_a_file_that_is_overwritten_in_place_is_noticed(path, tmp_path):
     with pytest.raises(StoreFailed, match=r"overwritten while it was in use.*restore a backup") as refusal:
         submitted(store)
     assert refusal.value.data["kind"] == "file_overwritten"
+    assert "***" not in str(refusal.value)
+    store.close()
+    for _ in range(2):
+        with pytest.raises(
+            StoreFailed, match=r"was overwritten while it was in use.*--accept-loss"
+        ) as refusal:
+            opened(path)
+        assert refusal.value.data["kind"] == "file_overwritten"
+    restore(backup, path)
+    opened(path).close()
 
 
 def test_a_checkpoint_by_another_program_is_no_loss(path):

@@ -351,8 +351,8 @@ def first_problem(con: apsw.Connection) -> str | None:
     try:
         for table in sorted(tables, key=lambda name: name in LARGE_TABLES):
             for (line,) in con.execute(f"PRAGMA quick_check({table})"):
-                if line != "ok":
-                    return str(line).splitlines()[0]
+                if line != "ok":  # several lines, with a heading
+                    return str(line).removeprefix("*** in database main ***\n").splitlines()[0]
     except apsw.InterruptError:
         pass  # a large file: no problem was found in the time
     finally:

@@ -42,6 +42,8 @@ log = logging.getLogger("penstock.stores")
 _MAGIC: Final = b"PENMARK1"
 _LAYOUT: Final = struct.Struct("<8sQQQ")
 _SYNC_SEC: Final = 1.0
+#: The size in the mark of a file that another program overwrote while it was in use.
+_OVERWRITTEN: Final = 2**64 - 1
 
 
 class HighWater(NamedTuple):
@@ -299,6 +301,9 @@ class FileGuard:
             self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             return _lost(lost, f"End every process that uses {self._path} and restore a backup")
         if lost.kind == "file_overwritten":
+            known = self._mark.current()
+            with suppress(OSError):  # else the next start would take what is there for the database
+                self._mark.secure(HighWater(0 if known is None else known.event, size=_OVERWRITTEN))
             return _lost(lost, "End every process that uses it and restore a backup")
         try:
             copy = self._rescue()
@@ -388,10 +393,23 @@ def refuse_missing(path: Path, known: HighWater | None, *, accept_loss: bool) ->
     )
 
 
+def refuse_overwritten(path: Path, known: HighWater | None, *, accept_loss: bool) -> Loss | None:
+    """Before the file is opened: an earlier process saw that another program wrote into it."""
+    if known is None or known.size != _OVERWRITTEN:
+        return None
+    if not accept_loss:
+        raise StoreFailed(
+            f"{path} was overwritten while it was in use. Nothing was changed. Restore a backup. {_GO_ON}",
+            kind="file_overwritten",
+        )
+    return Loss(known.event, known.event)
+
+
 def refuse_lost(path: Path) -> None:
     """Refuse a file that has lost acknowledged work, as the start of a scheduler does; change nothing."""
     known = read_mark(path)
     refuse_missing(path, known, accept_loss=False)
+    refuse_overwritten(path, known, accept_loss=False)
     if known is not None and path.exists():
         with closing(connect(path, readonly=True)) as con:
             refuse_behind(path, con, known, accept_loss=False)

@@ -61,6 +61,7 @@ from penstock.stores.sqlite.guard import (
     read_mark,
     refuse_behind,
     refuse_missing,
+    refuse_overwritten,
 )
 from penstock.stores.sqlite.maintenance import AcceptLoss, change_record, maintain
 from penstock.stores.sqlite.reads import SqliteReads
@@ -126,6 +127,7 @@ class SqliteStore(SqliteReads):
         self._presence = opened.enter_context(closing(Presence(path)))
         known = read_mark(path)  # before the file: a commit in between must not look like a loss
         loss = refuse_missing(path, known, accept_loss=accept_loss)
+        loss = refuse_overwritten(path, known, accept_loss=accept_loss) or loss
         self._con = opened.enter_context(closing(connect(path)))
         # A refused file must keep its `-wal`: by default a close writes it into the file and removes it.
         self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
