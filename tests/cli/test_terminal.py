@@ -19,7 +19,7 @@ from penstock import Client
 from penstock.cli.top import Top
 from penstock.core.errors import Unreachable
 
-INTERRUPTED = 130
+UNREACHABLE, INTERRUPTED = 3, 130
 
 
 def test_tables_fit_a_narrow_terminal_and_lose_the_least_columns_first(shell):
@@ -65,6 +65,28 @@ def test_ctrl_c_cancels_what_was_run_and_leaves_nothing_behind(shell):
     assert exit_code(child) == INTERRUPTED
     job_id = shell.answer("ls", "-n", "1")["jobs"][0]["job_id"]
     shell.until("CANCELED", job_id)
+
+
+def test_a_run_whose_scheduler_goes_away_says_how_to_follow_the_job_later(alone):
+    alone.up()
+    child = in_window(alone, 100, "run", "--when", "any", "--", "sh", "-c", "echo started; sleep 300")
+    child.expect("started")
+    alone("stop", "--now")
+
+    child.expect(r"The job is on disk. When the scheduler runs again: penstock logs -f [0-9a-f]{8}")
+    assert exit_code(child) == UNREACHABLE
+
+
+def test_ctrl_c_ends_a_chaos_and_removes_its_files(alone, tmp_path):
+    trials = tmp_path / "trials"
+    trials.mkdir()
+    alone.env["TMPDIR"] = str(trials)
+    child = in_window(alone, 80, "chaos", "--kills", "50", "--jobs", "4", "--workers", "0")
+    child.expect("1 of 50")
+    child.sendintr()
+
+    assert exit_code(child) == INTERRUPTED
+    assert list(trials.glob("pst-chaos-*")) == []
 
 
 def test_top_shows_jobs_live_and_keys_act_on_them(shell):

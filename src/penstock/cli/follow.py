@@ -16,6 +16,7 @@ from penstock.cli.printing import echo, output, printable
 from penstock.cli.session import EXITS, CliSession, fail, passes
 from penstock.cli.submit import COMMAND_LINE, described, submit_command
 from penstock.client.signals import interruptible
+from penstock.core.errors import Unreachable
 
 if TYPE_CHECKING:
     from penstock import wire
@@ -50,6 +51,10 @@ def run(session: CliSession, /, command: tuple[str, ...], detach_on_interrupt: b
         else:
             session.client.cancel(job_id)
             session.stderr.print(f"\nCanceled {short(job_id)}.")
+        raise
+    except Unreachable:
+        follow = f"penstock logs -f {short(job_id)}"
+        session.stderr.print(f"\nThe job is on disk. When the scheduler runs again: {follow}", markup=False)
         raise
     session.print_json(job)
     code = _code_of(job)

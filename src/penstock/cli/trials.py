@@ -196,17 +196,28 @@ def chaos(
         fail("several schedulers need a database that they can share: give --database postgresql://...", 2)
     folder = Path(tempfile.mkdtemp(prefix="pst-chaos-"))
     place = TrialPlace(folder, database, folder.name.replace("-", "_"))
-    with session.stderr.status("starting") as status:
-        aftermath = KillLoop(place, TrialPlan(jobs, kills, seed, daemons, workers, patience)).run(
-            status.update
-        )
-        with opened_store(place.database, SharedOptions(schema=place.schema)) as store:
-            promises = check_promises(aftermath, store)
-    broken = any(promise.broken for promise in promises) or not aftermath.settled
-    if not (broken or keep):
+
+    def remove() -> None:
         shutil.rmtree(folder)
         if database is not None:
             drop_schema(database, place.schema)
+
+    try:
+        with session.stderr.status("starting") as status:
+            aftermath = KillLoop(place, TrialPlan(jobs, kills, seed, daemons, workers, patience)).run(
+                status.update
+            )
+            with opened_store(place.database, SharedOptions(schema=place.schema)) as store:
+                promises = check_promises(aftermath, store)
+    except KeyboardInterrupt:
+        if keep:
+            session.stderr.print(f"Database, log and marks are in {folder}.", markup=False)
+        else:
+            remove()
+        raise
+    broken = any(promise.broken for promise in promises) or not aftermath.settled
+    if not (broken or keep):
+        remove()
     answer = {
         "holds": not broken,
         "folder": str(folder) if broken or keep else None,
