@@ -6,6 +6,7 @@ from collections import Counter
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound
 from penstock.core.jobs import changes
@@ -312,6 +313,25 @@ def test_which_indices_failed_is_pruned_with_their_array(scene):
     committed(scene.store, Prune(scene.store.now() - SECOND, 100))
 
     assert (scene.store.array(array_id), scene.store.failed_indices(array_id)) == (None, [])
+
+
+def test_a_key_is_free_again_when_the_array_is_pruned_with_all_of_its_jobs(scene):
+    keyed = replace(JOB, idempotency_key="nightly")
+    array_id = scene.submit("1-5", keyed)
+    scene.work()
+    scene.end(*sorted(scene.running))
+    scene.kit.later(10)
+
+    for left in (3, 1, 0):
+        committed(scene.store, Prune(scene.store.now() - SECOND, 2))
+        assert len(scene.names(array_id)) == left
+        assert (scene.store.array(array_id) is None) == (left == 0)
+        if left:
+            assert scene.submit("1-5", keyed) == array_id  # the same array, which has ended
+            assert scene.work() == []
+
+    assert scene.submit("1-5", keyed) == array_id
+    assert scene.work() == [1, 2, 3, 4, 5]
 
 
 def play(scene, seed):

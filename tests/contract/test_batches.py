@@ -342,6 +342,23 @@ def test_members_are_kept_until_the_batch_has_ended_and_counts_stay_when_they_ar
     assert progress(kit) == ((2, 0, 0, 0), None)
 
 
+def test_a_name_is_free_again_when_all_jobs_of_the_batch_are_pruned(kit):
+    submit_batch(kit)
+    started(kit)
+    for dispatch in kit.store.live():
+        complete(kit, dispatch.job_id)
+    kit.later(100)
+
+    committed(kit.store, Prune(kit.now, 1))
+
+    assert len(kit.store.find(Query(tag=NIGHTLY))) == 1
+    with pytest.raises(KeyConflict):
+        submit_batch(kit)
+    committed(kit.store, Prune(kit.now, 100))
+    submit_batch(kit)
+    assert len(kit.store.find(Query(tag=NIGHTLY))) == 2
+
+
 def test_a_name_means_one_batch_and_nothing_changes_for_a_second_one(kit):
     submit_batch(kit, digest="first")
     before = kit.store.newest()

@@ -458,12 +458,6 @@ class MemoryStore(MemoryTables):
         return self._groups[group_id]
 
     def _prune(self, before: Moment, limit: int) -> int:
-        for group in [g for g in self._groups.values() if (g.ended_at or before) < before]:
-            if not self._awaited(group.group_id):
-                self._forget_dependencies(group.group_id)
-                self._drop_group(group.group_id)
-                self._arrays.pop(group.group_id, None)
-                self._indices.pop(group.group_id, None)
         old = [
             job
             for job in self._jobs.values()
@@ -480,7 +474,19 @@ class MemoryStore(MemoryTables):
             self._events = [event for job_id, event in by_job if job_id not in pruned_ids]
             pruned = Note(EventKind.PRUNED, data={"jobs": len(old), "before": before})
             self._note(self._clock(), pruned, None)
+        if (
+            len(old) < limit
+        ):  # all old jobs are gone, so the key of an array and the name of a batch are free again
+            self._forget_groups(before)
         return len(old)
+
+    def _forget_groups(self, before: Moment) -> None:
+        for group in [g for g in self._groups.values() if (g.ended_at or before) < before]:
+            if not self._awaited(group.group_id):
+                self._forget_dependencies(group.group_id)
+                self._drop_group(group.group_id)
+                self._arrays.pop(group.group_id, None)
+                self._indices.pop(group.group_id, None)
 
     def _awaited(self, job_id: JobId) -> bool:
         """

@@ -335,10 +335,8 @@ class PostgresStore(PostgresReads):
     def _prune(self, session: DatabaseSession, before: Moment, limit: int) -> int:
         now, old = self._old_jobs(session, before, limit)
         session.defer("forget_commits", None)
-        session.defer("forget_array_chunks", {"before": before})
-        session.defer("forget_arrays", {"before": before})
-        session.defer("forget_groups", {"before": before})
         if not old:
+            self._forget_groups(session, before)
             return 0
         nos, ids = array([no for no, *_ in old]), {job_id for _, job_id, *_ in old}
         batches = [
@@ -355,7 +353,17 @@ class PostgresStore(PostgresReads):
             writes.tally[addon_id, state] -= 1
         writes.note(now, Note(EventKind.PRUNED, data={"jobs": len(old), "before": before}))
         writes.defer(session)
+        if len(old) < limit:
+            self._forget_groups(session, before)
         return len(old)
+
+    def _forget_groups(self, session: DatabaseSession, before: Moment) -> None:
+        """
+        Prune arrays and batches behind all of their jobs: then the key of an array and the name of a batch are free
+        again.
+        """
+        for name in ("forget_array_chunks", "forget_arrays", "forget_groups"):
+            session.defer(name, {"before": before})
 
     def _old_jobs(self, session: DatabaseSession, before: Moment, limit: int) -> tuple[Moment, list[Any]]:
         """The moment, and the oldest settled jobs: locked, and removed from the lists of ended jobs."""

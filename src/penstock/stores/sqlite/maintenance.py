@@ -139,9 +139,6 @@ def _write_schedule(tx: Transaction, operation: ChangeSchedule | RecordLoad) -> 
 
 def _prune(tx: Transaction, before: Moment, limit: int) -> int:
     tx.flush_jobs()
-    for name in ("forget_array_chunks", "forget_arrays", "forget_memberships", "forget_groups"):
-        tx.execute(name, {"before": before})
-    tx.totals.arrays.clear()
     values = {"before": before, "most": limit}
     batches, done = _old_done(tx, values)
     settled = [tuple(row) for row in tx.execute("old_jobs", values)]
@@ -154,6 +151,12 @@ def _prune(tx: Transaction, before: Moment, limit: int) -> int:
     if old:
         _shorten_done(tx, batches, {no for _, no, *_ in old})
         tx.add_note(tx.now, Note(EventKind.PRUNED, data={"jobs": len(old), "before": before}), NO_JOB)
+    if (
+        len(old) < limit
+    ):  # all old jobs are gone, so the key of an array and the name of a batch are free again
+        for name in ("forget_array_chunks", "forget_arrays", "forget_memberships", "forget_groups"):
+            tx.execute(name, {"before": before})
+        tx.totals.arrays.clear()
     return len(old)
 
 
