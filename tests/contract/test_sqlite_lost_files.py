@@ -175,6 +175,28 @@ def test_a_checkpoint_by_another_program_is_no_loss(path):
     store.close()
 
 
+#: Fails if this process holds its lock on the `-shm`, by which SQLite knows that the file is in use.
+TAKES_THE_LOCK = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as index:
+    fcntl.lockf(index, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)
+"""
+
+
+def test_a_look_at_the_files_ends_no_lock_of_sqlite(path):
+    store = opened(path)
+    submitted(store)
+    other = subprocess.run(
+        [sys.executable, "-c", TAKES_THE_LOCK, str(beside(path, "-shm"))],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert "BlockingIOError" in other.stderr
+    store.close()
+
+
 def test_two_processes_that_make_checkpoints_do_not_alarm_each_other(path, monkeypatch):
     examined = []
     monkeypatch.setattr("penstock.stores.sqlite.guard.first_problem", lambda con: examined.append(con))

@@ -28,7 +28,7 @@ import time
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import apsw
 
@@ -142,8 +142,7 @@ class HighWaterMark:
 #: Bounds for how much the guard lengthens a `-wal` that has grown; between them it doubles the file.
 LEAST_AHEAD: Final = 1 << 20
 MOST_AHEAD: Final = 4 << 20
-#: The beginning of the `-shm`: the size of a page and the number of pages in the `-wal`.
-_WAL_INDEX: Final = struct.Struct("=14xHI")
+#: The sizes of the headers of the `-wal` and of each page in it, in bytes.
 _WAL_HEADER: Final = 32
 _FRAME_HEADER: Final = 24
 #: Device and inode.
@@ -250,13 +249,18 @@ class FileGuard:
             raise FileLost("wal_removed", f"{self._wal_name} was removed or replaced while it was in use")
 
     def _check_length(self, size: int) -> None:
-        """The index of the `-wal`, which a checkpoint that shortens it resets, says how many pages it has."""
-        with suppress(OSError), open(f"{self._name}-shm", "rb") as index:  # noqa: PTH123 - as above
-            header = index.read(_WAL_INDEX.size)
-            if len(header) == _WAL_INDEX.size:
-                page_size, pages = _WAL_INDEX.unpack(header)
-                if pages and size < _WAL_HEADER + pages * (_FRAME_HEADER + page_size):
-                    raise FileLost("wal_cut", f"{self._wal_name} was cut while it was in use")
+        """
+        Compare the size of the `-wal` with the number of its pages that SQLite knows. SQLite tells it outside
+        of a transaction only; the write lock keeps other writers away. To read it from the `-shm` would end
+        all locks of this process on that file: POSIX locks go with the first descriptor that is closed.
+        """
+        self._con.execute("ROLLBACK")
+        states: Any = self._con.execute("PRAGMA wal_checkpoint(NOOP)").fetchall()
+        page_size: Any = self._con.pragma("page_size")
+        self._con.execute("BEGIN IMMEDIATE")
+        [(_, pages, _)] = states
+        if pages > 0 and size < _WAL_HEADER + pages * (_FRAME_HEADER + page_size):
+            raise FileLost("wal_cut", f"{self._wal_name} was cut while it was in use")
 
     def _lengthen(self, size: int) -> int:
         """
