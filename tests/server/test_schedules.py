@@ -159,6 +159,18 @@ def test_a_wrong_edit_changes_nothing(client, edit, field):
     assert before == client.get("/schedules/nightly").json
 
 
+def test_an_edit_to_the_quietest_hour_takes_no_other_time(kit):
+    for hour in range(168):
+        committed(kit.store, RecordLoad("here", hour, 1.0 if hour % 24 == 3 else 5.0))
+    kit.client.post("/schedules/add", BODY)
+
+    for other in ({"cron": "@daily"}, {"every_sec": 60}, {"at": "2100-01-01T00:00:00Z"}):
+        answer = kit.client.post("/schedules/nightly/edit", other | {"quietest_hour_before": "06:00"})
+        assert (422, ["quietest_hour_before"]) == (answer.status, answer.fields)
+    edited = kit.client.post("/schedules/nightly/edit", {"quietest_hour_before": "06:00", "zone": "UTC"})
+    assert edited.json["cron"] == "0 3 * * *"
+
+
 def test_a_name_is_taken_once(client):
     client.post("/schedules/add", BODY)
 

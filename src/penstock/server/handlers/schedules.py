@@ -73,6 +73,8 @@ def schedule_edit(request: Request[None, wire.ScheduleEdit]) -> wire.ScheduleInf
     if not isinstance(body.job, UnsetType):
         fields["intent"] = _intent(body.job)
     if not isinstance(body.quietest_hour_before, UnsetType):
+        if fields.keys() & {"cron", "every_sec", "at"}:
+            raise naming_fields(BadIntent, ("quietest_hour_before", "cannot be given beside another time"))
         zone = fields.get("zone", record.schedule.zone)
         fields["cron"] = request.app_state.service.schedules.quietest_line(body.quietest_hour_before, zone)
     if not fields:
