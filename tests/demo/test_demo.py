@@ -54,7 +54,7 @@ def workers_of(pid):
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
-                line = (process / "cmdline").read_bytes().decode()
+                line = (process / "cmdline").read_bytes().decode(errors="replace")
             except OSError:
                 continue
             if "penstock.pools.child.main" in line and f" {pid})" in line:
