@@ -47,6 +47,7 @@ def test_at_the_limit_the_owner_is_told_before_the_run_is(kit):
     assert answer.stop is EndReason.COST_LIMIT_REACHED
     assert told == [("ALERT", "cost_limit_reached"), ("STOP_REQUESTED", "cost_limit_reached")]
     assert alerts(kit)[0].data["overshoot"] == 300
+    assert alerts(kit)[0].data["text"].endswith("0.00 of 0.00; it is stopped")
 
 
 def test_the_overshoot_is_recorded_with_the_end(kit):
@@ -115,6 +116,8 @@ def test_a_spent_budget_ends_its_runs_with_one_alert_and_nobody_elses(budgeted):
     assert budgeted.job_service.heartbeat(second.dispatch_id).stop is EndReason.COST_LIMIT_REACHED
     assert budgeted.job_service.heartbeat(other.dispatch_id, spent=9_999).stop is None
     assert [(a.reason, a.data["overshoot"]) for a in alerts(budgeted)] == [("budget_spent", 200)]
+    text = "addon a has spent 0.00 of 0.00 this day; its running jobs are stopped"
+    assert alerts(budgeted)[0].data["text"] == text
 
 
 def test_its_runs_land_as_blocked_and_add_no_alert(budgeted):

@@ -100,7 +100,7 @@ def spending_alerts(renewed: RenewedDispatch, budget: Budget | None, now: Moment
     alerts = []
     if (mark := judge(before, added, limit)) and limit is not None:
         whose = f"job {job_id[-8:]}" if job_id else f"a lease of addon {addon_id}"
-        message = _message(whose, mark, before + added, limit)
+        message = _message(whose, mark, before + added, limit, stopped="it is stopped")
         # The key names the dispatch and no moment: a dispatch crosses a mark once, and two may do so at one
         # moment.
         key = f"{_COST[mark]}/{renewed.dispatch_id}"
@@ -108,7 +108,8 @@ def spending_alerts(renewed: RenewedDispatch, budget: Budget | None, now: Moment
     for window, most in () if budget is None else budget.limits(now):
         after = renewed.addon_spent.get(window.kind, 0)
         if mark := judge(after - added, added, most):
-            message = _message(f"addon {addon_id} in this {window.kind}", mark, after, most)
+            during, stopped = f" this {window.kind}", "its running jobs are stopped"
+            message = _message(f"addon {addon_id}", mark, after, most, stopped=stopped, during=during)
             key = f"{_BUDGET[mark]}/{addon_id}/{window.name}"
             alerts.append(Alert(kind=_BUDGET[mark], addon_id=addon_id, key=key, **message))
     return alerts
@@ -118,9 +119,11 @@ _COST: Final = {SpendMark.WARNED: "cost_warning", SpendMark.REACHED: "cost_limit
 _BUDGET: Final = {SpendMark.WARNED: "budget_warning", SpendMark.REACHED: "budget_spent"}
 
 
-def _message(whose: str, mark: SpendMark, spent: Money, limit: Money) -> dict[str, Any]:
-    stopped = "; what runs on it is stopped" if mark is SpendMark.REACHED else ""
+def _message(
+    whose: str, mark: SpendMark, spent: Money, limit: Money, *, stopped: str, during: str = ""
+) -> dict[str, Any]:
+    end = f"; {stopped}" if mark is SpendMark.REACHED else ""
     return {
-        "text": f"{whose} has spent {spent / 1e6:.2f} of {limit / 1e6:.2f}{stopped}",
+        "text": f"{whose} has spent {spent / 1e6:.2f} of {limit / 1e6:.2f}{during}{end}",
         "data": {"spent": spent, "limit": limit, "overshoot": max(0, spent - limit)},
     }
