@@ -131,12 +131,12 @@ def test_what_is_kept_of_a_kind_is_not_its_moment(opened):
 
 
 def test_no_more_kinds_are_kept_than_come_again(store, monkeypatch):
-    monkeypatch.setattr(postgres_submit, "MOST_KEPT", 3)
+    monkeypatch.setattr(postgres_submit, "MOST_KINDS", 3)
     for n in range(5):
         committed(store, Submit([replace(JOB, tags=(str(n),))], Depth()))
         committed(store, Submit([replace(JOB, idempotency_key=str(n), payload=str(n))], Depth()))
 
-    assert 2 == len(store.submits.rows.kept)
+    assert 2 == len(store.submits.rows.kinds)
     assert not committed(store, Submit([replace(JOB, idempotency_key="4", payload="4")], Depth()))[0].created
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.errors import JobStopped
 from penstock.core.jobs.types import Moment, Money, seconds
-from penstock.library.function import place_of
+from penstock.library.function import import_path_of
 from penstock.scheduler.job_service import GrantedJob, JobService
 from penstock.scheduler.rules import SchedulerRules
 from penstock.work.context import JobFacts
@@ -95,12 +95,12 @@ def grace_sec(_attempt: JobAttempt) -> float:
 
 
 def remote_call(attempt: JobAttempt, signals: ProcessSignals) -> RemoteCall:
-    place, scheduler = place_of(attempt.function.fn), attempt.function.scheduler
-    home = None if _is_job_at(place) else _Home(scheduler.place, scheduler.rules)
-    return RemoteCall(_run, (place, attempt.facts, signals, home))
+    import_path, scheduler = import_path_of(attempt.function.fn), attempt.function.scheduler
+    arguments = None if _is_job_at(import_path) else _SchedulerArguments(scheduler.location, scheduler.rules)
+    return RemoteCall(_run, (import_path, attempt.facts, signals, arguments))
 
 
-class _Home(NamedTuple):
+class _SchedulerArguments(NamedTuple):
     """
     The scheduler of a function whose name in its module is not the job, as after `job = scheduler.job(fn)`: a
     worker process registers it again.
@@ -110,31 +110,33 @@ class _Home(NamedTuple):
     rules: SchedulerRules
 
 
-def _is_job_at(place: tuple[str, str]) -> bool:
+def _is_job_at(import_path: tuple[str, str]) -> bool:
     """Whether a worker process that imports this place finds the job there, and not the plain function."""
     from penstock.library.function import JobFunction  # noqa: PLC0415  # it imports us
 
-    value: Any = sys.modules.get(place[0])
-    for part in place[1].split("."):
+    value: Any = sys.modules.get(import_path[0])
+    for part in import_path[1].split("."):
         value = getattr(value, part, None)
     return isinstance(value, JobFunction)
 
 
-def _function_at(place: tuple[str, str], job_type: str, home: _Home | None) -> JobFunction[..., Any, Any]:
+def _function_at(
+    import_path: tuple[str, str], job_type: str, arguments: _SchedulerArguments | None
+) -> JobFunction[..., Any, Any]:
     from penstock.library.function import JobFunction  # noqa: PLC0415  # as above
 
-    module, name = place
+    module, name = import_path
     value: Any = reduce(getattr, name.split("."), importlib.import_module(module))
     if isinstance(value, JobFunction):
         return value
-    if home is None:
+    if arguments is None:
         raise TypeError(f"{module}.{name} is no job in a worker process")
-    registered = _registered.get((home.where, job_type))
+    registered = _registered.get((arguments.where, job_type))
     if registered is None or registered.fn is not value:
         from penstock.library.scheduler import Scheduler  # noqa: PLC0415  # as above
 
-        registered = Scheduler(home.where, rules=home.rules).job(name=job_type)(value)
-        _registered[home.where, job_type] = registered
+        registered = Scheduler(arguments.where, rules=arguments.rules).job(name=job_type)(value)
+        _registered[arguments.where, job_type] = registered
     return registered
 
 
@@ -143,9 +145,12 @@ _registered: Final[dict[tuple[str, str], JobFunction[..., Any, Any]]] = {}
 
 
 def _run(
-    place: tuple[str, str], facts: JobFacts, signals: ProcessSignals, home: _Home | None
+    import_path: tuple[str, str],
+    facts: JobFacts,
+    signals: ProcessSignals,
+    arguments: _SchedulerArguments | None,
 ) -> RemoteOutcome:
-    function = _function_at(place, facts.job_type, home)
+    function = _function_at(import_path, facts.job_type, arguments)
     job_service = function.scheduler.job_service
 
     def report(request: RenewalRequest) -> bool:

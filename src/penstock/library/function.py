@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 
 #: Where a worker process finds a function: its module, and the path inside it.
-Place: TypeAlias = tuple[str, str]
+ImportPath: TypeAlias = tuple[str, str]
 
 
-def place_of(fn: Any) -> Place:
-    """The place of a function. ValueError: a worker process could not import it."""
+def import_path_of(fn: Any) -> ImportPath:
+    """The import path of a function. ValueError: a worker process could not import it."""
     if "<" in fn.__qualname__:
         raise ValueError(
             f"{fn.__qualname__} is defined inside a function, or is a lambda: no worker process can find it by name; "
@@ -92,7 +92,7 @@ class JobFunction(Generic[P, C, R]):
     @property
     def name(self) -> str:
         """The job's type. Any program that opens the same store and registers this name can run its jobs."""
-        return self._options.like.job_type
+        return self._options.template.job_type
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
         """Call the function directly, without the scheduler."""
@@ -202,7 +202,7 @@ class JobFunction(Generic[P, C, R]):
             raise ValueError(
                 f"{self.name} has a deadline or a not_before: a scheduled job cannot; use .options(deadline=None, not_before=None)"
             )
-        return replace(self._options.like, payload=self.arguments.encode(args, kwargs))
+        return replace(self._options.template, payload=self.arguments.encode(args, kwargs))
 
     def _first(self, conflict: KeyConflict, intent: Intent) -> JobHandle[R]:
         """The job that has the key already, if it is the same call: times and priority may differ."""

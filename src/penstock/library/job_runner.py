@@ -73,7 +73,7 @@ class JobRunner:
         expensive: bool = False,
     ) -> None:
         self._functions, self._name, self._now, self._tick = functions, name, now, tick
-        self._known = WorkerKinds(job_types=frozenset())
+        self._kinds = WorkerKinds(job_types=frozenset())
         #: Claimed attempts that have not begun. The thread that pops one may run it or give it back.
         self.waiting: dict[DispatchId, JobAttempt] = {}
         #: Attempts that ended and are not reported.
@@ -220,9 +220,9 @@ class JobRunner:
 
     @property
     def kinds(self) -> WorkerKinds:
-        if len(self._known.job_types) != len(self._functions):  # functions are only added
-            self._known = WorkerKinds(job_types=frozenset(self._functions))
-        return self._known
+        if len(self._kinds.job_types) != len(self._functions):  # functions are only added
+            self._kinds = WorkerKinds(job_types=frozenset(self._functions))
+        return self._kinds
 
     @property
     def free(self) -> int:

@@ -102,9 +102,9 @@ _KNOWN: Final = tuple(Options.__annotations__)
 
 
 class JobOptions(Struct, frozen=True):
-    """The options of a job function. `like`: an intent with all fields that do not depend on the call."""
+    """The options of a job function. `template`: an intent with all fields that do not depend on the call."""
 
-    like: Intent
+    template: Intent
     unique: bool | Callable[..., str] = False
     deadline: When | None = None
     not_before: When | None = None
@@ -135,25 +135,25 @@ class JobOptions(Struct, frozen=True):
             else:
                 field, check = _FIELDS[name]
                 fields[field] = check(name, value)
-        like = replace(self.like, **fields)
+        template = replace(self.template, **fields)
         if "batch" in given:
-            like = replace(like, tags=_in_batch(like.tags, given["batch"]))
-        return replace(self, like=like, **own)
+            template = replace(template, tags=_in_batch(template.tags, given["batch"]))
+        return replace(self, template=template, **own)
 
     def intents(self) -> Callable[[str], Intent] | None:
         """Makes an intent of the payload. None: the intent depends on more of the call, or on the moment."""
         if self.unique or self.deadline is not None or self.not_before is not None:
             return None
-        return lambda payload: replace(self.like, payload=payload)
+        return lambda payload: replace(self.template, payload=payload)
 
     def intent(self, payload: str, now: Moment, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Intent:
         """The intent of one call."""
-        like = self.like
-        key = like.idempotency_key
+        template = self.template
+        key = template.idempotency_key
         if key is None and self.unique:
             key = self._key(payload, args, kwargs)
         return replace(
-            like,
+            template,
             payload=payload,
             idempotency_key=key,
             deadline_at=None if self.deadline is None else moment("deadline", self.deadline, now),
@@ -169,8 +169,8 @@ class JobOptions(Struct, frozen=True):
             word = self.unique(*args, **kwargs)
             if not isinstance(word, str) or not word:
                 raise TypeError(f"unique gave {word!r}; it must give the key, a string")
-            return f"{self.like.job_type}:{word}"
-        return f"{self.like.job_type}#{blake2b(payload.encode(), digest_size=16).hexdigest()}"
+            return f"{self.template.job_type}:{word}"
+        return f"{self.template.job_type}#{blake2b(payload.encode(), digest_size=16).hexdigest()}"
 
 
 def moment(name: str, value: Any, now: Moment) -> Moment:

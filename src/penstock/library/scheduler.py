@@ -41,7 +41,7 @@ from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId
 from penstock.core.jobs.worker_reasons import NoFunction, NotDispatched
 from penstock.library.batches import Batch, Callback
-from penstock.library.function import Arguments, JobFunction, place_of
+from penstock.library.function import Arguments, JobFunction, import_path_of
 from penstock.library.handle import JobHandle, ResultWaiter
 from penstock.library.job_runner import BackgroundWork, RunningWork
 from penstock.library.options import (
@@ -106,14 +106,14 @@ class Scheduler:
         rules: SchedulerRules | None = None,
         **settings: Unpack[LibrarySettings],
     ) -> None:
-        self.place = location(where)
+        self.location = location(where)
         #: The file or address without a password, for messages.
-        self.where = shown(self.place)
-        self.rules = as_host(make_rules(rules, settings), self.place)
+        self.where = shown(self.location)
+        self.rules = as_host(make_rules(rules, settings), self.location)
         self._workers = _workers(workers)
         if kind not in ("thread", "process"):
             raise ValueError(f"kind is {kind!r}; it must be 'thread' or 'process'")
-        if kind == "process" and self.place == MEMORY:
+        if kind == "process" and self.location == MEMORY:
             raise ValueError("kind='process' needs a file: other processes cannot see jobs in memory")
         self._kind = kind
         self._stop_timeout = span_sec("stop_timeout", stop_timeout)
@@ -157,16 +157,16 @@ class Scheduler:
             raise TypeError(f"{fn!r} is not a function; write @scheduler.job, or @scheduler.job(cost=...)")
         name = fn.__name__ if name is None else name
         options = self._options.take(given)
-        options = replace(options, like=replace(options.like, job_type=name))
+        options = replace(options, template=replace(options.template, job_type=name))
         function: JobFunction[..., Any, Any] = JobFunction(self, fn, options, Arguments(fn, name))
         self.check_options(options)
         if self._kind == "process":
-            place_of(fn)
+            import_path_of(fn)
         with self._lock:
             earlier = self.functions.get(name)
-            if earlier is not None and _home(earlier.fn) != _home(fn):
+            if earlier is not None and _identity(earlier.fn) != _identity(fn):
                 raise ValueError(
-                    f"there is a job {name!r} already ({'.'.join(_home(earlier.fn))}); give one of them another name=..."
+                    f"there is a job {name!r} already ({'.'.join(_identity(earlier.fn))}); give one of them another name=..."
                 )
             self.functions[name] = function
             if self.work is not None:
@@ -302,7 +302,7 @@ class Scheduler:
             return explanation
         job_type = JobHandle(self, job_id).job.intent.job_type
         if not self._dispatched():
-            reason: Reason = NotDispatched(self.where if is_address(self.place) else Path(self.where).name)
+            reason: Reason = NotDispatched(self.where if is_address(self.location) else Path(self.where).name)
         elif self.work is not None and job_type not in self.functions:
             reason = NoFunction(job_type, tuple(sorted(self.functions)))
         else:
@@ -317,10 +317,10 @@ class Scheduler:
     def _dispatched(self) -> bool:
         if self.work is not None:
             return True
-        if is_address(self.place):
+        if is_address(self.location):
             now = self.store.now()
             return any(host.alive(now) for host in self.store.hosts())
-        return self.place != MEMORY and present(Path(self.place))
+        return self.location != MEMORY and present(Path(self.location))
 
     def edit(self, job_id: JobId, given: dict[str, Any]) -> JobState:
         """Change priority and times of a queued job; `JobHandle.edit` calls this."""
@@ -330,7 +330,7 @@ class Scheduler:
             raise TypeError(f"{unknown[0]!r} cannot be edited; {', '.join(editable)} can")
         options = self._options.take(given)
         now = self.store.now()
-        fields: dict[str, Any] = {"priority": options.like.priority} if "priority" in given else {}
+        fields: dict[str, Any] = {"priority": options.template.priority} if "priority" in given else {}
         for name in given.keys() - {"priority"}:
             fields[editable[name]] = None if given[name] is None else moment(name, given[name], now)
         return self.job_service.edit(job_id, by=self.principal, **fields).state
@@ -360,7 +360,7 @@ class Scheduler:
     @property
     def addon(self) -> str:
         """The addon that jobs count for by default."""
-        return self._options.like.addon_id
+        return self._options.template.addon_id
 
     def submit(self, intents: Sequence[Intent], wait_sec: float) -> list[Receipt]:
         return self.job_service.submit(intents, wait_sec)
@@ -393,7 +393,7 @@ class Scheduler:
         return self
 
     def _begin(self) -> RunningWork:
-        clock = None if is_address(self.place) else self.steady_clock  # a database has its server's clock
+        clock = None if is_address(self.location) else self.steady_clock  # a database has its server's clock
         return BackgroundWork(
             self.store, self.rules, clock, self.functions, workers=self._workers, kind=self._kind
         )
@@ -464,7 +464,7 @@ class Scheduler:
         return opened
 
     def _make(self) -> OpenScheduler:
-        store = store_at(self.place, self.steady_clock, self.rules.ordering)
+        store = store_at(self.location, self.steady_clock, self.rules.ordering)
         return OpenScheduler(store, SchedulerService(store, self.rules), ResultWaiter(store))
 
     @property
@@ -557,7 +557,7 @@ def _workers(workers: Any) -> int:
     return workers
 
 
-def _home(fn: Any) -> tuple[str, str]:
+def _identity(fn: Any) -> tuple[str, str]:
     """
     What a function is recognized by: a module that is run and imported, or reloaded, registers it twice.
     """

@@ -162,16 +162,16 @@ def _range_of(word: str) -> IndexRange:
 
 def _merged(ranges: Iterable[IndexRange]) -> Iterator[IndexRange]:
     """The ranges in order, neighbors joined into one."""
-    held: IndexRange | None = None
-    for each in ranges:
-        if held is not None and each.first <= held.last + 1:
-            held = IndexRange(held.first, max(held.last, each.last))
+    current: IndexRange | None = None
+    for following in ranges:
+        if current is not None and following.first <= current.last + 1:
+            current = IndexRange(current.first, max(current.last, following.last))
             continue
-        if held is not None:
-            yield held
-        held = each
-    if held is not None:
-        yield held
+        if current is not None:
+            yield current
+        current = following
+    if current is not None:
+        yield current
 
 
 # which indices

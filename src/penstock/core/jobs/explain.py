@@ -371,8 +371,8 @@ def _listed(jobs: tuple[JobId | None, ...]) -> str:
     """The first two names, and how many more. Jobs that the reader may not know are only counted."""
     names = [f"job {job_id[-8:]}" for job_id in jobs if job_id is not None]
     shown = names[:2]
-    if rest := len(jobs) - len(shown):
-        shown.append(f"{rest} {'more' if shown else 'other'} job{'s' * (rest > 1)}")
+    if remaining := len(jobs) - len(shown):
+        shown.append(f"{remaining} {'more' if shown else 'other'} job{'s' * (remaining > 1)}")
     text = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
     return text[0].upper() + text[1:]
 
@@ -384,8 +384,8 @@ def _host_words(hosts: tuple[HostStanding, ...]) -> Iterator[str]:
         return
     for host in hosts[:2]:
         yield f"Host {host.host}: {host.text}."
-    if rest := len(hosts[2:]):
-        yield f"{rest} more host{'s' * (rest > 1)} cannot run it now."
+    if remaining := len(hosts[2:]):
+        yield f"{remaining} more host{'s' * (remaining > 1)} cannot run it now."
 
 
 def _wanted_words(preemption: PreemptionInfo, now: Moment) -> str:
@@ -424,9 +424,9 @@ def _in_flight(job: Job, dispatch: Dispatch | None, findings: Findings, now: Mom
     if dispatch is None:
         sentences.append(f"{job.state}.")
     elif dispatch.phase is DispatchPhase.RESERVED:
-        rest = spelled(dispatch.expires_at - now)
+        remaining = spelled(dispatch.expires_at - now)
         units = dispatch.admission_class.cost_units
-        sentences.append(f"{units} units are reserved; its worker has {rest} to ask for the lease.")
+        sentences.append(f"{units} units are reserved; its worker has {remaining} to ask for the lease.")
         step, moment, reason = "its worker asks for the lease", dispatch.expires_at, "reserved"
         if findings.worker is not None:
             sentences.append(findings.worker.words(now))
@@ -468,9 +468,9 @@ def _in_flight(job: Job, dispatch: Dispatch | None, findings: Findings, now: Mom
 def _running_words(dispatch: Dispatch, now: Moment) -> Iterator[str]:
     since = spelled(now - (dispatch.started_at or dispatch.admitted_at))
     if dispatch.phase is DispatchPhase.ENDING:
-        rest = spelled(dispatch.expires_at - now)
+        remaining = spelled(dispatch.expires_at - now)
         why = str(dispatch.reason).replace("_", " ")
-        yield f"Running for {since} and told to stop ({why}); given up in {rest} at the latest."
+        yield f"Running for {since} and told to stop ({why}); given up in {remaining} at the latest."
         return
     worker = f" on worker {dispatch.worker}" if dispatch.worker else ""
     if dispatch.host != "local":  # the name of the only host of a file

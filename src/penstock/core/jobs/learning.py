@@ -83,10 +83,10 @@ class Sketch(Struct):
         return sum(self.weights.values())
 
     def observe(self, value: int) -> None:
-        kept = {bucket: weight * _KEPT for bucket, weight in self.weights.items()}
+        weights = {bucket: weight * _KEPT for bucket, weight in self.weights.items()}
         bucket = _bucket(value)
-        kept[bucket] = kept.get(bucket, 0.0) + 1.0
-        self.weights = {bucket: weight for bucket, weight in kept.items() if weight >= _LEAST_WEIGHT}
+        weights[bucket] = weights.get(bucket, 0.0) + 1.0
+        self.weights = {bucket: weight for bucket, weight in weights.items() if weight >= _LEAST_WEIGHT}
         self.count += 1
 
     def add(self, other: Sketch, share: float = 1.0) -> None:
@@ -506,11 +506,11 @@ class Knowledge:
         spare = len(self.records) - MOST_TYPES
         if spare <= 0:
             return []
-        gone = sorted(self.records, key=lambda name: self.records[name].seen_at)[:spare]
-        for name in gone:
+        dropped = sorted(self.records, key=lambda name: self.records[name].seen_at)[:spare]
+        for name in dropped:
             del self.records[name]
             self.changed.discard(name)
-        return gone
+        return dropped
 
     def durations(self, name: str, size: str = "", expected_sec: float | None = None) -> Distribution | None:
         """How long such a job will likely run. None: no job has ended yet."""

@@ -31,8 +31,8 @@ def hour_of_week(moment: Moment) -> int:
     return (moment // HOUR + _THURSDAY) % _HOURS
 
 
-def blended(known: float | None, busy: float) -> float:
-    return busy if known is None else known + NEWEST * (busy - known)
+def blended(average: float | None, busy: float) -> float:
+    return busy if average is None else average + NEWEST * (busy - average)
 
 
 class HourAverage:

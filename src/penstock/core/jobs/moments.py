@@ -120,9 +120,9 @@ def local_moment(text: str, zone: str) -> Moment:
 
 def wall_time(moment: Moment, zone: str) -> datetime:
     """The time that the clocks of a zone show, without the zone."""
-    second, rest = divmod(moment, SECOND)
+    second, microseconds = divmod(moment, SECOND)
     local = datetime.fromtimestamp(second, ZoneInfo(zone)).replace(tzinfo=None, fold=0)
-    return local + timedelta(microseconds=rest)
+    return local + timedelta(microseconds=microseconds)
 
 
 # cron lines
@@ -138,17 +138,17 @@ class CronLine:
         self.fields = fields
         #: Whether the line names hours. Otherwise it has times in every hour, and goes by elapsed time.
         self.names_hours = fields.split()[1] != "*"
-        self._known: tuple[int, int | None] = (1, 0)  # covers nothing
+        self._last_search: tuple[int, int | None] = (1, 0)  # covers nothing
         self._parsed = CronSim(fields, _EPOCH)
 
     def next(self, wall: int) -> int | None:
         """The first time at or after this one."""
-        asked, answer = self._known
-        if asked <= wall and (answer is None or wall <= answer):
-            return answer
-        answer = self._search(wall)
-        self._known = (wall, answer)
-        return answer
+        start, match = self._last_search
+        if start <= wall and (match is None or wall <= match):
+            return match
+        match = self._search(wall)
+        self._last_search = (wall, match)
+        return match
 
     def _search(self, wall: int) -> int | None:
         search = copy(self._parsed)  # for several threads; parsing takes longer than the search

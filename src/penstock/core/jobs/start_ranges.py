@@ -180,13 +180,13 @@ class _Play:
     def run(self, targets: frozenset[JobId]) -> dict[JobId, Moment]:
         """The starts of the targets that start."""
         began: dict[JobId, Moment] = {}
-        awaited = set(targets)
+        remaining = set(targets)
         for _ in range(MOST_STEPS):
             for job_id in self._start():
-                if job_id in awaited:
+                if job_id in remaining:
                     began[job_id] = self.now
-                    awaited.discard(job_id)
-            if not awaited or not self.ends:
+                    remaining.discard(job_id)
+            if not remaining or not self.ends:
                 break
             self._advance()
         return began

@@ -76,10 +76,10 @@ def _plan_until(now: Moment, timeout: Span, *, listens: bool) -> dict[Step, Mome
     }
 
 
-class _Flight(Struct):
+class _TrackedDispatch(Struct):
     listens: bool
     reason: EndReason | None = None
-    asked: bool = False
+    yield_requested: bool = False
     plan: dict[Step, Moment] | None = None
 
 
@@ -88,103 +88,103 @@ class Tracker:
 
     def __init__(self, graces: Graces | None = None) -> None:
         self._graces = graces or Graces()
-        self._flights: dict[DispatchId, _Flight] = {}
+        self._dispatches: dict[DispatchId, _TrackedDispatch] = {}
 
     def __contains__(self, dispatch_id: object) -> bool:
-        return dispatch_id in self._flights
+        return dispatch_id in self._dispatches
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._dispatches)
 
     def __iter__(self) -> Iterator[DispatchId]:
-        return iter(list(self._flights))
+        return iter(list(self._dispatches))
 
     def register(self, dispatch_id: DispatchId, *, listens: bool = False) -> None:
         """`listens`: the run polls whether it should stop, so the cancel signal can have an effect."""
-        if dispatch_id in self._flights:
+        if dispatch_id in self._dispatches:
             raise ValueError(f"{dispatch_id} is in flight already: an identity is used once")
-        self._flights[dispatch_id] = _Flight(listens)
+        self._dispatches[dispatch_id] = _TrackedDispatch(listens)
 
     def hears(self, dispatch_id: DispatchId) -> None:
         """Record that the run polled, so it listens. A plan that exists stays as it is."""
-        if flight := self._flights.get(dispatch_id):
-            flight.listens = True
+        if tracked := self._dispatches.get(dispatch_id):
+            tracked.listens = True
 
     def reason(self, dispatch_id: DispatchId) -> EndReason | None:
-        flight = self._flights.get(dispatch_id)
-        return None if flight is None else flight.reason
+        tracked = self._dispatches.get(dispatch_id)
+        return None if tracked is None else tracked.reason
 
     def should_yield(self, dispatch_id: DispatchId) -> bool:
         """Whether the run should stop. True also for a dispatch that is no longer in flight."""
-        flight = self._flights.get(dispatch_id)
-        return flight is None or flight.asked or flight.reason is not None
+        tracked = self._dispatches.get(dispatch_id)
+        return tracked is None or tracked.yield_requested or tracked.reason is not None
 
     def ask(self, dispatch_id: DispatchId) -> list[Effect]:
         """Ask the run to yield at its next safe place. A second call repeats a request that may be lost."""
-        flight = self._flights.get(dispatch_id)
-        if flight is None or flight.reason is not None:
+        tracked = self._dispatches.get(dispatch_id)
+        if tracked is None or tracked.reason is not None:
             return []
-        flight.asked = True
+        tracked.yield_requested = True
         return [Effect(dispatch_id, Step.YIELD, None)]
 
     def terminate(
         self, dispatch_id: DispatchId, reason: EndReason, now: Moment, *, at_once: bool = False
     ) -> list[Effect]:
         """End a dispatch early. `at_once`: begin with SIGKILL, also if the run is on the ladder already."""
-        flight = self._flights.get(dispatch_id)
-        if flight is None:
+        tracked = self._dispatches.get(dispatch_id)
+        if tracked is None:
             return []
         if at_once:
-            self._hurry(flight, {Step.CANCEL: now, Step.TERM: now} | self._graces.killed(now))
-        elif flight.reason is None:
-            self._hurry(flight, self._graces.plan(now, listens=flight.listens))
-        if flight.reason is None or replaces(reason, flight.reason):
-            flight.reason = reason
-        return self._due(dispatch_id, flight, now)
+            self._hurry(tracked, {Step.CANCEL: now, Step.TERM: now} | self._graces.killed(now))
+        elif tracked.reason is None:
+            self._hurry(tracked, self._graces.plan(now, listens=tracked.listens))
+        if tracked.reason is None or replaces(reason, tracked.reason):
+            tracked.reason = reason
+        return self._due(dispatch_id, tracked, now)
 
     def drain(self, now: Moment, timeout: Span) -> list[Effect]:
         """End everything in flight within one shared timeout."""
         effects: list[Effect] = []
-        for dispatch_id, flight in self._flights.items():
-            self._hurry(flight, _plan_until(now, timeout, listens=flight.listens))
-            flight.reason = flight.reason or EndReason.GRACEFUL_SHUTDOWN
-            effects += self._due(dispatch_id, flight, now)
+        for dispatch_id, tracked in self._dispatches.items():
+            self._hurry(tracked, _plan_until(now, timeout, listens=tracked.listens))
+            tracked.reason = tracked.reason or EndReason.GRACEFUL_SHUTDOWN
+            effects += self._due(dispatch_id, tracked, now)
         return effects
 
     def advance(self, now: Moment) -> list[Effect]:
         return [
             effect
-            for dispatch_id, flight in self._flights.items()
-            for effect in self._due(dispatch_id, flight, now)
+            for dispatch_id, tracked in self._dispatches.items()
+            for effect in self._due(dispatch_id, tracked, now)
         ]
 
     def alarm(self) -> Moment | None:
         return min(
-            (moment for f in self._flights.values() for moment in (f.plan or {}).values()), default=None
+            (moment for f in self._dispatches.values() for moment in (f.plan or {}).values()), default=None
         )
 
     def settle(self, dispatch_id: DispatchId, how: EndReason) -> EndReason | None:
         """
         The run is over: the end reason is its first reason, else `how`. None: it is not in flight any more.
         """
-        flight = self._flights.pop(dispatch_id, None)
-        return None if flight is None else flight.reason or how
+        tracked = self._dispatches.pop(dispatch_id, None)
+        return None if tracked is None else tracked.reason or how
 
-    def _hurry(self, flight: _Flight, plan: dict[Step, Moment]) -> None:
+    def _hurry(self, tracked: _TrackedDispatch, plan: dict[Step, Moment]) -> None:
         """Set each remaining step to the earlier moment of both plans."""
-        before = flight.plan
+        before = tracked.plan
         if before is None:
-            flight.plan = plan
+            tracked.plan = plan
         else:
-            flight.plan = {step: min(moment, plan[step]) for step, moment in before.items()}
+            tracked.plan = {step: min(moment, plan[step]) for step, moment in before.items()}
 
-    def _due(self, dispatch_id: DispatchId, flight: _Flight, now: Moment) -> list[Effect]:
-        if not flight.plan:
+    def _due(self, dispatch_id: DispatchId, tracked: _TrackedDispatch, now: Moment) -> list[Effect]:
+        if not tracked.plan:
             return []
-        due = [step for step, moment in flight.plan.items() if moment <= now]
+        due = [step for step, moment in tracked.plan.items() if moment <= now]
         for step in due:
-            del flight.plan[step]
-        return [Effect(dispatch_id, step, flight.reason) for step in due]
+            del tracked.plan[step]
+        return [Effect(dispatch_id, step, tracked.reason) for step in due]
 
 
 def end_of_exit(code: int) -> EndReason:

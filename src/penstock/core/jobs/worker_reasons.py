@@ -164,8 +164,8 @@ class WorkerGone(BaseReason, frozen=True):
             return (
                 f"Such jobs ran before, and no worker has asked for them since the scheduler started{times}."
             )
-        asked = spelled(now - self.last_came_at)
-        return f"Its worker has gone: the last request for such jobs was {asked} ago{times}."
+        since = spelled(now - self.last_came_at)
+        return f"Its worker has gone: the last request for such jobs was {since} ago{times}."
 
     def short(self, now: Moment) -> str:
         if self.last_came_at is None:

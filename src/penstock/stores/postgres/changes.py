@@ -125,8 +125,10 @@ class PostgresWriteBatch:
                 return has_events
             flights = columns(sorted(self.ended_by_flight.items()), 2)
             settled = [number, self._settled_at, array(self._settled)]
-            rest = [*settled, number, array(sorted(self._mentioned))]
-            session.defer("write_batch", lambda: [*written, *flights, number, *self._packed_events(), *rest])
+            ended_rows = [*settled, number, array(sorted(self._mentioned))]
+            session.defer(
+                "write_batch", lambda: [*written, *flights, number, *self._packed_events(), *ended_rows]
+            )
         return has_events
 
     def _packed_events(self) -> tuple[int, bytes]:
@@ -380,8 +382,8 @@ class Completions:
             return []
         ids, results = columns(rows)
         done = {"now": self._database.given_now(), "ids": ids, "results": results}
-        look = [("dispatches_with_dependencies", {"ids": ids})] if self._expect_children else []
-        return [("complete", done), *look]
+        children = [("dispatches_with_dependencies", {"ids": ids})] if self._expect_children else []
+        return [("complete", done), *children]
 
     def arrays(self) -> set[JobId]:
         """The arrays of the completed jobs."""

@@ -156,7 +156,7 @@ class Database:
         #: The connection that was used last is used next: the caches of its server process are warm.
         self._idle: deque[PipelineConnection] = deque()
         self._room = BoundedSemaphore(options.connections)
-        self._offset, self._asked, self._latest = 0, float("-inf"), 0
+        self._offset, self._clock_read_at, self._latest = 0, float("-inf"), 0
         self._closed = False
         #: Tokens of transactions whose outcome is known: the next transaction deletes their rows.
         self._answered: list[str] = []
@@ -175,20 +175,20 @@ class Database:
         """
         if self._clock is not None:
             return self._clock()
-        if monotonic() - self._asked > 1:
+        if monotonic() - self._clock_read_at > 1:
             self._set_clock()
         self._latest = max(self._latest, self._offset + _monotonic())
         return self._latest
 
     def _set_clock(self) -> None:
-        known, self._asked = self._asked > float("-inf"), monotonic()
+        has_read, self._clock_read_at = self._clock_read_at > float("-inf"), monotonic()
         try:
             with self.failures(), self.connection() as con:
                 sent = _monotonic()
                 [[(now,)]] = con.exchange([(self.sql["now"], None)])
                 self._offset = now - (sent + _monotonic()) // 2
         except StoreFailed:
-            if not known:
+            if not has_read:
                 raise
 
     def given_now(self) -> Moment | None:

@@ -378,7 +378,7 @@ def defer_named(
 # the rows
 
 #: How many kinds are kept; with more, all are dropped, because then probably every job is a kind of its own.
-MOST_KEPT: Final = 1_000
+MOST_KINDS: Final = 1_000
 #: The names of the columns of `job_row` and `intent_row`, in their order.
 _NAMES: Final = (
     *("addon_id", "class_no", "line", "turn", "ready_at", "urgent_at", "priority", "created_at"),
@@ -388,7 +388,7 @@ _NAMES: Final = (
 )
 
 
-class _Kept(NamedTuple):
+class _EncodedKind(NamedTuple):
     """The encoded values of a kind of jobs, by name."""
 
     admission_class: AdmissionClass
@@ -403,7 +403,7 @@ class RowCache:
 
     def __init__(self, classes: PostgresAdmissionClasses, ordering: Ordering) -> None:
         self.classes, self.ordering = classes, ordering
-        self.kept: dict[Hashable, _Kept] = {}
+        self.kinds: dict[Hashable, _EncodedKind] = {}
 
     def prepare(self, intents: Sequence[Intent]) -> None:
         """Make the admission classes of new kinds, before the transaction that needs them."""
@@ -411,17 +411,17 @@ class RowCache:
         for intent in intents:
             if (kind := all_but_payload(intent)) != last:
                 last = kind
-                if kind not in self.kept:
+                if kind not in self.kinds:
                     new.add(admission_class_of(intent))
         self.classes.make(new)
 
     def alike(self, jobs: Sequence[tuple[JobId, Intent]], now: Moment) -> dict[str, Any]:
         """The values of `submit_alike`, for jobs of one kind."""
         intent = jobs[0][1]
-        kept = self.kept.get(all_but_payload(intent)) or self._keep(intent, now)
-        where = place(intent, now, None, self.ordering, kept.admission_class)
+        encoded = self.kinds.get(all_but_payload(intent)) or self._encode_kind(intent, now)
+        where = place(intent, now, None, self.ordering, encoded.admission_class)
         return {
-            **kept.values,
+            **encoded.values,
             "line": b"%d" % where.line(now),
             "turn": b"%d" % where.turn,
             "ready_at": b"%d" % where.ready_at,
@@ -449,17 +449,17 @@ class RowCache:
             **dict(zip(_NAMES, columns(of_kinds), strict=True)),
         }
 
-    def _keep(self, intent: Intent, now: Moment) -> _Kept:
+    def _encode_kind(self, intent: Intent, now: Moment) -> _EncodedKind:
         where = place(intent, now, None, self.ordering)
         values = dict(zip(_NAMES, map(text, self._row(intent, where, now)), strict=True))
-        kept = _Kept(where.admission_class, values)
+        encoded = _EncodedKind(where.admission_class, values)
         # Not kept: with a key, the values include the hash of the payload; other jobs seldom have the same
         # parents.
         if intent.idempotency_key is None and not intent.after:
-            if len(self.kept) >= MOST_KEPT:
-                self.kept.clear()
-            self.kept[all_but_payload(intent)] = kept
-        return kept
+            if len(self.kinds) >= MOST_KINDS:
+                self.kinds.clear()
+            self.kinds[all_but_payload(intent)] = encoded
+        return encoded
 
     def _row(self, intent: Intent, where: Place, now: Moment) -> tuple[Any, ...]:
         class_no = self.classes.number(where.admission_class)

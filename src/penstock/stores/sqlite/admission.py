@@ -165,10 +165,10 @@ def _start_alike(
     plain: list[int] = []
     events: list[EventRow] = []
     for pick in picks:
-        dispatch, its_events = start_dispatch(
+        dispatch, start_events = start_dispatch(
             pick, stop_limit(pick, tx.now), admit, tx.now, tx.ordering.aging
         )
-        events += its_events
+        events += start_events
         no, n = pick.waiting.no, events[-1][3]
         if leased:
             leases[dispatch.dispatch_id] = GrantedLease(no, n, dispatch.expires_at, kind)

@@ -131,10 +131,10 @@ def _insert(tx: Transaction, intent: Intent, job_id: JobId) -> Receipt:
     Add a job and its event. Jobs that are submitted together usually differ only by their payload, so the
     other columns are made once.
     """
-    rest = all_but_payload(intent)
-    template = tx.templates.get(rest)
+    shared = all_but_payload(intent)
+    template = tx.templates.get(shared)
     if template is None:
-        template = tx.templates[rest] = _template(tx, intent)
+        template = tx.templates[shared] = _template(tx, intent)
     tx.add_job(job_id, intent, template)
     tx.add_events((tx.now, _SUBMITTED, job_id, 1, _IS_QUEUED, "", None, None))
     tx.totals.count(intent.addon_id, JobState.QUEUED, 1)
@@ -142,9 +142,9 @@ def _insert(tx: Transaction, intent: Intent, job_id: JobId) -> Receipt:
 
 
 def _template(tx: Transaction, intent: Intent) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-    its_place = place(intent, tx.now, None, tx.ordering)
-    class_no = tx.classes.number(tx, its_place.admission_class)
-    row = job_row(0, JobId(""), intent, its_place, class_no=class_no, now=tx.now)
+    job_place = place(intent, tx.now, None, tx.ordering)
+    class_no = tx.classes.number(tx, job_place.admission_class)
+    row = job_row(0, JobId(""), intent, job_place, class_no=class_no, now=tx.now)
     addon_id, _, line, turn, ready_at, urgent_at, priority, now, earliest, deadline, *limits, key = row[2:]
     of_job = (addon_id, class_no, ready_at, priority, now, earliest, deadline, *limits, key)
     of_queue = (class_no, line, turn, ready_at, urgent_at, deadline, priority, *limits)
@@ -276,11 +276,11 @@ def _running_leases(tx: Transaction, reports: Sequence[CompletedDispatch]) -> li
     The leases among the reported ones that are valid. Usually this writer granted all of them and still has
     them in memory; otherwise it reads all.
     """
-    known = [tx.totals.leases.pop(report.dispatch_id, None) for report in reports]
-    if None not in known:
+    leases = [tx.totals.leases.pop(report.dispatch_id, None) for report in reports]
+    if None not in leases:
         return [
             (at, lease.no, lease.events, lease.kind)
-            for at, lease in enumerate(known)
+            for at, lease in enumerate(leases)
             if lease is not None and lease.expires_at > tx.now
         ]
     values = {"ids": by_name([report.dispatch_id for report in reports]), "now": tx.now}

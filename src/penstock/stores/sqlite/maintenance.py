@@ -122,8 +122,8 @@ def _write_schedule(tx: Transaction, operation: ChangeSchedule | RecordLoad) -> 
         record_load(tx, operation, tx.now)
         return None
     change, depth = operation.change, operation.depth
-    known = tx.one("lock_schedule", {"name": change.name})
-    if change.version != (0 if known is None else known[0]):
+    row = tx.one("lock_schedule", {"name": change.name})
+    if change.version != (0 if row is None else row[0]):
         return None
     receipt = None if change.job is None else submit(tx, [change.job.intent], depth)[0]
     job_id = new_job_id(receipt)
@@ -131,7 +131,7 @@ def _write_schedule(tx: Transaction, operation: ChangeSchedule | RecordLoad) -> 
     if record is None:
         tx.execute("remove_schedule", {"name": change.name})
     else:
-        tx.execute("add_schedule" if known is None else "set_schedule", schedule_values(record))
+        tx.execute("add_schedule" if row is None else "set_schedule", schedule_values(record))
     for note in change.events(job_id):
         tx.add_note(change.at, note, NO_JOB)
     return ScheduleWritten(record, receipt)

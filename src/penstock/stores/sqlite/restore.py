@@ -42,12 +42,12 @@ def restore(backup: Path, path: Path) -> Path | None:
         except BaseException:  # Ctrl-C included
             fresh.unlink(missing_ok=True)
             raise
-        kept = _set_aside(path)
+        set_aside = _set_aside(path)
         # Before the restored file has its name: by the old mark the next start would refuse it.
         reset_mark(path)
         fresh.replace(path)
         _sync(path.parent)
-    return kept
+    return set_aside
 
 
 def _copy(backup: Path, target: Path) -> None:
@@ -94,13 +94,13 @@ def _alone(path: Path) -> Iterator[None]:
 
 def _set_aside(path: Path) -> Path | None:
     _fold_in(path)
-    beside = [part for part in _PARTS if path.with_name(path.name + part).exists()]
-    if not beside:
+    parts = [part for part in _PARTS if path.with_name(path.name + part).exists()]
+    if not parts:
         return None
-    kept = path.with_name(f"{path.name}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}")
-    for part in beside:
-        path.with_name(path.name + part).rename(kept.with_name(kept.name + part))
-    return kept
+    target = path.with_name(f"{path.name}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}")
+    for part in parts:
+        path.with_name(path.name + part).rename(target.with_name(target.name + part))
+    return target
 
 
 def _fold_in(path: Path) -> None:

@@ -159,12 +159,12 @@ class SubmitRelayServer:
         while True:
             with self._turn:
                 self._server = get_ident()
-                rest = self._serve()
+                run_job = self._serve()
                 self._server = 0
-                if rest is None:
+                if run_job is None:
                     return
                 self._runs_job = get_ident()
-            rest()
+            run_job()
             self._runs_job = 0
 
     def _serve(self) -> Callable[[], None] | None:
@@ -186,8 +186,8 @@ class SubmitRelayServer:
                     going = False
                 else:
                     self._accept()
-            if submits and (rest := self._commit(submits)) is not None:
-                return rest
+            if submits and (run_job := self._commit(submits)) is not None:
+                return run_job
         self._watched.close()
         self._over.set()
         return None
