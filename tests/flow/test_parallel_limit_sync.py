@@ -23,6 +23,12 @@ from penstock.flow.parallel import SyncCall, ThreadCalls, parallel_limit_sync
 WAIT = 20  # seconds for what takes microseconds: only a test that fails gets there
 
 
+@pytest.fixture(autouse=True)
+def no_slow_source(monkeypatch):
+    """On a busy machine every source is slow at times, and fewer calls start at once."""
+    monkeypatch.setattr(parallel, "_SLOW", float("inf"))
+
+
 @pytest.fixture(params=["threads", "executor"])
 def limit(request):
     """parallel_limit_sync, on threads of its own and through an executor."""
@@ -160,7 +166,8 @@ def test_items_are_pulled_on_the_callers_thread_and_never_more_than_n_ahead(limi
     assert {threading.current_thread()} == set(pulled)
 
 
-def test_a_finished_result_does_not_wait_for_a_slow_source_to_give_n_items(limit):
+def test_a_finished_result_does_not_wait_for_a_slow_source_to_give_n_items(limit, monkeypatch):
+    monkeypatch.setattr(parallel, "_SLOW", 0.001)
     ended = threading.Semaphore(0)
     pulled = []
 
