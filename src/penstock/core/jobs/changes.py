@@ -237,10 +237,11 @@ def stop(
     because: Mapping[str, Any] | None = None,
 ) -> Change | None:
     """
-    Tell a leased dispatch to end. It holds its units until the run has ended, or until its lease and `grace`
-    are over; heartbeats no longer renew the lease. It never ends before its lease, because a worker without
-    contact may continue until then. None: the dispatch is ending already, and the first reason wins. A cancel
-    replaces a reason that would requeue the job; the moment at which the lease ends then stays.
+    Tell a leased dispatch to end. It holds its units until the attempt has ended, or until its lease and
+    `grace` are over; heartbeats no longer renew the lease. It never ends before its lease, because a
+    worker without contact may continue until then. None: the dispatch is ending already, and the first
+    reason wins. A cancel replaces a reason that would requeue the job; the moment at which the lease ends
+    then stays.
     """
     first, because = dispatch.reason, because or {}
     if dispatch.phase is DispatchPhase.ENDING and first is not None:
@@ -279,10 +280,10 @@ def cancel(
     by: str = "",
 ) -> Change | None:
     """
-    Cancel the job at once if no run has begun; else tell the run to stop, and the job becomes CANCELED when
-    the run has ended. If the run is stopping for a reason that settles the job, that reason stays, and the
-    trail records the cancel. None: the job is canceled already; this is no error, because the first answer
-    may have been lost.
+    Cancel the job at once if no attempt has begun; else tell the attempt to stop, and the job becomes
+    CANCELED when it has ended. If the attempt is stopping for a reason that settles the job, that reason
+    stays, and the trail records the cancel. None: the job is canceled already; this is no error, because
+    the first answer may have been lost.
     """
     if job.state is JobState.CANCELED:
         return None

@@ -40,7 +40,8 @@ class GateInfo(Struct, frozen=True):
 
 class PreemptionInfo(Struct, frozen=True):
     """
-    A request to a run to yield to a waiting job. `until`: when the request is repeated, or the run stopped.
+    A request to an attempt to yield to a waiting job. `until`: when the request is repeated, or the attempt
+    is stopped.
     """
 
     victim: JobId | None  # None: a job that the reader may not know

@@ -66,7 +66,7 @@ class Intent(Struct, frozen=True, gc=False):
     retry_delays_sec: tuple[int, ...] = ()
     #: The job starts only on a host that has all these labels.
     labels: tuple[str, ...] = ()
-    #: Whether a run may be asked, and then forced, to give its units to a job of clearly higher priority.
+    #: Whether an attempt may be asked, and then forced, to give its units to a job of much higher priority.
     preemptible: bool = True
     #: The job starts when the conditions on all of these parents hold.
     after: tuple[Dependency, ...] = ()

@@ -153,7 +153,7 @@ class Dispatch(Struct, frozen=True, gc=False):
 
     @property
     def active(self) -> Span:
-        """How long the run lasted; 0 until it has ended."""
+        """How long the attempt lasted; 0 until it has ended."""
         if self.started_at is None or self.ended_at is None:
             return 0
         return max(0, self.ended_at - self.started_at)

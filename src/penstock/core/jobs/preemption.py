@@ -2,9 +2,9 @@
 Preemption (SPEC TR-7): a running job gives its units to a job of clearly higher priority.
 
 A job preempts only if it can start then: it is ready, and only a slot or units are missing. One victim at a
-time must be enough: the run with the lowest priority, and of equals the one that started last, which loses
-least. A job that is not preemptible is never a victim. The victim is asked to yield, asked again, and then
-stopped. A cycle ends before another begins, so two jobs cannot preempt each other in turns.
+time must be enough: the attempt with the lowest priority, and of equals the one that started last, which
+loses least. A job that is not preemptible is never a victim. The victim is asked to yield, asked again, and
+then stopped. A cycle ends before another begins, so two jobs cannot preempt each other in turns.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def wanted(inputs: RoundInputs) -> list[Want]:
     """
     The heads of ready queues that may preempt, by priority without aging, because a long wait is no reason to
     preempt. Not among them: heads that can start now, and heads without a present worker of this host, for
-    which a run might yield in vain.
+    which an attempt might yield in vain.
     """
     wants = [
         Want(inputs, waiting, line.admission_class, line.urgent)
@@ -73,7 +73,7 @@ def _has_worker(inputs: RoundInputs, admission_class: AdmissionClass) -> bool:
 
 
 class Candidate(NamedTuple):
-    """A run that may have to yield, with the priority of its job."""
+    """An attempt that may have to yield, with the priority of its job."""
 
     priority: int
     dispatch: Dispatch
@@ -81,7 +81,7 @@ class Candidate(NamedTuple):
 
 
 def choose(want: Want, running: Sequence[Candidate], preemption: Preemption) -> Dispatch | None:
-    """The victim among the runs. None: there is none, or runs that are ending already make enough room."""
+    """The victim among the attempts. None: there is none, or attempts that end already make enough room."""
     ending = [run.dispatch.admission_class for run in running if run.dispatch.phase is DispatchPhase.ENDING]
     if preemption.threshold is None or (ending and want.fits_without(ending)):
         return None

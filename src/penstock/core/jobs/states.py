@@ -7,7 +7,7 @@ state says what may happen next; the reason, on the event, says why the job got 
 
 The end rules say what becomes of a job when its dispatch ends (SPEC TR-5), for every end reason, before and
 after a worker has its lease. A reserved dispatch has not run yet, so it cannot complete. A dispatch that is
-ending has a first reason, which wins over the report of a run that stops.
+ending has a first reason, which wins over the report of an attempt that stops.
 
 A retry schedule is a list of delays, and all of them are used: the failure after the last delay is final.
 Counters are per category, so a machine that was unavailable does not use up the retries for crashes, and a
@@ -189,8 +189,8 @@ _BACK: Final = EndRule(Move.REQUEUE)
 _LATER: Final = EndRule(Move.REQUEUE, retry=Category.START)
 _CRASH: Final = EndRule(Move.FAIL, retry=Category.CRASH)
 
-#: The rules for a reserved and for a leased dispatch. None: a run that never started cannot report this end;
-#: the report is refused and changes nothing.
+#: The rules for a reserved and for a leased dispatch. None: an attempt that never started cannot report
+#: this end; the report is refused and changes nothing.
 END_RULES: Final[dict[EndReason, tuple[EndRule | None, EndRule]]] = {
     #                          reserved                             leased
     EndReason.COMPLETED: (None, EndRule(Move.COMPLETE)),
@@ -248,7 +248,7 @@ def resolve_end(
 ) -> EndResult:
     """
     What becomes of the job when its dispatch ends. `first_reason`: why an ENDING dispatch ends; it decides,
-    and the run's own report comes too late.
+    and the attempt's own report comes too late.
     """
     if phase is DispatchPhase.ENDED:
         raise IllegalMove(
