@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound
+from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound, QueueFull
 from penstock.core.jobs import changes
 from penstock.core.jobs.arrays import CHUNK, WINDOW, indices_in
 from penstock.core.jobs.intent import Intent
@@ -22,7 +22,7 @@ from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers
 from penstock.scheduler.job_service import JobService
 from penstock.scheduler.maintenance import Maintenance
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import Apply, Complete, CompletedDispatch, Prune, Query, committed
+from penstock.stores.api import Apply, Complete, CompletedDispatch, Depth, Prune, Query, committed
 from penstock.stores.common.rows import array_progress
 from penstock.stores.memory import store as memory_store
 from penstock.stores.postgres import arrays as postgres_arrays
@@ -229,6 +229,23 @@ def test_a_bad_array_is_refused_by_name_and_changes_nothing(scene, indices):
 
     assert [problem["field"] for problem in refused.value.problems] == ["array"]
     assert (scene.kit.everything(), scene.store.arrays(10)) == (before, [])
+
+
+def test_a_full_queue_refuses_an_array_whose_first_jobs_it_has_no_room_for(scene):
+    rules = replace(RULES, depth=Depth(total=5, per_addon=3))
+    scene.arrays = ArrayService(scene.store, rules, scene.jobs)
+    keyed = replace(JOB, idempotency_key="k")
+    array_id = scene.submit("1-100%3", keyed)
+    before = scene.kit.everything()
+
+    with pytest.raises(QueueFull, match="for addon a, the limit is 3"):
+        scene.submit("1-100%1")
+    with pytest.raises(QueueFull, match="in all, the limit is 5"):
+        scene.submit("1-3", replace(JOB, addon_id="b"))
+
+    assert scene.kit.everything() == before
+    assert scene.submit("1-100%3", keyed) == array_id
+    assert scene.submit("1-100%2", replace(JOB, addon_id="b"))
 
 
 def test_the_result_of_an_array_outlives_its_jobs(scene):

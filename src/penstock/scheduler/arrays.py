@@ -59,12 +59,17 @@ class ArrayService:
     def submit(self, intent: Intent, indices: ArraySpec | str, by: str = "") -> tuple[ArrayRecord, bool]:
         """
         Submit an array, durable when this returns. Also returns whether it is new: the same request again
-        with its idempotency key finds the array. Raises BadIntent or KeyConflict.
+        with its idempotency key finds the array. Raises BadIntent, KeyConflict or
+        QueueFull: there is no room for its first jobs.
         """
         spec = self._checked(intent, indices)
         array_id = _array_id(intent)
 
         is_new = False
+        waiting = {addon.addon_id: addon.jobs.get(JobState.QUEUED, 0) for addon in self._store.addons()}
+
+        def queued(addon_id: AddonId | None) -> int:
+            return sum(waiting.values()) if addon_id is None else waiting.get(addon_id, 0)
 
         def decide(
             before: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment, __: FirstAgain
@@ -72,7 +77,9 @@ class ArrayService:
             nonlocal is_new
             is_new = before is None
             if before is None:
-                return arrays.submit_array(JobArray(array_id, str(spec), intent, now), by)
+                change = arrays.submit_array(JobArray(array_id, str(spec), intent, now), by)
+                self._rules.depth.check(change.intents, queued)
+                return change
             if (before.array.indices, before.array.intent) != (str(spec), intent):
                 raise KeyConflict(
                     f"idempotency_key {intent.idempotency_key!r} was used for another array",
