@@ -16,7 +16,7 @@ from penstock.cli.printing import echo, output, printable
 from penstock.cli.session import EXITS, CliSession, fail, passes
 from penstock.cli.submit import COMMAND_LINE, described, submit_command
 from penstock.client.signals import interruptible
-from penstock.core.errors import Unreachable
+from penstock.core.errors import Unavailable
 
 if TYPE_CHECKING:
     from penstock import wire
@@ -52,7 +52,7 @@ def run(session: CliSession, /, command: tuple[str, ...], detach_on_interrupt: b
             session.client.cancel(job_id)
             session.stderr.print(f"\nCanceled {short(job_id)}.")
         raise
-    except Unreachable:
+    except Unavailable:
         follow = f"penstock logs -f {short(job_id)}"
         session.stderr.print(f"\nThe job is on disk. When the scheduler runs again: {follow}", markup=False)
         raise
