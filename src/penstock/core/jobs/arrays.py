@@ -143,11 +143,6 @@ def ranges_of(indices: Iterable[int]) -> tuple[IndexRange, ...]:
     return tuple(_merged(IndexRange(index, index) for index in sorted(indices)))
 
 
-def ranges_text(indices: Iterable[int]) -> str:
-    """Indices as text, such as `3,7-9`; empty if there are none."""
-    return ",".join(map(str, ranges_of(indices)))
-
-
 def _range_of(word: str) -> IndexRange:
     match = _RANGE.fullmatch(word)
     if match is None:
