@@ -56,7 +56,7 @@ def test_while_the_server_is_away_everything_says_so_and_afterwards_goes_on(serv
             ask()
         assert "unreachable" == refusal.value.data["kind"]
     before = store.now()
-    store.database._asked -= 10  # it is time to ask again
+    store.database._clock_read_at -= 10  # it is time to read the clock again
     assert before < store.now() < before + 60 * SECOND
     server.start()
     assert [receipt.job_id] == [dispatch.job_id for dispatch in tick(store)]
