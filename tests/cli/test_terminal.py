@@ -305,6 +305,40 @@ def test_the_last_line_of_top_has_the_whole_reason_and_no_message_that_is_over(s
         asyncio.run(look(client))
 
 
+def test_the_cursor_of_top_stays_on_its_job_when_a_job_above_it_ends(shell):
+    jobs = {shell.submit("sleep", "300") for _ in range(3)}
+    for job_id in jobs:
+        shell.until("RUNNING", job_id)
+    answer = json.loads((shell.folder / "daemon.json").read_text())
+    token = Path(answer["token_file"]).read_text().strip()
+
+    async def look(client):
+        app = Top(client)
+        async with app.run_test(size=(60, 24)):
+            table = app.query_one(DataTable)
+
+            def shown():
+                return [str(row.key.value) for row in table.ordered_rows]
+
+            async with asyncio.timeout(LONG):
+                while not jobs <= set(shown()):
+                    await asyncio.sleep(0.02)
+                above, chosen, _ = (job_id for job_id in shown() if job_id in jobs)
+                table.move_cursor(row=shown().index(chosen))
+                client.cancel(above)
+                while above in shown()[: shown().index(chosen)]:
+                    app.reload()
+                    await asyncio.sleep(0.02)
+            await app.workers.wait_for_complete()
+            return shown()[table.cursor_row], chosen
+
+    with Client(answer["url"], token=token) as client:
+        at_cursor, chosen = asyncio.run(look(client))
+        for job_id in jobs:
+            client.cancel(job_id)
+    assert at_cursor == chosen
+
+
 def all_of(child, *words):
     """What is drawn until all of these have been, in whatever order."""
     shown = ""

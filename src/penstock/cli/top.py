@@ -172,12 +172,15 @@ class Top(App[None]):
         self._show_standing()
 
     def _list(self, jobs: list[wire.JobSummary]) -> None:
-        """Fill the table, with new columns each time: the window may have become narrower."""
+        """
+        Fill the table, with new columns each time: the window may have become narrower. The cursor stays on
+        its job; on the first row it stays there, so that an unattended list shows what is newest.
+        """
         self._shown = [job.job_id for job in jobs]
         self._jobs = {job.job_id: job for job in jobs}
         self._marked.intersection_update(self._shown)
         table = self.query_one(DataTable)
-        at, scroll = table.cursor_row, table.scroll_y
+        at, chosen, scroll = table.cursor_row, self._chosen(), table.scroll_y
         places = fitting(JOB_COLUMNS, self.size.width)
         columns = [JOB_COLUMNS[place] for place in places]
         now = datetime.now(UTC)
@@ -196,8 +199,10 @@ class Top(App[None]):
                 text.truncate(width, overflow="ellipsis")
             mark = Text("*", style="bold yellow") if job.job_id in self._marked else Text("")
             table.add_row(mark, *line, key=job.job_id)
-        table.move_cursor(row=min(at, max(0, len(jobs) - 1)))
         table.scroll_y = scroll
+        if at > 0 and chosen is not None and chosen in self._jobs:
+            at = self._shown.index(chosen)
+        table.move_cursor(row=min(at, max(0, len(jobs) - 1)))
 
     def _chosen(self) -> str | None:
         table = self.query_one(DataTable)

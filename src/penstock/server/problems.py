@@ -109,7 +109,7 @@ HINTS: Final[dict[str, tuple[str, str]]] = {
     "illegal_move": ("The job's state does not allow this", "`data.allowed` lists what is allowed now."),
     "stale_dispatch": ("This lease no longer counts", "Stop the attempt: its job gets another lease."),
     "not_written": ("The database cannot keep this", "Send a shorter text; the log has the details."),
-    "key_conflict": ("The idempotency key is taken", "Use a new key, or send the same body again."),
+    "key_conflict": ("The key or name is taken", "Use another one. A key also accepts the same body again."),
     "queue_full": ("The queue is full", "Submit again after `retry_after_sec`, or give `wait_sec`."),
     "unauthorized": ("A token is needed", "Send `Authorization: Bearer <token>` with a token that is valid."),
     "forbidden": ("This is not allowed", "`detail` says what the token or the host lacks."),
