@@ -40,8 +40,7 @@ def main() -> int:
     live = sys.stdout.isatty() and not options.plain
     told: list[signal.Signals] = []
     with handled_signals(told.append), ExitStack() as down:
-        daemon = down.enter_context(_process("daemon", folder, "penstock.daemon", *_flags(folder)))
-        found = _wait_for(daemon, folder)
+        found = _start_daemon(folder, down)
         if found is None:
             tail = (folder / "daemon.log").read_text("utf-8")[-1_000:]
             sys.stderr.write(f"The scheduler did not start. {folder / 'daemon.log'} ends:\n{tail}")
@@ -81,11 +80,20 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _flags(folder: Path) -> Iterator[str]:
-    listen = f"127.0.0.1:{PORT if _is_free(PORT) else 0}"
+def _start_daemon(folder: Path, down: ExitStack) -> dict[str, Any] | None:
+    """Start the daemon on the usual port, or on any if another program has that one. None: it did not start."""
+    if _is_free(PORT):
+        found = _started_on(PORT, folder, down)
+        if found is not None or _is_free(PORT):
+            return found
+    return _started_on(0, folder, down)
+
+
+def _started_on(port: int, folder: Path, down: ExitStack) -> dict[str, Any] | None:
     # Fixed capacity: jobs start in the demo even if the machine is busy.
-    for setting in (f"data_dir={folder}", f"server.listen={listen}", f"capacity.units={UNITS}"):
-        yield f"--set={setting}"
+    settings = (f"data_dir={folder}", f"server.listen=127.0.0.1:{port}", f"capacity.units={UNITS}")
+    flags = [f"--set={setting}" for setting in settings]
+    return _wait_for(down.enter_context(_process("daemon", folder, "penstock.daemon", *flags)), folder)
 
 
 def _is_free(port: int) -> bool:

@@ -266,6 +266,20 @@ def test_top_shows_why_a_job_waits_and_all_its_keys_in_any_window(shell, columns
     assert ("prio" in shown) == (columns > 100)
 
 
+def test_an_event_that_reaches_top_after_its_end_is_ignored(shell):
+    answer = json.loads((shell.folder / "daemon.json").read_text())
+    token = Path(answer["token_file"]).read_text().strip()
+
+    async def look(client):
+        app = Top(client)
+        async with app.run_test():
+            pass
+        app.on_data_table_row_highlighted()
+
+    with Client(answer["url"], token=token) as client:
+        asyncio.run(look(client))
+
+
 class Failing(Client):
     """A scheduler that may be away."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,20 @@ def test_in_a_terminal_there_are_new_samples_when_the_first_are_done(folder, env
     seen.close()
 
     assert 0 == seen.exitstatus
+
+
+def test_a_port_that_is_taken_at_the_last_moment_does_not_stop_it(folder, env):
+    program = (
+        "import sys; from examples.demo import scheduler as demo; answers = iter([True, False]);"
+        "demo._is_free = lambda port: next(answers); demo.PORT = int(sys.argv.pop(1)); demo.main()"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-c", program, str(port), "--data-dir", str(folder), "--seconds", "0"]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=LONG, env=env, check=False)
+
+    assert "The scheduler is at http://127.0.0.1:" in run.stdout, run.stderr
+    assert f":{port}," not in run.stdout
 
 
 def test_a_second_one_on_the_same_data_says_who_has_it(folder, env):

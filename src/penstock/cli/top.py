@@ -154,10 +154,17 @@ class Top(App[None]):
         self.call_from_thread(self._draw, view)
 
     def _fail(self, text: str) -> None:
-        self._failed = True
-        self._show_status(text)
+        if not self._is_closing():
+            self._failed = True
+            self._show_status(text)
+
+    def _is_closing(self) -> bool:
+        """Whether the screen is gone already: answers and events may still come then."""
+        return not self.screen_stack or not self.query(DataTable)
 
     def _draw(self, view: TopView) -> None:
+        if self._is_closing():
+            return
         stats, jobs = view
         self._paused = stats.paused
         done = stats.jobs.get("DONE", 0)
@@ -227,7 +234,7 @@ class Top(App[None]):
         self.query_one("#status", Static).update(Text(printable(text)))
 
     def on_data_table_row_highlighted(self) -> None:
-        if not self._failed:
+        if not self._failed and not self._is_closing():
             self._show_standing()
 
     def action_mark(self) -> None:
