@@ -345,6 +345,22 @@ def test_a_dispatcher_that_is_killed_takes_no_answered_submit_with_it(make, tmp_
     assert {receipt.job_id for receipt in answered} <= set(kept)
 
 
+def test_a_dispatcher_that_has_just_begun_or_goes_sends_no_submit_on(make, monkeypatch):
+    """
+    Its relay takes submits a moment before the store knows of the relay, and a moment after. The submit went to the
+    relay once more, to itself, with other ids; its sender lost patience and wrote it too: two jobs.
+    """
+    monkeypatch.setattr(submit_relay, "PATIENCE_SEC", 0.2)
+    first, second = make(), make()
+    first.acquire_dispatch("the first", lambda submits, *, stays: first.commit(*submits, wait=True) and None)
+    relay, first._relay = first._relay, None
+    [receipt] = committed(second, Submit([JOB], Depth()))
+    first._relay = relay
+    committed(first, Submit([], Depth()))  # behind all that was under way
+
+    assert [receipt.job_id] == ids(second)
+
+
 # by a stand-in
 
 
@@ -374,10 +390,11 @@ def test_a_stand_in_stands_down_for_a_dispatcher(make):
     first._write_lock.contended = True
     committed(first, Submit([JOB], Depth()))
     committed(second, Submit([JOB], Depth()))
+    stand_in = first._relay
     third.acquire_dispatch("the third")
     # The stand-in learns of the dispatcher behind one of its answers: this one, or the one before.
     committed(second, Submit([JOB], Depth()))
-    until(lambda: first._relay is None)
+    until(lambda: stand_in._closed and not stand_in._lock.locked())
     before = len(third.commits)
     committed(second, Submit([JOB], Depth()))
     committed(first, Submit([JOB], Depth()))

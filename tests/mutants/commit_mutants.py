@@ -232,6 +232,14 @@ MUTANTS = [
         ("tests/contract/test_submit_relay.py",),
     ),
     Mutant(
+        "commit: a dispatcher sends a relayed submit on",
+        "penstock/stores/sqlite/store.py",
+        "SqliteStore.commit",
+        "type(submit) is Submit",
+        "isinstance(submit, Submit)",
+        ("tests/contract/test_submit_relay.py",),
+    ),
+    Mutant(
         "commit: a stand-in stays beside a dispatcher",
         "penstock/stores/sqlite/store.py",
         "SqliteStore._announce",

@@ -150,7 +150,8 @@ class SqliteStore(SqliteReads):
         process that commits for others, if there is one.
         """
         submit = operations[0]
-        if wait and len(operations) == 1 and isinstance(submit, Submit) and self._relay is None:
+        # A submit of another process has its ids already. Sent on with others it would become a second job.
+        if wait and len(operations) == 1 and type(submit) is Submit and self._relay is None:
             line = self._relay_client.line(len(submit.intents))
             if line is not None:
                 return self._submit_by_relay(line, submit)
