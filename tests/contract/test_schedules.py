@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 from tests.contract.conftest import T0
 
-from penstock.core.errors import QueueFull
-from penstock.core.jobs import changes, schedules
+from penstock.core.errors import BadIntent, QueueFull, Unavailable
+from penstock.core.jobs import changes, moments, schedules
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.ordering import Ordering
@@ -17,7 +18,7 @@ from penstock.core.jobs.schedules import Overlap, Schedule
 from penstock.core.jobs.states import Schedules
 from penstock.core.jobs.types import HOUR, SECOND, Constraint
 from penstock.scheduler.rules import SchedulerRules
-from penstock.scheduler.schedules import ScheduleFirer
+from penstock.scheduler.schedules import ScheduleFirer, ScheduleService
 from penstock.stores.api import Apply, ChangeSchedule, Depth, Query, RecordLoad, committed
 
 NIGHTLY = Schedule(
@@ -147,6 +148,84 @@ def test_a_moment_that_a_dead_scheduler_left_waiting_is_seen_without_a_wake_up(k
 
     assert canceled == ([] if overlap == Overlap.QUEUE else [running])
     assert len(kit.store.find(Query(tag="schedule:nightly"))) == (2 if overlap == Overlap.QUEUE else 1)
+
+
+def forget_zone(monkeypatch, zone):
+    """From now on this host does not know the zone, as after an update that dropped its name."""
+    known = moments._known_zone
+    monkeypatch.setattr(moments, "_known_zone", lambda name: None if name == zone else known(name))
+
+
+def test_a_schedule_whose_zone_this_host_does_not_know_stops_no_other(kit, monkeypatch):
+    hourly = replace(NIGHTLY, every_sec=None, cron="0 * * * *")
+    add(kit, replace(hourly, name="kyiv", zone="Europe/Kyiv"))
+    add(kit, hourly)
+    forget_zone(monkeypatch, "Europe/Kyiv")
+    firer = ScheduleFirer(kit.store, SchedulerRules(), None)
+    kit.later(3_600)
+
+    due = firer.step(kit.now)
+
+    [job] = kit.store.find(Query())
+    assert "schedule:nightly" in job.intent.tags
+    assert kit.now < due <= kit.now + 5 * SECOND
+
+
+def test_the_owner_is_told_once_of_a_schedule_that_does_not_fire(kit, monkeypatch):
+    add(kit, replace(NIGHTLY, every_sec=None, cron="0 * * * *", zone="Europe/Kyiv"))
+    forget_zone(monkeypatch, "Europe/Kyiv")
+    firer = ScheduleFirer(kit.store, SchedulerRules(), None)
+    kit.later(3_600)
+
+    for _ in range(30):
+        firer.step(kit.now)
+        kit.later(5)
+
+    [alert] = kit.store.events_of([EventKind.ALERT], 0, 10)
+    assert ("schedule_stuck", "nightly", "reports") == (
+        alert.reason,
+        alert.data["schedule"],
+        alert.data["addon_id"],
+    )
+    assert (
+        "schedule nightly does not fire: this host does not know the time zone 'Europe/Kyiv': update its package tzdata"
+        == alert.data["text"]
+    )
+
+
+def test_a_host_that_does_not_know_a_zone_says_nothing_while_another_fires(kit, monkeypatch):
+    add(kit, replace(NIGHTLY, every_sec=None, cron="* * * * *", zone="Europe/Kyiv"))
+    without_zone, with_zone = (ScheduleFirer(kit.store, SchedulerRules(), None) for _ in range(2))
+
+    for _ in range(30):
+        kit.later(30)
+        with monkeypatch.context() as here:
+            forget_zone(here, "Europe/Kyiv")
+            without_zone.step(kit.now)
+        with_zone.step(kit.now)
+
+    assert [] == kit.store.events_of([EventKind.ALERT], 0, 10)
+    assert 1 == len(kit.store.find(Query(tag="schedule:nightly")))
+
+
+def test_a_schedule_of_an_unknown_zone_can_be_paused_and_edited_but_not_run(kit, monkeypatch):
+    service = ScheduleService(kit.store, SchedulerRules())
+    add(kit, replace(NIGHTLY, every_sec=None, cron="0 * * * *", zone="Europe/Kyiv"))
+    forget_zone(monkeypatch, "Europe/Kyiv")
+
+    before = kit.everything(), kit.store.schedules()
+    for refused in (service.run_now, partial(service.edit, missed="all")):
+        with pytest.raises((Unavailable, BadIntent), match="zone"):
+            refused("nightly")
+    assert before == (kit.everything(), kit.store.schedules())
+
+    service.pause("nightly")
+    assert None is kit.store.schedule_alarm()
+    with pytest.raises(Unavailable, match="does not know the time zone 'Europe/Kyiv'"):
+        service.resume("nightly")
+    service.edit("nightly", zone="Europe/Kiev")
+    service.resume("nightly")
+    assert None is not kit.store.schedule_alarm()
 
 
 def test_schedulers_that_race_for_a_moment_submit_one_job(kit):

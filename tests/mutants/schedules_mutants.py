@@ -11,6 +11,22 @@ _KIT = ("tests/testing/test_virtual_schedules.py",)
 
 MUTANTS = [
     Mutant(
+        "schedules: a host that does not know the zone of one schedule fires none",
+        "penstock/scheduler/schedules.py",
+        "ScheduleFirer._fire",
+        "            except Unavailable as problem:",
+        "            except QueueFull as problem:",
+        _STORES,
+    ),
+    Mutant(
+        "schedules: an alert comes although another host fires",
+        "penstock/scheduler/schedules.py",
+        "ScheduleFirer._pass_over",
+        "key = (record.name, record.version)",
+        "key = (record.name, 0)",
+        _STORES,
+    ),
+    Mutant(
         "schedules: a moment that waits is left to the scheduler that was faster",
         "penstock/scheduler/schedules.py",
         "ScheduleFirer.step",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
+from zoneinfo import ZoneInfo
 
 import pytest
 
+from penstock.core.jobs import moments
 from penstock.stores.api import RecordLoad, committed
 
 JOB = {"addon_id": "a", "job_type": "report", "payload": {"day": 1}, "priority": "high", "cost_limit": 2.5}
@@ -41,6 +43,23 @@ def test_a_schedule_shows_its_job_and_its_next_five_moments(client):
     assert ("skip", "latest", 100, False) == tuple(
         added.json[name] for name in ("overlap", "missed", "missed_limit", "paused")
     )
+
+
+def test_a_schedule_whose_zone_the_host_does_not_know_is_shown_with_its_problem(client, monkeypatch):
+    client.post("/schedules/add", BODY)
+    client.post("/schedules/add", {**BODY, "name": "other", "zone": "UTC"})
+    monkeypatch.setattr(moments, "_known_zone", lambda name: ZoneInfo("UTC") if name == "UTC" else None)
+
+    stuck, other = client.get("/schedules").json["schedules"]
+
+    assert (
+        "this host does not know the time zone 'Europe/Berlin': update its package tzdata" == stuck["problem"]
+    )
+    assert [] == stuck["next"]
+    assert (None, 5) == (other["problem"], len(other["next"]))
+    run = client.post("/schedules/nightly/run", {})
+    assert 503 == run.status
+    assert "time zone" in run.json["detail"]
 
 
 def test_a_run_by_hand_is_a_job_of_the_schedule_and_a_repeated_request_the_same(client):

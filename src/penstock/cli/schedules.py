@@ -113,7 +113,11 @@ def _row(info: wire.ScheduleInfo) -> tuple[object, ...]:
     return (
         info.name,
         _when(info),
-        "paused" if info.paused else waiting or _moment(upcoming) or "never again",
+        "paused"
+        if info.paused
+        else "stuck"
+        if info.problem
+        else waiting or _moment(upcoming) or "never again",
         age(upcoming).removeprefix("in ") if upcoming else "",
         _moment(last.moment) if last else "",
         "" if last is None else state_text(str(last.state or "pruned")),
@@ -134,6 +138,7 @@ def show(session: CliSession, name: str) -> None:
     facts: dict[str, object] = {
         "schedule": info.name + (" (paused)" if info.paused else ""),
         "when": _when(info),
+        "problem": info.problem or "",
         "job": info.title,
         "addon": info.addon_id,
         "overlap": info.overlap,
@@ -357,4 +362,7 @@ def _print_next(info: wire.ScheduleInfo) -> None:
     for moment in info.next:
         echo(f"  {_moment(moment)} {moment:%z}  {age(moment)}")
     if not info.next:
-        echo("  no next moment" + (": it is paused" if info.paused else ""))
+        echo(
+            "  no next moment"
+            + (": it is paused" if info.paused else f": {info.problem}" if info.problem else "")
+        )

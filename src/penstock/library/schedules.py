@@ -14,10 +14,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
-from zoneinfo import ZoneInfo
 
 from penstock.core.errors import BadIntent
-from penstock.core.jobs.moments import local_moment, zone_problem
+from penstock.core.jobs.moments import local_moment, zone_or_utc, zone_problem
 from penstock.core.jobs.schedules import MISSED_LIMIT, Missed, Overlap, Schedule, ScheduleRecord
 from penstock.core.jobs.types import Moment, moment_of, when
 from penstock.library.function import JobFunction
@@ -166,7 +165,7 @@ class ScheduleHandle:
 
 
 def _local(moment: Moment, schedule: Schedule) -> datetime:
-    return when(moment).astimezone(ZoneInfo(schedule.zone))
+    return when(moment).astimezone(zone_or_utc(schedule.zone))
 
 
 def declare(scheduler: Scheduler, schedule: Schedule) -> None:

@@ -9,7 +9,7 @@ service decides again. The firer does nothing: the scheduler that changed the ro
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -17,12 +17,22 @@ from msgspec.structs import replace
 
 from penstock.core.errors import KeyConflict, NotFound, QueueFull, Refused, Unavailable
 from penstock.core.jobs import schedules
+from penstock.core.jobs.alerts import Alert
+from penstock.core.jobs.changes import Change, alert_note
 from penstock.core.jobs.load_hours import HourAverage, quietest_line
 from penstock.core.jobs.schedules import Schedule, ScheduleChange, ScheduleRecord
 from penstock.core.jobs.states import SETTLED
 from penstock.core.jobs.types import HOUR, MINUTE, SECOND, HostId, JobId, Moment, Span
 from penstock.scheduler.rules import SchedulerRules
-from penstock.stores.api import ChangeSchedule, Receipt, RecordLoad, ScheduleWritten, Store, committed
+from penstock.stores.api import (
+    Apply,
+    ChangeSchedule,
+    Receipt,
+    RecordLoad,
+    ScheduleWritten,
+    Store,
+    committed,
+)
 
 log = logging.getLogger("penstock.schedules")
 
@@ -32,6 +42,8 @@ _AGAIN: Final[Span] = 1 * SECOND
 #: How often to look at moments that wait for the end of a job. That end wakes the firer. But no event tells
 #: other hosts that a moment has begun to wait, so they need this if the scheduler that committed it dies.
 _WAITING: Final[Span] = 5 * SECOND
+#: How long a moment is due before the owner is told that this host cannot fire it: another host may.
+_STUCK: Final[Span] = 1 * MINUTE
 
 
 class ScheduleService:
@@ -139,6 +151,8 @@ class ScheduleService:
         raise _busy(name)
 
     def _commit(self, change: ScheduleChange) -> ScheduleWritten | None:
+        if change.target is not None:
+            _ = change.target.due_at  # Unavailable: this host cannot write the row
         return committed(self._store, ChangeSchedule(change, self._rules.depth))
 
 
@@ -156,31 +170,50 @@ class ScheduleFirer:
     """
     Upkeep that turns due moments into jobs. It sleeps until the next moment; without schedules, for an hour.
     A commit brings it forward, which costs one small query. `cancel` cancels a job.
+
+    A schedule whose moments this host cannot compute (another host accepted its zone) is passed over: the
+    others fire. If no other host fires it within a minute, the owner gets an alert.
     """
 
     def __init__(self, store: Store, rules: SchedulerRules, cancel: Callable[[JobId, str], object]) -> None:
         self._store, self._rules, self._cancel = store, rules, cancel
+        #: The schedules that this host could not fire at the last step, and since when, by name and version.
+        self._stuck: dict[tuple[str, int], Moment] = {}
+        self._reported: set[tuple[str, int]] = set()
 
     def step(self, now: Moment) -> Moment:
-        alarm = self._store.schedule_alarm()
+        alarm, stuck = self._store.schedule_alarm(), self._stuck
+        self._stuck = {}
         if alarm is not None and alarm <= now:
-            self._fire(self._store.schedules(due_by=now), now)
+            self._fire(self._store.schedules(due_by=now), now, stuck)
             alarm = self._store.schedule_alarm()
         if alarm is None:
             return now + HOUR
-        if alarm == 0:  # a moment waits for the end of a job; that hides the next moments of other schedules
-            moments = [record.next_moment for record in self._store.schedules()]
+        # A moment that waits for the end of a job, or that this host cannot fire, hides the next moments of
+        # other schedules.
+        if alarm == 0 or self._stuck:
+            moments = [_next_moment(record) for record in self._store.schedules()]
             return min([now + _WAITING, *(max(m, now + _AGAIN) for m in moments if m is not None)])
         return alarm if alarm > now else now + _AGAIN
 
-    def _fire(self, records: Sequence[ScheduleRecord], now: Moment) -> None:
+    def _fire(
+        self, records: Sequence[ScheduleRecord], now: Moment, stuck: Mapping[tuple[str, int], Moment]
+    ) -> None:
         """
         Fire the due moments of these schedules, in one transaction if the store can; each one can fail alone.
+        `stuck`: those that the last step could not fire.
         """
         active = [job_id for record in records for job_id in record.state.active]
         ended = ended_jobs(self._store, active)
-        decided = [(record, schedules.look(record, now, ended)) for record in records]
-        changes = [(record, change) for record, change in decided if change is not None]
+        changes: list[tuple[ScheduleRecord, ScheduleChange]] = []
+        for record in records:
+            try:
+                change = schedules.look(record, now, ended)
+            except Unavailable as problem:
+                self._pass_over(record, now, stuck, problem)
+                continue
+            if change is not None:
+                changes.append((record, change))
         current = {record.name: record for record in records}
         operations = [ChangeSchedule(change, self._rules.depth) for _, change in changes]
         answers = self._store.commit(*operations, wait=True) if operations else []
@@ -200,9 +233,39 @@ class ScheduleFirer:
             for job_id in schedules.to_cancel(record, ended):
                 self._cancel_job(record, job_id)
 
+    def _pass_over(
+        self,
+        record: ScheduleRecord,
+        now: Moment,
+        stuck: Mapping[tuple[str, int], Moment],
+        problem: Unavailable,
+    ) -> None:
+        key = (record.name, record.version)
+        self._stuck[key] = since = stuck.get(key, now)
+        if now < since + _STUCK or key in self._reported:
+            return
+        self._reported.add(key)
+        text = f"schedule {record.name} does not fire: {problem}"
+        alert = Alert(
+            kind="schedule_stuck",
+            addon_id=record.schedule.intent.addon_id,
+            key=f"schedule_stuck/{record.name}",
+            text=text,
+            data={"schedule": record.name},
+        )
+        committed(self._store, Apply([Change(now, (alert_note(alert),))]))
+
     def _cancel_job(self, record: ScheduleRecord, job_id: JobId) -> None:
         with suppress(Refused):  # the job ended or was pruned meanwhile
             self._cancel(job_id, f"schedule {record.name}")
+
+
+def _next_moment(record: ScheduleRecord) -> Moment | None:
+    """The next moment of a schedule; None also if this host cannot compute it."""
+    try:
+        return record.next_moment
+    except Unavailable:
+        return None
 
 
 class LoadRecorder:

@@ -121,7 +121,8 @@ class ScheduledJob(WireAnswer):
 class ScheduleInfo(WireAnswer):
     """
     A schedule, with its moments in its time zone. `next`: the next five; none while it is paused. `last`: its last
-    ten jobs, newest first. `waiting`: moments that wait for the end of an earlier job.
+    ten jobs, newest first. `waiting`: moments that wait for the end of an earlier job. `problem`: why this
+    host cannot compute its moments (it does not know the zone, say); then the moments shown are in UTC.
     """
 
     name: str
@@ -141,6 +142,7 @@ class ScheduleInfo(WireAnswer):
     next: list[datetime]
     last: list[FiringInfo]
     waiting: list[datetime]
+    problem: str | None
     #: Its jobs in one line.
     title: str
     job: ScheduledJob

@@ -26,6 +26,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
+from penstock.core.errors import Unavailable
 from penstock.core.jobs.types import SECOND, Moment, moment_of
 
 MAX_CRON: Final = 200  # characters
@@ -63,7 +64,10 @@ class Timing(NamedTuple):
     anchor: Moment
 
     def after(self, moment: Moment) -> Moment | None:
-        """The first moment after this one; None: there is none."""
+        """
+        The first moment after this one; None: there is none. Unavailable: this host cannot read the line or
+        does not know the zone, although the host that accepted the schedule could.
+        """
         if self.cron is not None:
             return cron_after(self.cron, self.zone, moment)
         if self.every_sec is not None:
@@ -92,11 +96,21 @@ def cron_problem(cron: str) -> str | None:
 
 
 def zone_problem(zone: str) -> str | None:
-    try:
-        ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name of a directory, or far too long
+    if _known_zone(zone) is None:
         return 'must be a time zone like "Europe/Berlin" or "UTC"'
     return None
+
+
+def zone_or_utc(zone: str) -> ZoneInfo:
+    """The zone in which to show a moment: UTC if this host does not know the zone."""
+    return _known_zone(zone) or ZoneInfo("UTC")
+
+
+def _known_zone(zone: str) -> ZoneInfo | None:
+    try:
+        return ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name of a directory, or far too long
+        return None
 
 
 def local_moment(text: str, zone: str) -> Moment:
@@ -198,10 +212,15 @@ def _never(fields: str) -> bool:
 
 @lru_cache(maxsize=512)
 def _line(cron: str) -> CronLine:
-    return cron_line(cron)
+    try:
+        return cron_line(cron)
+    except ValueError as error:  # an older or newer cronsim accepted it
+        raise Unavailable(f"this host cannot read the cron line {cron!r}: it {error}") from None
 
 
 def cron_after(cron: str, zone: str, after: Moment) -> Moment | None:
+    if _known_zone(zone) is None:
+        raise Unavailable(f"this host does not know the time zone {zone!r}: update its package tzdata")
     line, second = _line(cron), after // SECOND
     for stretch in _stretches(zone, second):
         entered = second < stretch.start  # `after` lies in an earlier stretch

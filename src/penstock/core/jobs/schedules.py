@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.core.errors import BadIntent
+from penstock.core.errors import BadIntent, Unavailable
 from penstock.core.jobs.changes import Note, principal_data
 from penstock.core.jobs.intent import MAX_SPAN_SEC, Intent
 from penstock.core.jobs.intent import check as check_intent
@@ -101,6 +101,14 @@ class Schedule(Struct, frozen=True):
     def tag(self) -> str:
         """The tag of all jobs of the schedule."""
         return TAG + self.name
+
+    def problem(self) -> str | None:
+        """Why this host cannot compute the moments of the schedule; None: it can."""
+        try:
+            self.timing.after(self.anchor)
+        except Unavailable as error:
+            return str(error)
+        return None
 
     def next_moments(self, after: Moment, count: int) -> list[Moment]:
         moments = self.timing.moments(after)

@@ -8,13 +8,13 @@ commands too. A token that is bound to an addon sees and changes only that addon
 from __future__ import annotations
 
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from msgspec import UnsetType
 
 from penstock import wire
 from penstock.core.errors import BadIntent, NotFound
 from penstock.core.jobs.intent import Intent, title_of
+from penstock.core.jobs.moments import zone_or_utc
 from penstock.core.jobs.schedules import Schedule, ScheduleRecord
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, moment_of, when
@@ -136,8 +136,12 @@ def _infos(request: Request[Any, Any], records: list[ScheduleRecord]) -> list[wi
 
 def _shown(record: ScheduleRecord, states: dict[JobId, JobState]) -> wire.ScheduleInfo:
     schedule, state = record.schedule, record.state
-    zone = ZoneInfo(schedule.zone)
-    coming = [] if schedule.paused else schedule.next_moments(state.last_moment, _SHOWN_MOMENTS)
+    zone, problem = zone_or_utc(schedule.zone), schedule.problem()
+    coming = (
+        []
+        if schedule.paused or problem is not None
+        else schedule.next_moments(state.last_moment, _SHOWN_MOMENTS)
+    )
     return as_answer(
         wire.ScheduleInfo,
         schedule,
@@ -155,6 +159,7 @@ def _shown(record: ScheduleRecord, states: dict[JobId, JobState]) -> wire.Schedu
             for firing in reversed(state.history)
         ],
         waiting=[when(moment).astimezone(zone) for moment in state.pending],
+        problem=problem,
         title=title_of(schedule.intent),
         job=_job(schedule.intent),
     )

@@ -39,6 +39,7 @@ export function Schedules() {
 }
 
 function Next({ schedule }) {
+  if (schedule.problem && !schedule.paused) return html`<span class="state" data-tone="bad">stuck</span> ${schedule.problem}`;
   if (schedule.waiting.length) return html`${schedule.waiting.length} waiting for the job before`;
   if (!schedule.next.length) return html`<span class="muted">${schedule.paused ? "paused" : "never again"}</span>`;
   const [first, ...more] = schedule.next;
