@@ -230,7 +230,9 @@ def test_only_what_is_safe_is_sent_again_when_the_answer_is_lost(client, monkeyp
     for ask in (
         lambda: submit(client),
         lambda: client.claim(),
+        lambda: client.rerun("j"),
         lambda: submit(client, idempotency_key="k"),
+        lambda: client.rerun("j", idempotency_key="k"),
         lambda: client.complete("j", "j.1"),
         lambda: client.stats(),
     ):
@@ -239,8 +241,8 @@ def test_only_what_is_safe_is_sent_again_when_the_answer_is_lost(client, monkeyp
             ask()
         counts.append(len(tries))
 
-    assert [1, 1] == counts[:2]
-    assert min(counts[2:]) > 1
+    assert [1, 1, 1] == counts[:3]
+    assert min(counts[3:]) > 1
 
 
 def test_a_ctrl_c_while_the_last_answer_is_freed_is_not_lost(client, monkeypatch):

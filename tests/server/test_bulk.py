@@ -119,6 +119,20 @@ def test_a_rerun_is_a_new_job_with_the_same_request(client):
     assert client.state(job_id) == "CANCELED"
 
 
+def test_a_rerun_with_a_key_makes_one_job(client):
+    job_id = client.submit(payload={"n": 1}, idempotency_key="of the first")
+
+    again = client.post(f"/queue/jobs/{job_id}/rerun", {"idempotency_key": "again"}).json
+    repeated = client.post(f"/queue/jobs/{job_id}/rerun", {"idempotency_key": "again"}).json
+    other = client.post(f"/queue/jobs/{job_id}/rerun", {"idempotency_key": "again", "payload": 2})
+
+    assert again["created"]
+    assert not repeated["created"]
+    assert repeated["job_id"] == again["job_id"] != job_id
+    assert client.job(again["job_id"])["idempotency_key"] == "again"
+    assert other.status == 409
+
+
 def test_a_rerun_asks_for_the_rights_of_a_submit(client):
     job_id = client.submit(job_type="penstock.command", payload={"argv": ["true"]})
     plain = client.mint(scopes=["jobs:submit:registered", "jobs:read"])

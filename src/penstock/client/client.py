@@ -170,7 +170,13 @@ class Client:
         """
         if payload is not UNSET:
             fields["payload"] = Raw(json_of(payload).encode())
-        return self._post(f"queue/jobs/{_part('job', job_id)}/rerun", wire.Rerun(**fields), wire.Submitted)
+        repeatable = "idempotency_key" in fields
+        return self._post(
+            f"queue/jobs/{_part('job', job_id)}/rerun",
+            wire.Rerun(**fields),
+            wire.Submitted,
+            repeatable=repeatable,
+        )
 
     def find(self, part: str, *, limit: int = 10) -> list[str]:
         """The ids that contain this part."""

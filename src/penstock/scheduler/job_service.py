@@ -315,7 +315,7 @@ class JobService:
                 job_id=job_id,
             )
         now = self._store.now()
-        intent = replace(self._job(job_id).intent, idempotency_key=None, after=(), **fields)
+        intent = replace(self._job(job_id).intent, **{"idempotency_key": None, "after": (), **fields})
         intent = replace(intent, tags=tuple(tag for tag in intent.tags if not is_batch_id(tag)))
         times: dict[str, Any] = {
             name: None
