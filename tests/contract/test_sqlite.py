@@ -38,7 +38,7 @@ from penstock.stores.api import (
 from penstock.stores.common.rows import migrations
 from penstock.stores.sqlite import connection
 from penstock.stores.sqlite.connection import Presence
-from penstock.stores.sqlite.reads import find_sql
+from penstock.stores.sqlite.queries import find_sql
 from penstock.stores.sqlite.store import SqliteStore
 from penstock.stores.sqlite.transaction import WriteLock
 

@@ -393,7 +393,7 @@ MUTANTS = [
     ),
     Mutant(
         "sim: a page of what is done reads all before it",
-        "penstock/stores/sqlite/reads.py",
+        "penstock/stores/sqlite/queries.py",
         "_filters",
         "    values.append(0 if query.newest_first else query.after)\n",
         '    values.append(0)\n    if query.after and not query.newest_first:\n        where += f" AND {number} > ?"\n        values.append(query.after)\n',

@@ -9,19 +9,24 @@ their own, so a long list on a page does not make a submit wait.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import apsw
 import msgspec
 
-from penstock.core.errors import OutcomeUnknown
+from penstock.core.errors import OutcomeUnknown, StoreFailed
+from penstock.core.jobs.admission import Ledger
+from penstock.core.jobs.job import Job
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.types import JobId
+from penstock.core.jobs.round import AdmissionView
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import DispatchId, HostId, JobId
 from penstock.stores.api import (
     Admit,
     Apply,
@@ -31,6 +36,7 @@ from penstock.stores.api import (
     Clock,
     Complete,
     Operation,
+    Query,
     RecordLoad,
     Relay,
     Renew,
@@ -41,11 +47,13 @@ from penstock.stores.api import (
 )
 from penstock.stores.common.array_changes import advance_arrays
 from penstock.stores.common.group_commit import BatchUnknown, GroupCommit, answered
+from penstock.stores.common.reads import SqlReads
 from penstock.stores.common.rows import uuid7
-from penstock.stores.sqlite.admission import admit
+from penstock.stores.sqlite.admission import SqliteAdmissionView, admit, ledger_from
 from penstock.stores.sqlite.arrays import SqliteArrayRows
 from penstock.stores.sqlite.changes import apply, complete, renew, submit
 from penstock.stores.sqlite.connection import (
+    SQL,
     DispatchLock,
     Presence,
     connect,
@@ -57,6 +65,7 @@ from penstock.stores.sqlite.connection import (
 from penstock.stores.sqlite.dependencies import resolve_moves, resolve_pending
 from penstock.stores.sqlite.guard import (
     FileGuard,
+    FileLost,
     Loss,
     read_mark,
     refuse_behind,
@@ -64,17 +73,29 @@ from penstock.stores.sqlite.guard import (
     refuse_overwritten,
 )
 from penstock.stores.sqlite.maintenance import AcceptLoss, change_record, maintain
-from penstock.stores.sqlite.reads import SqliteReads
+from penstock.stores.sqlite.queries import count_sql, find_sql
 from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, SubmitRelayServer
-from penstock.stores.sqlite.transaction import Transaction, WriteLock
+from penstock.stores.sqlite.transaction import (
+    SqliteAdmissionClasses,
+    SqliteSession,
+    SqliteTotals,
+    Transaction,
+    WriteLock,
+    dispatch_key,
+    listed,
+)
 from penstock.stores.sqlite.wakeups import SocketNames, WakeupClient, WakeupServer, notify
 
+T = TypeVar("T")
 #: With less free space than this, submits begin to fail.
 LEAST_FREE: Final = 1 << 20
+#: The most connections that are kept open for further reads.
+_IDLE_READERS: Final = 8
 
 
-class SqliteStore(SqliteReads):
+class SqliteStore(SqlReads[SqliteSession]):
     shared = False
+    classes: SqliteAdmissionClasses
 
     def __init__(
         self,
@@ -85,9 +106,13 @@ class SqliteStore(SqliteReads):
         new_id: Callable[[], str] = uuid7,
         accept_loss: bool = False,
     ) -> None:
-        super().__init__(Path(path).absolute(), clock)
+        super().__init__(SqliteAdmissionClasses(), clock)
+        self._path, self.now = Path(path).absolute(), clock
+        self._failures = failures(self._path)
+        #: Idle connections for reads.
+        self._readers: SimpleQueue[SqliteSession] = SimpleQueue()
         self._ordering, self._new_id = ordering or Ordering(), new_id
-        with failures(self._path), ExitStack() as opened:
+        with self._failures, ExitStack() as opened:
             loss = self._open(opened, accept_loss)
             opened.pop_all()
         self._listeners: list[Callable[[], None]] = []
@@ -215,6 +240,90 @@ class SqliteStore(SqliteReads):
             return f"the disk of {self._path} has only {free // 1024} kB left: free some space"
         failure = self._writer.failure
         return None if failure is None else str(failure)
+
+    # reads: each has one snapshot, on a connection that never writes
+
+    def _close_readers(self) -> None:
+        while not self._readers.empty():
+            self._readers.get().con.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[SqliteSession]:
+        """A snapshot on a read-only connection."""
+        try:
+            session = self._idle_reader() or self._new_reader()
+            session.con.execute("BEGIN DEFERRED")
+            try:
+                yield session
+            finally:
+                session.con.execute("ROLLBACK")
+                if self._readers.qsize() < _IDLE_READERS:
+                    self._readers.put(session)
+                else:
+                    session.con.close()
+        except Exception as error:
+            self._failures.__exit__(None, error, None)
+            raise
+
+    def _idle_reader(self) -> SqliteSession | None:
+        try:
+            return self._readers.get_nowait()
+        except Empty:
+            return None
+
+    def _new_reader(self) -> SqliteSession:
+        """
+        A new connection, after a check that the file's name still leads to the file that this process writes.
+        """
+        try:
+            self._guard.check_main()
+        except FileLost as lost:
+            raise StoreFailed(f"{lost.what}: end every process that uses it", kind=lost.kind) from None
+        return SqliteSession(connect(self._path, readonly=True))
+
+    def _snapshot(self, work: Callable[[SqliteSession], T]) -> T:
+        with self._reading() as session:
+            return work(session)
+
+    def _query(self, name: str, values: Any = None) -> list[Any]:
+        with self._reading() as session:
+            return session.execute(name, values)
+
+    def _batches(self, name: str, values: dict[str, Any]) -> Generator[tuple[int, str], None, None]:
+        if "kinds" in values:
+            values["kinds"] = listed(values["kinds"])
+        with self._reading() as session, closing(session.con.execute(SQL[name], values)) as batches:
+            rows: Any = batches
+            yield from rows
+
+    def _dispatch_rows(self, session: SqliteSession, dispatch_ids: Sequence[DispatchId]) -> list[Any]:
+        return [
+            row for each in dispatch_ids for row in session.execute("dispatches_by_id", dispatch_key(each))
+        ]
+
+    def read_view(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
+        with self._reading() as session:
+            now = self.now()
+            ledger = ledger_from(session, SqliteTotals(session).read(), host, now)
+            admission_view = SqliteAdmissionView(session, host, now, self.classes, ledger)
+            try:
+                return view(admission_view)
+            finally:
+                admission_view.close()
+
+    def ledger(self, host: HostId) -> Ledger:
+        with self._reading() as session:
+            return ledger_from(session, SqliteTotals(session).read(), host, self.now())
+
+    def find(self, query: Query) -> list[Job]:
+        sql, values = find_sql(query)
+        with self._reading() as session:
+            return self.classes.jobs(session, session.con.execute(sql, values).fetchall())
+
+    def count(self, query: Query) -> dict[JobState, int]:
+        sql, values = count_sql(query)
+        with self._reading() as session:
+            return {JobState(state): n for state, n in session.con.execute(sql, values)}
 
     # the dispatcher
 
