@@ -175,8 +175,9 @@ def submit_intents(
                 raise key_conflict(intent, None if receipt is None else receipt.job_id)
         if at not in written and (key is None or used[key][0] is None):
             new.append(intent)
-    parents = stored_parents(new)
-    if dependent := any(intent.after for intent in new):
+    parents = set[JobId]()
+    if children := [intent for intent in new if intent.after]:
+        parents = stored_parents(children)
         for unknown in sorted(parents - set(existing(parents))):
             raise unknown_parent(unknown)
         _check_parents_differ(intents, used, written)
@@ -184,7 +185,7 @@ def submit_intents(
     if added:
         check_members(batches(added), added)
     pairs = waiting(added, parents) if added and parents else ()
-    order = submit_order(intents, pairs) if dependent else range(len(intents))
+    order = submit_order(intents, pairs) if children else range(len(intents))
     depth.check(new, queued)
     receipts: dict[int, Receipt] = {}
     for at in order:
