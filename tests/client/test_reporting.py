@@ -21,9 +21,9 @@ from penstock.core.errors import (
     Unavailable,
     Unreachable,
 )
-from penstock.core.jobs.batching import BatchPlan
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason
+from penstock.core.jobs.workers import BatchPlan
 from penstock.wire import Health, OutcomeAnswer, ProblemDetails
 from penstock.work.context import JobContext, JobFacts
 from penstock.work.leases import FunctionLease, LeaseKeeper

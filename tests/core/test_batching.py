@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.client.worker import Worker, WorkerLoop
-from penstock.core.jobs.batching import (
+from penstock.core.jobs.types import MILLISECOND, SECOND
+from penstock.core.jobs.workers import (
     AHEAD,
     BRIEF,
     FEW,
@@ -23,7 +24,6 @@ from penstock.core.jobs.batching import (
     Batching,
     BatchPlan,
 )
-from penstock.core.jobs.types import MILLISECOND, SECOND
 from penstock.library.job_runner import JobRunner
 from penstock.runner.folder import RunnerFolder
 from penstock.runner.payload import RunnerOptions

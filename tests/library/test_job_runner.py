@@ -10,8 +10,8 @@ import pytest
 from tests.waiting import LONG, until
 
 from penstock.core.errors import StoreFailed
-from penstock.core.jobs.batching import AHEAD, HELD, SOON
 from penstock.core.jobs.types import SECOND, EndReason
+from penstock.core.jobs.workers import AHEAD, HELD, SOON
 from penstock.library import job_runner as job_runner_module
 from penstock.library.job_runner import JobRunner
 from penstock.work.executors import ThreadExecutor

@@ -31,7 +31,7 @@ MUTANTS = [
     ),
     Mutant(
         "jobs: more is claimed than there is room for",
-        "penstock/core/jobs/batching.py",
+        "penstock/core/jobs/workers.py",
         "Batching.claim_ahead",
         "        if self.mean_run is None or self.mean_run >= self.ahead:\n            return 0\n",
         "",
@@ -137,7 +137,7 @@ MUTANTS = [
     ),
     Mutant(
         "jobs: a ring by our own commit splits the batch that it brought",
-        "penstock/core/jobs/batching.py",
+        "penstock/core/jobs/workers.py",
         "Batching.plan",
         "            if now < until:\n",
         "            if False:\n",
@@ -145,7 +145,7 @@ MUTANTS = [
     ),
     Mutant(
         "jobs: a batch that hangs is waited for to its end",
-        "penstock/core/jobs/batching.py",
+        "penstock/core/jobs/workers.py",
         "Batching.plan",
         "            if now < until:\n",
         "            if True:\n",

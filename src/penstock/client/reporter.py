@@ -15,8 +15,8 @@ from msgspec import Raw
 
 from penstock.client.transport import error_of
 from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable, Unreachable
-from penstock.core.jobs.batching import SOON, BatchPlan
 from penstock.core.jobs.types import EndReason, seconds
+from penstock.core.jobs.workers import SOON, BatchPlan
 from penstock.core.text import safe_str, storable
 from penstock.wire import Failure, OutcomeAnswer, OutcomeReport
 from penstock.work.leases import FunctionLease

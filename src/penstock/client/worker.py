@@ -6,7 +6,7 @@ The SDK worker: claims jobs, runs a function for each, and renews the leases mea
     leases    renews every lease, and tells functions that they should yield or stop
     reporter  reports outcomes, and claims jobs in the same request
 
-`core/jobs/batching.py` plans how many jobs a request reports and claims, and when.
+`Batching` (`core/jobs/workers.py`) plans how many jobs a request reports and claims, and when.
 
 The last two never run the user's code, so a busy function keeps its lease. But a function that holds the
 interpreter's lock for minutes (one long call into C) stops them too. `processes=True` is for such functions,
@@ -33,8 +33,8 @@ from penstock.client.client import Client
 from penstock.client.reporter import Reporter
 from penstock.client.signals import handled_signals
 from penstock.core.errors import Unavailable
-from penstock.core.jobs.batching import Batching, BatchPlan
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, moment_of
+from penstock.core.jobs.workers import Batching, BatchPlan
 from penstock.wire import ClaimAnswer, ClaimedJob, HeartbeatAnswer, OutcomeAnswer, OutcomeReport
 from penstock.work.context import JobFacts, takes_context
 from penstock.work.executors import (

@@ -3,7 +3,7 @@ The running half of a library scheduler: `JobRunner` claims jobs, runs them and 
 `BackgroundWork` is what `Scheduler.start` makes and `Scheduler.stop` closes.
 
 One exchange with the store is one commit: it reports attempts that ended since the last one, and claims as
-many jobs as `core/jobs/batching.py` plans. So under load each commit has many jobs, and functions of the last
+many jobs as `core/jobs/workers.py` plans. So under load each commit has many jobs, and functions of the last
 batch run meanwhile. An attempt that waits too long for a thread goes back to the queue.
 """
 
@@ -21,10 +21,9 @@ from threading import Condition, Lock, get_ident
 from typing import Any, Final, Protocol
 
 from penstock.core.errors import Refused
-from penstock.core.jobs.batching import SOON, Batching, BatchPlan
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, Span, seconds
-from penstock.core.jobs.workers import WorkerKinds
+from penstock.core.jobs.workers import SOON, Batching, BatchPlan, WorkerKinds
 from penstock.library.attempt import JobAttempt, grace_sec, remote_call, renewals
 from penstock.library.function import JobFunction
 from penstock.scheduler.driver import SteadyClock

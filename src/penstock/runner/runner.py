@@ -20,7 +20,6 @@ from threading import Thread
 from typing import Final, Self
 
 from penstock.core.errors import NotFound, Refused, StaleDispatch, Unavailable
-from penstock.core.jobs.batching import SOON, Batching
 from penstock.core.jobs.changes import Note, Renewal, remark, stop
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.round import AdmissionView, RoundResult
@@ -28,7 +27,7 @@ from penstock.core.jobs.spending import RenewedDispatch
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.tracker import Effect, Step, Tracker
 from penstock.core.jobs.types import SECOND, DispatchId, EndReason, Moment, member_of, seconds
-from penstock.core.jobs.workers import WorkerKinds
+from penstock.core.jobs.workers import SOON, Batching, WorkerKinds
 from penstock.runner.channels import Frame, IoLoop
 from penstock.runner.control_socket import ControlSocket, RunRequests
 from penstock.runner.folder import WORKER, OutputCleaner, RunnerFolder

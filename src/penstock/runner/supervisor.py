@@ -16,9 +16,9 @@ from functools import partial
 from secrets import token_hex
 from typing import Any
 
-from penstock.core.jobs.batching import Batching
 from penstock.core.jobs.tracker import end_of_exit
 from penstock.core.jobs.types import EndReason
+from penstock.core.jobs.workers import Batching
 from penstock.runner.channels import Frame, IoLoop
 from penstock.runner.folder import RunnerFolder
 from penstock.runner.links import ActiveDispatch, LauncherLink, WardenLink, WorkerLink, python_code

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from penstock.core.jobs.batching import Batching, BatchPlan
 from penstock.core.jobs.types import SECOND, EndReason, Moment
+from penstock.core.jobs.workers import Batching, BatchPlan
 from penstock.core.text import parsed, safe_str, storable_json
 from penstock.runner.channels import Frame, IoLoop
 from penstock.runner.links import ActiveDispatch, WardenLink, WorkerLink

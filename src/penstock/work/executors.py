@@ -34,8 +34,8 @@ from penstock.core.errors import (
     Unavailable,
     WorkerCrashedError,
 )
-from penstock.core.jobs.batching import AHEAD
 from penstock.core.jobs.types import EndReason, Money, Span
+from penstock.core.jobs.workers import AHEAD
 from penstock.core.text import error_line, safe_str
 from penstock.work.context import JobFacts
 from penstock.work.leases import FunctionLease, RenewalRequest, boot_clock
