@@ -104,6 +104,7 @@ def intents(*parents):
 def test_parents_come_before_their_children():
     assert list(submit_order(intents("", "x", ""))) == [0, 1, 2]
     assert list(submit_order(intents("#1 #2", "#3", "x #3", ""))) == [3, 1, 2, 0]
+    assert list(submit_order(intents("x", "", "#0 #1", "x #0", ""))) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

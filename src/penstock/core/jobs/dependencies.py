@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -157,8 +158,8 @@ def _one_spelling(job_id: JobId) -> str:
 
 def submit_order(intents: Sequence[Intent], waiting: Iterable[tuple[JobId, JobId]] = ()) -> Sequence[int]:
     """
-    The positions of a submit, parents before their children. BadIntent: a position is not in this submit, or
-    jobs wait for each other.
+    The positions of a submit as given, except that parents come before their children: jobs that may start
+    at once start in the order given. BadIntent: a position is not in this submit, or jobs wait for each other.
 
     A stored job does not wait for new jobs, but a stored batch begins to wait for its new members. So
     `waiting` has pairs: a batch that gets members, and a stored parent of this submit that waits for that
@@ -187,9 +188,17 @@ def submit_order(intents: Sequence[Intent], waiting: Iterable[tuple[JobId, JobId
         names = " -> ".join(f"{LOCAL}{at}" if isinstance(at, int) else at for at in ring)
         raise BadIntent.of(("after", f"makes jobs of this submit wait for each other: {names}")) from None
     order: list[int] = []
-    while ready := graph.get_ready():
-        order += sorted(at for at in ready if isinstance(at, int))
-        graph.done(*ready)
+    ready: list[int] = []
+    while graph.is_active():
+        while nodes := graph.get_ready():
+            for node in nodes:
+                if isinstance(node, int):
+                    heappush(ready, node)
+                else:  # a stored parent or a batch
+                    graph.done(node)
+        if ready:
+            order.append(at := heappop(ready))
+            graph.done(at)
     return order
 
 
