@@ -18,10 +18,12 @@ from penstock.core.jobs.preemption import Preemption
 from penstock.core.jobs.schedules import Missed, Overlap, Schedule, ScheduleRecord, ScheduleState
 from penstock.core.jobs.types import MILLISECOND, MINUTE, SECOND, AddonId, Constraint, EndReason, HostId
 from penstock.core.jobs.workers import WorkerKinds
-from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt
-from penstock.scheduler.grouped_arrivals import (
+from penstock.scheduler.arrivals import (
     ArrayArrival,
+    Arrival,
     BatchArrival,
+    Load,
+    PlayedAttempt,
     PlayedWork,
     ScheduleArrival,
     Works,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock.chaos.journal import Journal
+from penstock.chaos.markers import Journal
 from penstock.core.jobs.job import ENDS, Event, EventKind
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import DispatchId, HostId, JobId

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from penstock.chaos import markers
 from penstock.chaos.checks import COST, Aftermath
-from penstock.chaos.journal import Journal
+from penstock.chaos.markers import Journal
 from penstock.chaos.processes import (
     LEASE_SEC,
     PATIENCE,

@@ -21,9 +21,15 @@ from penstock.core.jobs.states import NONE_YET, DispatchPhase, JobState, resolve
 from penstock.core.jobs.types import AddonId, EndReason, Moment, Money, Span
 from penstock.scheduler.arrivals import PlayedAttempt
 from penstock.scheduler.dispatcher import FOR_EVER
-from penstock.scheduler.played_accounts import PlayedAccounts
 from penstock.scheduler.played_hosts import HostInPlay, RunInPlay, WorkerInPlay
-from penstock.scheduler.played_state import NOT_STARTED, MomentKind, Play, PlayedState, count_in
+from penstock.scheduler.played_state import (
+    NOT_STARTED,
+    MomentKind,
+    Play,
+    PlayedAccounts,
+    PlayedState,
+    count_in,
+)
 from penstock.scheduler.played_waiting import PlayedQueues
 
 _SETTLED: Final = {

@@ -37,8 +37,7 @@ from penstock.core.jobs.groups import (
 )
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId
-from penstock.scheduler.arrivals import Arrival
-from penstock.scheduler.grouped_arrivals import ArrayArrival, BatchArrival
+from penstock.scheduler.arrivals import ArrayArrival, Arrival, BatchArrival
 from penstock.scheduler.played_state import Play, PlayedState
 from penstock.scheduler.played_waiting import ENDED, PlayedQueues
 

@@ -21,8 +21,7 @@ from penstock.core.jobs.changes import Note
 from penstock.core.jobs.job import EventKind
 from penstock.core.jobs.schedules import ScheduleRecord
 from penstock.core.jobs.types import SECOND, JobId, Moment, Span
-from penstock.scheduler.arrivals import Arrival
-from penstock.scheduler.grouped_arrivals import ScheduleArrival
+from penstock.scheduler.arrivals import Arrival, ScheduleArrival
 from penstock.scheduler.played_state import Play, PlayedState
 from penstock.scheduler.played_waiting import ENDED, PlayedQueues
 

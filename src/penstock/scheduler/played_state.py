@@ -1,6 +1,6 @@
 """
-The state that all parts of a player share: the clock, the load, the state of each job, and the moments that
-are due.
+The state that all parts of a player share: the clock, the load, the state of each job, the moments that are
+due, and the accounts of addons.
 
 Each part (`played_waiting`, `played_rounds`, `played_attempts`, `played_preemption`) has the `Play` and reads
 it. A part tells another one what to do by an entry in it: a moment in `due`, a host in `ask`, a queue in
@@ -10,16 +10,18 @@ it. A part tells another one what to do by an entry in it: a moment in `due`, a 
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from heapq import heappush
 from itertools import count
 from typing import Final
 
-from penstock.core.jobs.types import JobId, Moment
+from msgspec.structs import replace
+
+from penstock.core.jobs.admission import Account, Budget, Ledger, Window, windows
+from penstock.core.jobs.types import AddonId, JobId, Moment, Money
 from penstock.scheduler.arrivals import Load
-from penstock.scheduler.played_accounts import PlayedAccounts
 from penstock.scheduler.played_hosts import FreeUnits, HostInPlay, PlayedHost, WorkersOfOtherHosts
 from penstock.scheduler.played_queues import WaitingJobs
 from penstock.scheduler.rules import SchedulerRules
@@ -143,3 +145,48 @@ class Play:
             for column in (self.started_at, self.ended_at, self.host):
                 column.extend(never)
             self.waiting.grow()
+
+
+class PlayedAccounts:
+    """
+    The units that each addon has in use, its spending, and the counts for caps. Every host has a ledger of
+    its own for its units; the ledgers of all hosts refer to the same accounts, counts and spending. Spending
+    is kept by day and by month; `count_spending` shows the ledgers that of the present day and month.
+    """
+
+    def __init__(self, accounts: Mapping[AddonId, Account], budgets: Mapping[AddonId, Budget]) -> None:
+        self._accounts = {addon: replace(account) for addon, account in accounts.items()}
+        self._budgets = budgets
+        self._counts: dict[tuple[str, str], int] = {}
+        #: By addon and the name of a window (this day, this month).
+        self._spent: Counter[tuple[AddonId, str]] = Counter()
+        self._spent_now: dict[AddonId, dict[str, Money]] = {}
+
+    def ledger(self) -> Ledger:
+        """A ledger for one host."""
+        return Ledger(counts=self._counts, accounts=self._accounts, spent=self._spent_now)
+
+    def set_addon(self, addon_id: AddonId, weight: int | None, paused: bool | None) -> None:
+        """Set the weight of an addon, or pause or resume it; None changes nothing."""
+        account = self._accounts.setdefault(addon_id, Account())
+        account.weight = account.weight if weight is None else weight
+        account.paused = account.paused if paused is None else paused
+
+    def spend(self, addon_id: AddonId, amount: Money, now: Moment) -> list[Window]:
+        """Count spending. Returns the windows in which the addon's budget is spent now."""
+        for window in windows(now):
+            self._spent[addon_id, window.name] += amount
+        self.count_spending(now)
+        budget = self._budgets.get(addon_id)
+        if budget is None:
+            return []
+        spent = self._spent_now.get(addon_id, {})
+        return [w for w, limit in budget.limits(now) if spent.get(w.kind, 0) >= limit]
+
+    def count_spending(self, now: Moment) -> None:
+        """Show the ledgers the spending in the windows of this moment."""
+        self._spent_now.clear()
+        for window in windows(now):
+            for (addon_id, name), amount in self._spent.items():
+                if name == window.name:
+                    self._spent_now.setdefault(addon_id, {})[window.kind] = amount

@@ -23,7 +23,7 @@ of their own. An attempt that is stopped ends at once. Spending counts when an a
 could start a job, the one with the most free units does.
 
 This file has the loop, and the methods for users of the player. The parts, in the order in which they build
-on each other: `arrivals` (the load), `played_queues`, `played_hosts`, `played_accounts`, `played_state`
+on each other: `arrivals` (the load), `played_queues`, `played_hosts`, `played_state`
 (shared by all parts), `played_waiting` (from the submit to the start), `played_attempts` (from the start to
 the end), `played_rounds` and `played_preemption`. `played_groups` (arrays and batches) and `played_schedules`
 submit jobs of their own.
@@ -41,14 +41,13 @@ from penstock.core.jobs.load import Busy, observe
 from penstock.core.jobs.ordering import order_key
 from penstock.core.jobs.types import AddonId, EndReason, HostId, Moment
 from penstock.scheduler.arrivals import Arrival, Load
-from penstock.scheduler.played_accounts import PlayedAccounts
 from penstock.scheduler.played_attempts import PlayedAttempts
 from penstock.scheduler.played_groups import PlayedArrays, PlayedBatches
 from penstock.scheduler.played_hosts import PlayedHost, PlayedWorker, RunInPlay
 from penstock.scheduler.played_preemption import PlayedPreemption
 from penstock.scheduler.played_rounds import PlayedRounds
 from penstock.scheduler.played_schedules import PlayedSchedules, ScheduleInPlay
-from penstock.scheduler.played_state import MomentKind, Play, PlayedState
+from penstock.scheduler.played_state import MomentKind, Play, PlayedAccounts, PlayedState
 from penstock.scheduler.played_waiting import PlayedQueues
 from penstock.scheduler.rules import SchedulerRules
 

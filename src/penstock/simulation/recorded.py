@@ -37,8 +37,7 @@ from penstock.core.jobs.types import (
     Span,
 )
 from penstock.core.jobs.workers import WorkerKinds
-from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt, plain
-from penstock.scheduler.grouped_arrivals import PlayedWork
+from penstock.scheduler.arrivals import Arrival, Load, PlayedAttempt, PlayedWork, plain
 from penstock.scheduler.job_service import feed
 from penstock.scheduler.played_hosts import COMMANDS, FUNCTIONS
 from penstock.scheduler.playing import PlayedHost, PlayedWorker, Player

@@ -29,13 +29,14 @@ from penstock.core.jobs.job import Event, EventKind, Job
 from penstock.core.jobs.schedules import Missed, Overlap, ScheduleRecord, ScheduleState, check
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import EndReason, JobId, Moment, member_of, moment_of
-from penstock.scheduler.arrivals import Load, plain
-from penstock.scheduler.grouped_arrivals import (
+from penstock.scheduler.arrivals import (
     ArrayArrival,
     BatchArrival,
+    Load,
     PlayedWork,
     ScheduleArrival,
     Works,
+    plain,
 )
 from penstock.stores.api import Store
 
