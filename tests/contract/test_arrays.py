@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from threading import Barrier
 
 import pytest
 from msgspec.structs import replace
@@ -11,8 +13,9 @@ from msgspec.structs import replace
 from penstock.core.errors import BadIntent, IllegalMove, KeyConflict, NotFound, QueueFull
 from penstock.core.jobs import changes
 from penstock.core.jobs.arrays import CHUNK, WINDOW, indices_in
+from penstock.core.jobs.dependencies import Dependency
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.job import EventKind, outcome_of
 from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.states import ENDED, JobState, Schedules
 from penstock.core.jobs.types import SECOND, EndReason, member_of
@@ -246,6 +249,36 @@ def test_a_full_queue_refuses_an_array_whose_first_jobs_it_has_no_room_for(scene
     assert scene.kit.everything() == before
     assert scene.submit("1-100%3", keyed) == array_id
     assert scene.submit("1-100%2", replace(JOB, addon_id="b"))
+
+
+def test_a_job_that_an_array_ends_names_the_array(scene):
+    array_id = scene.submit("1-1%1")
+    [child] = scene.kit.submit(after=(Dependency(array_id),))
+    scene.work()
+    scene.end(f"{array_id}_1", how=FAILED)
+
+    job = scene.store.job(child)
+    assert CANCELED == job.state
+    assert f"it was to run after array {array_id[-8:]}:ok, which is FAILED" == outcome_of(job, None).error
+
+
+def test_arrays_that_are_submitted_at_once_do_not_exceed_the_depth(scene):
+    service = ArrayService(scene.store, replace(RULES, depth=Depth(total=10)), scene.jobs)
+    at_once = Barrier(8)
+
+    def submit(_):
+        at_once.wait()
+        try:
+            service.submit(JOB, "1-100%3")
+        except QueueFull:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(submit, range(8)))
+
+    assert 3 == sum(taken)
+    assert 9 == len(scene.store.find(Query()))
 
 
 def test_the_result_of_an_array_outlives_its_jobs(scene):

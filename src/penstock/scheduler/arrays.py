@@ -66,10 +66,6 @@ class ArrayService:
         array_id = _array_id(intent)
 
         is_new = False
-        waiting = {addon.addon_id: addon.jobs.get(JobState.QUEUED, 0) for addon in self._store.addons()}
-
-        def queued(addon_id: AddonId | None) -> int:
-            return sum(waiting.values()) if addon_id is None else waiting.get(addon_id, 0)
 
         def decide(
             before: ArrayRecord | None, _: Mapping[JobId, JobState], now: Moment, __: FirstAgain
@@ -77,9 +73,7 @@ class ArrayService:
             nonlocal is_new
             is_new = before is None
             if before is None:
-                change = arrays.submit_array(JobArray(array_id, str(spec), intent, now), by)
-                self._rules.depth.check(change.intents, queued)
-                return change
+                return arrays.submit_array(JobArray(array_id, str(spec), intent, now), by)
             if (before.array.indices, before.array.intent) != (str(spec), intent):
                 raise KeyConflict(
                     f"idempotency_key {intent.idempotency_key!r} was used for another array",
@@ -88,7 +82,10 @@ class ArrayService:
                 )
             return None
 
-        record = self._change(array_id, decide, replace(intent, idempotency_key=None))
+        member = replace(intent, idempotency_key=None)
+        submit = ChangeArray(array_id, decide, intent=member, depth=self._rules.depth)
+        record = committed(self._store, submit)
+        assert record is not None
         return record, is_new
 
     def get(self, array_id: str) -> ArrayRecord:

@@ -401,13 +401,15 @@ class ChangeArray(Operation[ArrayRecord | None], frozen=True):
     is (None: there is none), the states of its live jobs, and the indices that wait for another attempt. It
     must be quick and pure, and may be called again; if it returns None, nothing changes. Answered with the
     array after the change. `intent`: of the array's jobs, if the caller knows it, so that a store can prepare
-    for it. The end of a job needs no such operation: the transaction that ends it also starts the next index
+    for it. `depth`: the limit for the first jobs of a new array; QueueFull: they have no room. The end of a
+    job needs no such operation: the transaction that ends it also starts the next index
     (`common/array_changes.py`).
     """
 
     array_id: JobId
     decide: ArrayDecision
     intent: Intent | None = None
+    depth: Depth = NO_LIMIT
 
 
 class SubmitBatch(Operation[list[Receipt]], frozen=True):

@@ -334,11 +334,23 @@ def _no_longer_unmet(job: Job) -> tuple[str, str] | None:
 
 
 def miss_dependency(
-    job: Job, parent: JobId, state: JobState, condition: ParentCondition, *, fate: Fate, now: Moment
+    job: Job,
+    parent: JobId,
+    state: JobState,
+    condition: ParentCondition,
+    *,
+    fate: Fate,
+    now: Moment,
+    is_array: bool = False,
 ) -> Change:
-    """End a job because a parent ended in `state`, so that the condition on it does not hold."""
+    """
+    End a job because a parent ended in `state`, so that the condition on it does not hold. `is_array`: the
+    parent is an array.
+    """
     move = Move.FAIL if fate is Fate.FAIL else Move.CANCEL
-    data = {"parent": str(parent), "condition": str(condition), "state": str(state)}
+    data: dict[str, Any] = {"parent": str(parent), "condition": str(condition), "state": str(state)}
+    if is_array:
+        data["array"] = True
     ended = _job_step(job, move, denied=(DEPENDENCY_UNMET, json.dumps(data, separators=(",", ":"))))
     return Change(at=now, notes=(Note(EventKind(ended.target), DEPENDENCY_UNMET, data),), job=ended)
 

@@ -276,13 +276,16 @@ DEPENDENCY_UNMET: Final = "dependency_unmet"
 
 def unmet_words(data: Mapping[str, Any]) -> str:
     """
-    Words for an unmet dependency, from the data of the denial: `parent`, `condition`, and `state` of the
-    parent. An empty parent is one that the reader may not know.
+    Words for an unmet dependency, from the data of the denial: `parent`, `condition`, `state` of the parent,
+    and `array` if it is one. An empty parent is one that the reader may not know.
     """
     parent = str(data["parent"])
     if not parent:
         return "it was to run after a job of another addon, which ended otherwise"
-    name = f"batch {parent.removeprefix(BATCH_TAG)}" if parent.startswith(BATCH_TAG) else f"job {parent[-8:]}"
+    if parent.startswith(BATCH_TAG):
+        name = f"batch {parent.removeprefix(BATCH_TAG)}"
+    else:
+        name = f"{'array' if data.get('array') else 'job'} {parent[-8:]}"
     return f"it was to run after {name}:{data['condition']}, which is {data['state']}"
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from penstock.core.jobs.arrays import ArrayChange, ArrayRecord, advance
 from penstock.core.jobs.groups import JobGroup, array_moves, group_of_array
 from penstock.core.jobs.states import ENDED, JobState
-from penstock.core.jobs.types import SEPARATOR, JobId, Moment, member_of
+from penstock.core.jobs.types import SEPARATOR, AddonId, JobId, Moment, member_of
 from penstock.stores.api import ChangeArray
 from penstock.stores.common.dependencies import StateMove
 
@@ -33,6 +33,13 @@ class ArrayRows(Protocol):
 
     def states(self, job_ids: Sequence[JobId]) -> Mapping[JobId, JobState]:
         """The states of these jobs; jobs that do not exist are left out."""
+        ...
+
+    def queued(self, addon_id: AddonId | None) -> int:
+        """
+        How many jobs of the addon are queued; None: of all addons. No other submit that may reach a depth
+        limit changes that before this transaction ends.
+        """
         ...
 
     def first_again(self, array_id: JobId, chunk: int, size: int) -> list[int]:
@@ -54,6 +61,8 @@ def change_array(rows: ArrayRows, operation: ChangeArray) -> ArrayRecord | None:
     states = {} if record is None else rows.states(record.live_jobs())
     first_again = partial(rows.first_again, operation.array_id)
     change = operation.decide(record, states, rows.now, first_again)
+    if record is None and change is not None:
+        operation.depth.check(change.intents, rows.queued)
     record = _write(rows, record, change)
     if change is not None and change.retried:  # the failed indices wait now, and some may start at once
         record = _write(rows, record, advance(record, {}, rows.now, first_again))

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, Protocol
 
 from penstock.core.jobs.changes import Change, Note, miss_dependency
 from penstock.core.jobs.dependencies import DependencyStatus, Fate, IfUnmet, ParentCondition, fate
-from penstock.core.jobs.groups import FIRST_GROUP, JobGroup, end_members, retry_members
+from penstock.core.jobs.groups import FIRST_GROUP, JobGroup, end_members, is_batch_id, retry_members
 from penstock.core.jobs.job import EventKind, Job
 from penstock.core.jobs.states import ENDED, JobState
 from penstock.core.jobs.types import JobId, Moment
@@ -333,7 +333,13 @@ class _Resolution:
             self._rows.end(
                 row,
                 lambda job: miss_dependency(
-                    job, row.parent_id, parent, condition, fate=child_fate, now=self._rows.now
+                    job,
+                    row.parent_id,
+                    parent,
+                    condition,
+                    fate=child_fate,
+                    now=self._rows.now,
+                    is_array=row.parent_no >= FIRST_GROUP and not is_batch_id(row.parent_id),
                 ),
             )
             state = JobState.FAILED if child_fate is Fate.FAIL else JobState.CANCELED

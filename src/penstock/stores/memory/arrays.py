@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.core.jobs.arrays import ArrayChange, ArrayRecord, IndexChunk, chunks_of
 from penstock.core.jobs.groups import GroupChange, JobGroup
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import JobId, Moment
+from penstock.core.jobs.types import AddonId, JobId, Moment
 
 if TYPE_CHECKING:
     from penstock.stores.memory.store import MemoryStore
@@ -53,6 +53,9 @@ class MemoryArrayRows:
     def states(self, job_ids: Sequence[JobId]) -> dict[JobId, JobState]:
         jobs = self._store._jobs
         return {job_id: jobs[job_id].state for job_id in job_ids if job_id in jobs}
+
+    def queued(self, addon_id: AddonId | None) -> int:
+        return self._store._queued(addon_id)
 
     def change_group(self, group: JobGroup, *, is_new: bool) -> None:
         if is_new:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from penstock.core.jobs.arrays import ArrayChange, ArrayRecord, chunks_of, indices_in
 from penstock.core.jobs.groups import GroupChange, JobGroup
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import JobId, Moment
+from penstock.core.jobs.types import AddonId, JobId, Moment
 from penstock.stores.common.rows import array_from, array_progress, array_values, index_chunk
 from penstock.stores.postgres.changes import PostgresWriteBatch
 from penstock.stores.postgres.database import DatabaseSession
@@ -43,6 +44,7 @@ class PostgresArrayRows:
         records = map(array_from, rows)
         self.records = {record.array.array_id: record for record in records}
         self.has_made_jobs = self.has_released = False
+        self._queued: Counter[AddonId] | None = None
 
     def record(self, array_id: JobId) -> ArrayRecord | None:
         return self.records.get(array_id)
@@ -52,6 +54,12 @@ class PostgresArrayRows:
             return {}
         rows = self._session.execute("states_of", {"ids": array(sorted(job_ids))})
         return {job_id: JobState(state) for job_id, state in rows}
+
+    def queued(self, addon_id: AddonId | None) -> int:
+        if self._queued is None:
+            *_, rows = self._session.execute_many(("lock_depth", None), ("queued", None))
+            self._queued = Counter(dict(rows))
+        return self._queued.total() if addon_id is None else self._queued[addon_id]
 
     def first_again(self, array_id: JobId, chunk: int, size: int) -> list[int]:
         values = {"array_id": array_id, "chunk": chunk, "most": size}

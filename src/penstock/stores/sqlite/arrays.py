@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.core.jobs.arrays import ArrayChange, ArrayRecord, chunks_of, indices_in
 from penstock.core.jobs.groups import GroupChange, JobGroup
 from penstock.core.jobs.states import JobState
-from penstock.core.jobs.types import JobId, Moment
+from penstock.core.jobs.types import AddonId, JobId, Moment
 from penstock.stores.api import NO_LIMIT
 from penstock.stores.common.rows import array_from, array_progress, array_values, index_chunk
 from penstock.stores.common.writes import NO_JOB
@@ -36,6 +36,9 @@ class SqliteArrayRows:
         self._tx.flush_jobs()
         rows = self._tx.execute("states_of", {"ids": listed(job_ids)})
         return {job_id: JobState(state) for job_id, state in rows}
+
+    def queued(self, addon_id: AddonId | None) -> int:
+        return self._tx.totals.queued(addon_id)
 
     def first_again(self, array_id: JobId, chunk: int, size: int) -> list[int]:
         values = {"array_id": array_id, "chunk": chunk, "most": size}
