@@ -132,12 +132,38 @@ def test_each_route_wants_its_own_scope_and_no_other_will_do(kit, keep_alive):
     assert world(kit) == before
 
 
+def test_head_is_answered_as_get_without_the_content(kit, keep_alive):
+    before = world(kit)
+    sent = {"Authorization": f"Bearer {kit.client.token}"}
+    for route in all_routes():
+        if route.verb == "GET" and not route.streams:
+            path = concrete(kit, route)
+            read, content = keep_alive.send("GET", path, sent, None)
+            status, nothing = keep_alive.send("HEAD", path, sent, None)
+            assert (status, nothing) == (read, b""), route.path
+            assert content
+    assert world(kit) == before
+
+
+def test_head_of_a_stream_ends(kit):
+    answer = kit.client.send("HEAD", "/events/stream")
+
+    assert (200, "text/event-stream") == (answer.status, answer.headers["Content-Type"])
+
+
+def test_head_needs_the_token_of_get(kit):
+    assert 401 == Client(kit.server).send("HEAD", "/queue/jobs").status
+
+
 def test_a_route_knows_its_own_verbs_and_refuses_the_rest(kit, keep_alive):
     knows = {}
     for route in all_routes():
         knows.setdefault(route.path, set()).add(route.verb)
     for kind, word in (("schedules", "add"), ("batches", "submit")):  # as the name of one
         knows[f"{PREFIX}/{kind}/{word}"] |= knows[f"{PREFIX}/{kind}/{{name}}"]
+    for verbs in knows.values():
+        if "GET" in verbs:
+            verbs.add("HEAD")
     before = world(kit)
     sent = {"Authorization": f"Bearer {kit.client.token}", "Content-Type": "application/json"}
     for route in all_routes():

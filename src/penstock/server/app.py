@@ -229,6 +229,9 @@ class Api:
         headers = [(b"content-type", b"text/event-stream"), *_ALWAYS]
         await request.send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
+            if request.scope["method"] == "HEAD":
+                await request.send({"type": "http.response.body", "body": b""})
+                return
             async for chunk in chunks:
                 if not self._app_state.tokens.alive(request.principal):
                     break
@@ -309,7 +312,11 @@ class Router:
                 self._heads.add(head)
 
     def find(self, verb: str, path: str) -> tuple[Route, str]:
-        """The route, and the value of its path parameter. Raises NoRoute or WrongVerb."""
+        """
+        The route, and the value of its path parameter. HEAD finds the route of GET. Raises NoRoute or
+        WrongVerb.
+        """
+        verb = "GET" if verb == "HEAD" else verb
         verbs = self._verbs.get(path, {})
         if verb in verbs:
             return verbs[verb], ""
@@ -320,7 +327,7 @@ class Router:
         route = verbs.get(verb)
         if route is None:
             allowed = sorted(verbs)
-            raise WrongVerb(f"this path takes {' and '.join(allowed)} only", allowed=allowed)
+            raise WrongVerb(f"this path takes {' and '.join(allowed)} only", allowed=_with_head(allowed))
         return route, parameter
 
     def _with_id(self, path: str) -> tuple[str, dict[str, Route]]:
@@ -331,6 +338,10 @@ class Router:
                 if verbs is not None and _IDENT.fullmatch(parameter):
                     return parameter, verbs
         return "", {}
+
+
+def _with_head(verbs: list[str]) -> list[str]:
+    return [each for verb in verbs for each in ([verb, "HEAD"] if verb == "GET" else [verb])]
 
 
 _IDENT: Final = re.compile(r"[0-9A-Za-z._-]{1,100}")

@@ -63,7 +63,7 @@ class WebPage:
         if request.scope["path"] == "/session":
             await self._session(request)
         elif request.scope["method"] not in ("GET", "HEAD"):
-            raise WrongVerb("the page is read with GET", allowed=["GET"])
+            raise WrongVerb("the page is read with GET", allowed=["GET", "HEAD"])
         else:
             await self._file(request)
 
