@@ -209,6 +209,21 @@ def test_an_import_reports_each_line_that_it_cannot_take_and_adds_nothing(shell,
     assert schedules() == []
 
 
+def test_a_line_of_the_system_crontab_is_refused_by_its_user():
+    crontab = read_crontab("0 6 * * *\troot\t/opt/report.sh --full\n0 7 * * * true root\n0 8 * * * root")
+
+    assert [
+        (1, "its sixth field is the user root, as in /etc/crontab: take the user out")
+    ] == crontab.problems
+    assert ["true root", "root"] == [entry.command for entry in crontab.entries]
+
+
+def test_a_command_keeps_separators_that_are_no_end_of_line():
+    [entry] = read_crontab("0 6 * * * printf 'a\x0cb\u2028c'\r\n").entries
+
+    assert "printf 'a\x0cb\u2028c'" == entry.command
+
+
 def test_a_line_for_the_plain_shell_stays_a_script():
     [entry] = read_crontab("*/5 * * * * cd /tmp && ls | wc -l").entries
 

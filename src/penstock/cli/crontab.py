@@ -7,7 +7,9 @@ runs here while the other half runs nowhere is worse than an error.
 
 from __future__ import annotations
 
+import pwd
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -69,7 +71,7 @@ def read_crontab(text: str) -> Crontab:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a command may contain other line separators
         if (stripped := line.strip()) and not stripped.startswith("#"):
             yield number, stripped
 
@@ -95,9 +97,20 @@ def _split(line: str) -> tuple[str, str]:
     problem = cron_problem(cron)
     if problem is not None:
         raise ValueError(f"{cron!r} {problem}")
+    user, *rest = command.split(None, 1)
+    if rest and _is_user(user) and shutil.which(user) is None:
+        raise ValueError(f"its sixth field is the user {user}, as in /etc/crontab: take the user out")
     if re.search(r"(?<!\\)%", command):
         raise ValueError("an unescaped % gives the command an input: write the input into a file")
     return cron, command.replace("\\%", "%")
+
+
+def _is_user(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except (KeyError, ValueError):
+        return False
+    return True
 
 
 def shell_payload(entry: CrontabEntry, cwd: str) -> tuple[str, dict[str, object]]:

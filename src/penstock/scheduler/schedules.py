@@ -179,6 +179,7 @@ class ScheduleFirer:
         self._store, self._rules, self._cancel = store, rules, cancel
         #: The schedules that this host could not fire at the last step, and since when, by name and version.
         self._stuck: dict[tuple[str, int], Moment] = {}
+        #: The alerts and warnings of these were given.
         self._reported: set[tuple[str, int]] = set()
 
     def step(self, now: Moment) -> Moment:
@@ -225,7 +226,9 @@ class ScheduleFirer:
                 dropped = ChangeSchedule(schedules.drop_first(record, change, "key_conflict"))
                 written = committed(self._store, dropped)
             except QueueFull as full:
-                log.warning("schedule %s waits with its job: %s", record.name, full)
+                if (record.name, record.version) not in self._reported:  # this comes again each second
+                    self._reported.add((record.name, record.version))
+                    log.warning("schedule %s waits with its job: %s", record.name, full)
                 continue
             if written is not None and written.record is not None:
                 current[record.name] = written.record
