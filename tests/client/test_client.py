@@ -86,6 +86,7 @@ def use_everything(client):
     assert (client.cancel_all(text="[1]").changed, client.retry_all(text="[1]").changed) == (1, 0)
     later = submit(client, earliest_start_at="2999-01-01T00:00:00Z")
     assert 70 == client.edit(later, priority=70).priority
+    assert "any" == client.edit(later, run_when="any").run_when
 
     leases = {job.job_id: job for job in client.claim(addon_id="photos", limit=5).jobs}
     beaten = client.heartbeat(leases[first].lease_id, progress=0.5, spent=0.1, checkpoint=b"[1]")

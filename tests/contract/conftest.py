@@ -52,14 +52,25 @@ class StoreKit:
     def tick(self, capacity=90, **fields):
         return [grant.dispatch for grant in committed(self.store, self.round(capacity, **fields))]
 
-    def round(self, capacity=90, *, lease=False, caps=None, host="here", limit=None, worker="", labels=()):
+    def round(
+        self,
+        capacity=90,
+        *,
+        lease=False,
+        caps=None,
+        host="here",
+        limit=None,
+        worker="",
+        labels=(),
+        conditions=None,
+    ):
         offer = Placement.LEASE if lease else Placement.RESERVE
 
         def decide(admission_view):
             limits = AdmissionLimits(caps or Caps())
-            conditions = Conditions(capacity, labels=frozenset(labels))
+            present = conditions or Conditions(capacity, labels=frozenset(labels))
             return run_round(
-                RoundInputs(admission_view, conditions, limits, Ordering(), lambda _: offer),
+                RoundInputs(admission_view, present, limits, Ordering(), lambda _: offer),
                 most_leases=limit,
             )
 

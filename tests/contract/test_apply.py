@@ -6,10 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.jobs import changes
+from penstock.core.jobs.admission import Conditions
+from penstock.core.jobs.dependencies import Dependency
 from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.load import QuietState
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import Counters, DispatchPhase, JobState
-from penstock.core.jobs.types import MINUTE, SECOND, EndReason
+from penstock.core.jobs.types import MINUTE, SECOND, EndReason, RunWhen
 from penstock.stores.api import Apply, Complete, CompletedDispatch, Query, committed
 
 
@@ -257,6 +260,35 @@ def test_an_edit_can_put_a_start_off_and_bring_it_back(kit):
         kit.store, Apply([changes.edit(job, replace(put_off, earliest_start_at=None), kit.now, Ordering())])
     )
     assert kit.tick()
+
+
+def test_an_edit_of_the_load_lets_a_waiting_job_start(kit):
+    [job_id] = kit.submit(run_when=RunWhen.QUIET, quiet_for_sec=600)
+    busy = Conditions(90, QuietState.BUSY)
+    assert kit.tick(conditions=busy) == []
+    job = kit.store.job(job_id)
+    edited = replace(job.intent, run_when=RunWhen.ANY, quiet_for_sec=0)
+
+    assert committed(kit.store, Apply([changes.edit(job, edited, kit.now, Ordering(), "me")])) == [True]
+
+    after = kit.store.job(job_id)
+    assert (after.intent, after.ready_at) == (edited, job.ready_at)
+    [event] = kit.store.events_of([EventKind.EDITED], 0, 10)
+    assert event.data == {"priority": 50, "run_when": "any", "quiet_for_sec": 0, "by": "me"}
+    assert [d.job_id for d in kit.tick(conditions=busy)] == [job_id]
+    assert kit.store.audit() == []
+
+
+def test_a_child_that_waits_takes_an_edit_of_its_load(kit):
+    [parent] = kit.submit()
+    [child] = kit.submit(run_when=RunWhen.QUIET, after=(Dependency(parent),))
+    job = kit.store.job(child)
+    edited = replace(job.intent, run_when=RunWhen.ANY)
+    committed(kit.store, Apply([changes.edit(job, edited, kit.now, Ordering())]))
+    [dispatch] = kit.tick(lease=True)
+    kit.end(dispatch)
+
+    assert [child] == [d.job_id for d in kit.tick(conditions=Conditions(90, QuietState.BUSY))]
 
 
 def test_a_change_that_was_decided_on_an_older_state_changes_nothing(kit):

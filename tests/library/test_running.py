@@ -745,8 +745,20 @@ def test_what_was_enqueued_can_be_found_and_edited(real):
     first.edit(priority="URGENT", not_before=60)
     assert 95 == first.job.intent.priority
     assert first.job.intent.earliest_start_at > first.job.created_at
+    first.edit(run_when="quiet", quiet_for=600)
+    assert ("quiet", 600) == (first.job.intent.run_when, first.job.intent.quiet_for_sec)
+    first.edit(run_when="any")
+    assert ("any", 0, 95) == (
+        first.job.intent.run_when,
+        first.job.intent.quiet_for_sec,
+        first.job.intent.priority,
+    )
+    with pytest.raises(penstock.BadIntent, match="quiet_for_sec"):
+        first.edit(quiet_for=600)
     assert 3 == real.counts()["QUEUED"]
-    with pytest.raises(TypeError, match="'cost' cannot be edited; priority, not_before, deadline can"):
+    with pytest.raises(
+        TypeError, match="'cost' cannot be edited; priority, not_before, deadline, run_when, quiet_for can"
+    ):
         first.edit(cost=3)
     with pytest.raises(ValueError, match="state is 'LOST'"):
         real.find("LOST")

@@ -74,13 +74,13 @@ TABLE = [
     ),
     Row(
         s.busy_and_wants_normal,
-        "Waiting for 0 s. The machine is busy (busy score 6.2 of 10, from cpu). This job starts when the load drops to NORMAL; `--when any` starts it earlier. `penstock edit {job} --priority high` changes that.",
-        {"reason": "not_quiet", "gates": ["not_quiet"], "short": "the machine is busy; waits for NORMAL", "next_step": "the load of the machine drops to NORMAL", "way_out": "penstock edit {job} --priority high"},
+        "Waiting for 0 s. The machine is busy (busy score 6.2 of 10, from cpu). This job starts when the load drops to NORMAL. `penstock edit {job} --when any` changes that.",
+        {"reason": "not_quiet", "gates": ["not_quiet"], "short": "the machine is busy; waits for NORMAL", "next_step": "the load of the machine drops to NORMAL", "way_out": "penstock edit {job} --when any"},
     ),
     Row(
         s.normal_and_wants_quiet,
-        "Waiting for 0 s. The machine is in normal use (busy score 4.5 of 10, from cpu). This job starts when the load drops to QUIET; `--when normal` starts it earlier. `penstock up --set capacity.units=50` changes that.",
-        {"reason": "not_quiet", "gates": ["not_quiet"], "short": "the machine is in normal use; waits for QUIET", "next_step": "the load of the machine drops to QUIET", "way_out": "penstock up --set capacity.units=50"},
+        "Waiting for 0 s. The machine is in normal use (busy score 4.5 of 10, from cpu). This job starts when the load drops to QUIET. `penstock edit {job} --when normal` changes that.",
+        {"reason": "not_quiet", "gates": ["not_quiet"], "short": "the machine is in normal use; waits for QUIET", "next_step": "the load of the machine drops to QUIET", "way_out": "penstock edit {job} --when normal"},
     ),
     Row(
         s.panic,
@@ -94,13 +94,13 @@ TABLE = [
     ),
     Row(
         s.signal_of_an_application,
-        "Waiting for 0 s. The machine is busy (busy score 6.3 of 10, from p95_ms of shop). This job starts when the load drops to NORMAL; `--when any` starts it earlier. `penstock edit {job} --priority high` changes that.",
-        {"reason": "not_quiet", "gates": ["not_quiet"], "short": "the machine is busy; waits for NORMAL", "next_step": "the load of the machine drops to NORMAL", "way_out": "penstock edit {job} --priority high"},
+        "Waiting for 0 s. The machine is busy (busy score 6.3 of 10, from p95_ms of shop). This job starts when the load drops to NORMAL. `penstock edit {job} --when any` changes that.",
+        {"reason": "not_quiet", "gates": ["not_quiet"], "short": "the machine is busy; waits for NORMAL", "next_step": "the load of the machine drops to NORMAL", "way_out": "penstock edit {job} --when any"},
     ),
     Row(
         s.quiet_too_short,
-        "Waiting for 0 s. The machine has been quiet for 10 s; this job waits for 600 s of quiet. Likely start in about 10 min. `penstock up --set capacity.units=50` changes that.",
-        {"reason": "not_quiet_long_enough", "gates": ["not_quiet_long_enough"], "short": "waits for 600 s of quiet, 10 s so far", "next_step": "the machine has been quiet for 600 s", "way_out": "penstock up --set capacity.units=50"},
+        "Waiting for 0 s. The machine has been quiet for 10 s; this job waits for 600 s of quiet. Likely start in about 10 min. `penstock edit {job} --quiet-for 0s` changes that.",
+        {"reason": "not_quiet_long_enough", "gates": ["not_quiet_long_enough"], "short": "waits for 600 s of quiet, 10 s so far", "next_step": "the machine has been quiet for 600 s", "way_out": "penstock edit {job} --quiet-for 0s"},
     ),
     Row(
         s.above_the_present_capacity,

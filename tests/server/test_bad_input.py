@@ -246,6 +246,20 @@ def test_an_unknown_field_is_refused_by_name_on_every_route(client, unchanged):
             assert (answer.status, "colour" in answer.fields) == (422, True), route.path
 
 
+def test_an_edit_of_the_load_is_an_event_with_its_principal(client):
+    job_id = client.submit(run_when="quiet", quiet_for_sec=600)
+
+    edited = client.post(f"/queue/jobs/{job_id}/edit", {"run_when": "normal"})
+
+    assert (200, "normal", 0) == (edited.status, edited.json["run_when"], edited.json["quiet_for_sec"])
+    [event] = [e for e in client.get(f"/events?job_id={job_id}").json["events"] if e["kind"] == "EDITED"]
+    assert ("normal", 0) == (event["data"]["run_when"], event["data"]["quiet_for_sec"])
+    assert event["data"]["by"]
+    refused = client.post(f"/queue/jobs/{job_id}/edit", {"quiet_for_sec": 60})
+    assert (422, "quiet_for_sec") == (refused.status, *refused.fields)
+    assert 422 == client.post(f"/queue/jobs/{job_id}/edit", {"run_when": "never"}).status
+
+
 def test_an_edit_of_nothing_is_refused(client):
     job_id = client.submit()
 

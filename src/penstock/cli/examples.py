@@ -41,7 +41,11 @@ EXAMPLES: Final = {
     ),
     "retry": ("penstock retry last", "penstock retry --state failed --since 24h --yes"),
     "rerun": ("penstock rerun last", "penstock rerun last --priority high"),
-    "edit": ("penstock edit last --priority high", "penstock edit last --not-before 22:30"),
+    "edit": (
+        "penstock edit last --priority high",
+        "penstock edit last --not-before 22:30",
+        "penstock edit last --when any",
+    ),
     "job": (
         "penstock job progress 0.5 half of the files",
         "penstock job should-yield && penstock job yield",

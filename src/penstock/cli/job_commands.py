@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from penstock.cli.parsers import ADDON, DURATION, JOB, PRIORITY, WHEN, Whole, age, short, span
+from penstock.cli.parsers import ADDON, DURATION, JOB, PRIORITY, WHEN, WHOLE_SECONDS, Whole, age, short, span
 from penstock.cli.printing import Column, echo, print_facts, state_text, table
 from penstock.cli.session import (
     INTERRUPTED,
@@ -22,7 +22,7 @@ from penstock.cli.session import (
     failure_of,
     passes,
 )
-from penstock.cli.submit import read_payload
+from penstock.cli.submit import LOADS, read_payload
 from penstock.client.signals import interruptible
 from penstock.runner.job import __doc__ as usage
 from penstock.runner.job import main
@@ -243,7 +243,7 @@ def retry(session: CliSession, /, jobs: tuple[str, ...], yes: bool, **options: A
 @click.option("--payload", help="Another payload: JSON, @FILE, or - for standard input.")
 @click.option("-p", "--priority", type=PRIORITY, help="Another priority.")
 @click.option("-c", "--cost", "cost_units", type=Whole(1, 100), metavar="UNITS", help="Another cost.")
-@click.option("--when", "run_when", type=click.Choice(["any", "normal", "quiet"]), help="Another load.")
+@click.option("--when", "run_when", type=LOADS, help="Another load.")
 @passes
 def rerun(session: CliSession, /, job: str, payload: str | None, **options: Any) -> None:
     """Submit a new job with the request of JOB, for example to repeat one that is DONE or CANCELED."""
@@ -268,15 +268,33 @@ def rerun(session: CliSession, /, job: str, payload: str | None, **options: Any)
 @click.option("--not-before-none", "no_earliest_start_at", is_flag=True, hidden=True)
 @click.option("--deadline", "deadline_at", type=WHEN, help="The latest start; `--deadline-none` removes it.")
 @click.option("--deadline-none", "no_deadline_at", is_flag=True, hidden=True)
+@click.option("--when", "run_when", type=LOADS, help="Another load; not quiet ends --quiet-for.")
+@click.option(
+    "--quiet-for",
+    "quiet_for_sec",
+    type=WHOLE_SECONDS,
+    help="With --when quiet: how long the machine must have been quiet; 0s: no longer.",
+)
 @passes
-def edit(session: CliSession, /, job: str, priority: int | str | None, **times: Any) -> None:
-    """Change the priority and the times of a queued job."""
-    fields: dict[str, Any] = {} if priority is None else {"priority": priority}
+def edit(
+    session: CliSession,
+    /,
+    job: str,
+    priority: int | str | None,
+    run_when: str | None,
+    quiet_for_sec: int | None,
+    **times: Any,
+) -> None:
+    """Change the priority, the times and the load of a queued job."""
+    others = {"priority": priority, "run_when": run_when, "quiet_for_sec": quiet_for_sec}
+    fields: dict[str, Any] = {name: value for name, value in others.items() if value is not None}
     for name in ("earliest_start_at", "deadline_at"):
         if times[name] is not None or times[f"no_{name}"]:
             fields[name] = None if times[f"no_{name}"] else times[name]
     if not fields:
-        raise click.UsageError("nothing to change: give --priority, --not-before or --deadline")
+        raise click.UsageError(
+            "nothing to change: give --priority, --not-before, --deadline, --when or --quiet-for"
+        )
     _print_changed(session, [session.client.edit(session.job_id(job), **fields)])
 
 

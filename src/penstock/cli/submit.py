@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock import wire
 
 F = TypeVar("F", bound=Callable[..., Any])
-_LOADS = click.Choice(["any", "normal", "quiet"])
+LOADS = click.Choice(["any", "normal", "quiet"])
 
 #: Most options set the field of the same name in the job's intent.
 _OPTIONS = (
@@ -31,7 +31,7 @@ _OPTIONS = (
     click.option("-p", "--priority", type=PRIORITY, default="50",
                  help="1..100, or low, normal, high, urgent; higher goes first. A job may stop a running one "
                       "with a priority that is 20 lower: see --no-preempt."),
-    click.option("--when", "run_when", type=_LOADS, default="normal",
+    click.option("--when", "run_when", type=LOADS, default="normal",
                  help="The highest load of the machine at which the job may start."),
     click.option("--quiet-for", "quiet_for_sec", type=WHOLE_SECONDS,
                  help="With --when quiet: how long the machine must have been quiet."),

@@ -191,7 +191,10 @@ class Client:
         return self._post(f"queue/jobs/{_part('job', job_id)}/retry", None, wire.JobInfo)
 
     def edit(self, job_id: str, **fields: Any) -> wire.JobInfo:
-        """Change `priority`, `earliest_start_at` or `deadline_at` of a queued job. None removes a time."""
+        """
+        Change `priority`, `earliest_start_at`, `deadline_at`, `run_when` or `quiet_for_sec` of a queued job.
+        None removes a time.
+        """
         return self._post(
             f"queue/jobs/{_part('job', job_id)}/edit", wire.Edit(**fields), wire.JobInfo, repeatable=True
         )

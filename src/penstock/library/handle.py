@@ -166,7 +166,7 @@ class JobHandle(Generic[R]):
         return self._scheduler.job_service.retry(self.id, by=self._scheduler.principal).state
 
     def edit(self, **fields: Any) -> JobState:
-        """Change `priority`, `not_before` or `deadline` of a queued job."""
+        """Change `priority`, `not_before`, `deadline`, `run_when` or `quiet_for` of a queued job."""
         return self._scheduler.edit(self.id, fields)
 
     def __repr__(self) -> str:

@@ -323,16 +323,20 @@ class Scheduler:
         return self.location != MEMORY and present(Path(self.location))
 
     def edit(self, job_id: JobId, given: dict[str, Any]) -> JobState:
-        """Change priority and times of a queued job; `JobHandle.edit` calls this."""
-        editable = {"priority": "priority", "not_before": "earliest_start_at", "deadline": "deadline_at"}
+        """Change priority, times and load of a queued job; `JobHandle.edit` calls this."""
+        times = {"not_before": "earliest_start_at", "deadline": "deadline_at"}
+        of_template = {"priority": "priority", "run_when": "run_when", "quiet_for": "quiet_for_sec"}
+        editable = ["priority", *times, "run_when", "quiet_for"]
         unknown = [name for name in given if name not in editable]
         if unknown:
             raise TypeError(f"{unknown[0]!r} cannot be edited; {', '.join(editable)} can")
         options = self._options.take(given)
         now = self.store.now()
-        fields: dict[str, Any] = {"priority": options.template.priority} if "priority" in given else {}
-        for name in given.keys() - {"priority"}:
-            fields[editable[name]] = None if given[name] is None else moment(name, given[name], now)
+        fields: dict[str, Any] = {
+            field: getattr(options.template, field) for name, field in of_template.items() if name in given
+        }
+        for name in given.keys() & times.keys():
+            fields[times[name]] = None if given[name] is None else moment(name, given[name], now)
         return self.job_service.edit(job_id, by=self.principal, **fields).state
 
     # submitting

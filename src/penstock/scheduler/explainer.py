@@ -30,7 +30,6 @@ from penstock.core.jobs.reasons import (
     Draining,
     LabelMissing,
     NotEnoughUnits,
-    NotQuiet,
     QueuedAhead,
     Reason,
     UnitsKept,
@@ -304,7 +303,7 @@ class Explainer:
             ),
             None,
         )
-        helps = (priority < Priority.URGENT and (ahead or yields)) or isinstance(current.reason, NotQuiet)
+        helps = priority < Priority.URGENT and (ahead or yields)
         return replace(findings, priority_helps=helps, unyielding=spared)
 
     # workers

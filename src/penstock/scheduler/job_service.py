@@ -36,6 +36,7 @@ from penstock.core.jobs.types import (
     EndReason,
     JobId,
     Money,
+    RunWhen,
     member_of,
 )
 from penstock.core.jobs.viewer import Viewer
@@ -327,7 +328,12 @@ class JobService:
         return replace(intent, **times)
 
     def edit(self, job_id: JobId, by: str = "", **fields: Any) -> Job:
-        """Change `priority`, `earliest_start_at` or `deadline_at` of a queued job."""
+        """
+        Change `priority`, `earliest_start_at`, `deadline_at`, `run_when` or `quiet_for_sec` of a queued job.
+        Another `run_when` than "quiet" ends `quiet_for_sec`.
+        """
+        if fields.get("run_when", RunWhen.QUIET) != RunWhen.QUIET:
+            fields.setdefault("quiet_for_sec", 0)
 
         def decide(job: Job) -> Change:
             now, intent = self._store.now(), replace(job.intent, **fields)

@@ -95,7 +95,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("queue/jobs/{job_id}/logs", _READ, live.logs, "Read the output of a command or function"),
     _post("queue/jobs/{job_id}/cancel", _CANCEL, jobs.cancel, "Cancel a job; a running job is asked to stop"),
     _post("queue/jobs/{job_id}/retry", _SUBMIT, jobs.retry, "Queue a FAILED or BLOCKED job again"),
-    _post("queue/jobs/{job_id}/edit", _SUBMIT, jobs.edit, "Change priority or times of a QUEUED job"),
+    _post("queue/jobs/{job_id}/edit", _SUBMIT, jobs.edit, "Change priority, times or load of a QUEUED job"),
     _post("queue/jobs/{job_id}/rerun", _SUBMIT, jobs.rerun, "Submit a new job with the request of this one"),
     _post(
         "queue/cancel/bulk", _CANCEL, jobs.cancel_bulk, "Cancel the jobs that a filter finds, 500 at a time"

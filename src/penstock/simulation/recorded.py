@@ -409,7 +409,7 @@ def without_runner(host: PlayedHost) -> PlayedHost:
 # what is left out
 
 _WORDS: Final[dict[str, str]] = {
-    "EDITED": "{n} edits of priorities or times: each job is played with its last ones",
+    "EDITED": "{n} edits of priorities, times or loads: each job is played with its last ones",
     "RETRIED": "{n} retries by a person: the job is played as if it had ended before them",
     "lease": "{n} leases without a job: their units count as free",
 }

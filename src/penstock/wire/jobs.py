@@ -245,11 +245,16 @@ class Cancel(WireRequest):
 
 
 class Edit(WireRequest):
-    """Changes of a QUEUED job. A missing field stays as it is; null removes a time."""
+    """
+    Changes of a QUEUED job. A missing field stays as it is; null removes a time. Another `run_when` than
+    "quiet" ends `quiet_for_sec`.
+    """
 
     priority: PriorityWord | UnsetType = UNSET
     earliest_start_at: When | UnsetType | None = UNSET
     deadline_at: When | UnsetType | None = UNSET
+    run_when: RunWhen | UnsetType = UNSET
+    quiet_for_sec: Delay | UnsetType = UNSET
 
 
 class LogsQuery(WireRequest):

@@ -362,22 +362,22 @@ def miss_deadline(job: Job, now: Moment) -> Change:
 
 def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering, by: str = "") -> Change:
     """
-    Change priority and times of a queued job. The job keeps its age, so that an edit does not cost it its
-    place.
+    Change priority, times and load of a queued job. The job keeps its age, so that an edit does not cost it
+    its place.
     """
     if job.state is not JobState.QUEUED:
         raise IllegalMove(
             f"a {job.state} job cannot be edited, only a QUEUED one", state=str(job.state), move="edit"
         )
     since = min(job.ready_at, now)
-    times = {
+    changed = {
         name: getattr(intent, name)
-        for name in ("earliest_start_at", "deadline_at")
+        for name in ("earliest_start_at", "deadline_at", "run_when", "quiet_for_sec")
         if getattr(intent, name) != getattr(job.intent, name)
     }
     return Change(
         at=now,
-        notes=(Note(EventKind.EDITED, data={"priority": intent.priority, **times, **principal_data(by)}),),
+        notes=(Note(EventKind.EDITED, data={"priority": intent.priority, **changed, **principal_data(by)}),),
         job=_job_step(job, None, place=place(intent, since, job.not_before, ordering)),
     )
 

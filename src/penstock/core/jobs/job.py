@@ -198,6 +198,8 @@ class JobStep(Struct, frozen=True, gc=False):
             priority=place.priority,
             earliest_start_at=place.earliest_start_at,
             deadline_at=place.deadline_at,
+            run_when=place.admission_class.run_when,
+            quiet_for_sec=place.admission_class.quiet_for_sec,
         )
         return replace(job, intent=intent, ready_at=place.ready_at, not_before=place.not_before)
 

@@ -153,7 +153,7 @@ class NotQuiet(BaseReason, frozen=True):
             )
         return (
             f"The machine is {_LOAD[self.state]} (busy score {self.busy:.1f} of 10, from {self.by}). "
-            f"This job starts when the load drops to {self.wants}{_EARLIER[self.wants]}."
+            f"This job starts when the load drops to {self.wants}."
         )
 
     def short(self, now: Moment) -> str:
@@ -165,8 +165,8 @@ class NotQuiet(BaseReason, frozen=True):
         return f"the load of the machine drops to {self.wants}"
 
     def way_out(self, job: str) -> str:
-        if self.state is QuietState.BUSY and self.wants is QuietState.NORMAL:
-            return f"penstock edit {job} --priority high"
+        if self.state in _SETTING and not self.by.startswith("no fresh"):
+            return f"penstock edit {job} --when {_SETTING[self.state]}"
         return "penstock up --set capacity.units=50"
 
     def hidden(self, hides: Hides) -> Self:
@@ -179,13 +179,8 @@ _LOAD: Final = {
     QuietState.BUSY: "busy",
     QuietState.PANIC: "overloaded",
 }
-#: The option of a submit that would let the job start earlier.
-_EARLIER: Final = {
-    QuietState.QUIET: "; `--when normal` starts it earlier",
-    QuietState.NORMAL: "; `--when any` starts it earlier",
-    QuietState.BUSY: "",
-    QuietState.PANIC: "",
-}
+#: The `run_when` that lets a job start now, by the state of the machine. None lets it start in a panic.
+_SETTING: Final = {QuietState.NORMAL: "normal", QuietState.BUSY: "any"}
 
 
 class NotQuietLongEnough(BaseReason, frozen=True):
@@ -209,7 +204,7 @@ class NotQuietLongEnough(BaseReason, frozen=True):
         return f"the machine has been quiet for {self.wants_sec} s"
 
     def way_out(self, job: str) -> str:
-        return "penstock up --set capacity.units=50"
+        return f"penstock edit {job} --quiet-for 0s"
 
     def retry_sec(self, now: Moment) -> float:
         return self.wants_sec - self.streak_sec

@@ -441,8 +441,13 @@ def edit(request: Request[None, wire.Edit]) -> wire.JobInfo:
         given = getattr(body, name)
         if not isinstance(given, UnsetType):
             fields[name] = None if given is None else moment_of(given)
+    if not isinstance(body.run_when, UnsetType):
+        fields["run_when"] = body.run_when
+    if not isinstance(body.quiet_for_sec, UnsetType):
+        fields["quiet_for_sec"] = body.quiet_for_sec
     if not fields:
-        raise naming_fields(BadIntent, ("body", "must have one of priority, earliest_start_at, deadline_at"))
+        names = ", ".join(body.__struct_fields__)
+        raise naming_fields(BadIntent, ("body", f"must have one of {names}"))
     return _job(
         request, request.app_state.job_service.edit(request.job_id, by=request.principal.name, **fields)
     )

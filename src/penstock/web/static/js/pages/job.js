@@ -70,7 +70,7 @@ export function Job({ id }) {
     <header class="jobhead">
       <div><h1><${State} state=${job.state} /> ${job.title}</h1><p class="muted">${job.job_type} of <a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a> · <span class="id wide" title="Full id">${job.job_id}</span></p></div>
       <div class="row">
-        ${job.state === "QUEUED" && html`<${Priority} job=${job} />`}
+        ${job.state === "QUEUED" && html`<${Priority} job=${job} /> <${RunWhen} job=${job} />`}
         ${job.allowed.includes("retry") && html`<button class="primary may-submit" onClick=${() => act("retry")}>Retry</button>`}
         <button class="may-submit" onClick=${() => setAgain(true)}>Run again…</button>
         ${job.allowed.includes("cancel") && html`<button class="danger may-cancel" onClick=${() => act("cancel")}>Cancel</button>`}
@@ -161,6 +161,19 @@ function Priority({ job }) {
     }
   };
   return html`<label class="inline may-submit">Priority <${Field} type="number" min="1" max="100" required value=${job.priority} onCommit=${set} /></label>`;
+}
+
+function RunWhen({ job }) {
+  const set = async (select) => {
+    try {
+      await post(`queue/jobs/${job.job_id}/edit`, { run_when: select.value });
+      toast("Load changed.");
+    } catch (error) {
+      toast(error.message, "bad");
+      select.value = job.run_when;
+    }
+  };
+  return html`<label class="inline may-submit">Run when <select value=${job.run_when} onChange=${(e) => set(e.target)}>${["any", "normal", "quiet"].map((load) => html`<option key=${load}>${load}</option>`)}</select></label>`;
 }
 
 // The timeline of a job: the times in which it was queued, reserved and running.
