@@ -103,6 +103,47 @@ def test_edit_pause_resume_run_and_rm(shell, schedules):
         assert f" {what} schedule nightly by " in trail
 
 
+def test_an_edit_of_the_job_keeps_what_is_not_given(shell, schedules):
+    options = (
+        "-a",
+        "photos",
+        "-c",
+        "3",
+        "-p",
+        "high",
+        "--tag",
+        "x",
+        "--retry",
+        "5",
+        "--max-runtime",
+        "60",
+        "--no-preempt",
+    )
+    add(shell, "nightly", "--cron", "@daily", "--zone", "UTC", *options, "--", "true", "1")
+
+    def job_after(*words):
+        done = shell("schedule", "edit", "nightly", *words)
+        assert done.returncode == DONE, done.stderr
+        return json.loads(shell("schedule", "show", "nightly", "--json").stdout)["job"]
+
+    before = json.loads(shell("schedule", "show", "nightly", "--json").stdout)["job"]
+    cheaper = job_after("-c", "1", "--when", "any")
+    assert before | {"cost_units": 1, "run_when": "any"} == cheaper
+    other = job_after("--", "false")
+    assert cheaper | {"payload": other["payload"]} == other
+    assert ["false"] == other["payload"]["argv"]
+    typed = job_after("-t", "resize", "--payload", '{"n": 1}', "-a", "movies")
+    assert other | {"job_type": "resize", "payload": {"n": 1}, "addon_id": "movies"} == typed
+    assert typed | {"payload": {"n": 2}} == job_after("--payload", '{"n": 2}')
+    for words, said in (
+        (("--env", "A=1"), "need the command"),
+        (("-t", "t", "--", "true"), "give a command"),
+        ((), "nothing to change"),
+    ):
+        refused = shell("schedule", "edit", "nightly", *words)
+        assert (refused.returncode, said in refused.stderr) == (USAGE, True)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -73,6 +73,7 @@ EXAMPLES: Final = {
     "schedule edit": (
         "penstock schedule edit report --cron '30 6 * * mon-fri'",
         "penstock schedule edit report -- ./report.sh --short",
+        "penstock schedule edit report --priority high --max-runtime 2h",
     ),
     "events": ("penstock events -f", "penstock events --job last"),
     "addons": ("penstock addons", "penstock addons mail --weight 200"),

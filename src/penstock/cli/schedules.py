@@ -9,11 +9,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from penstock.cli.parsers import ADDON, SCHEDULE, WHOLE_SECONDS, Whole, age, short, span
 from penstock.cli.printing import Column, echo, print_facts, state_text, table
 from penstock.cli.session import WRONG, CliFailure, CliSession, passes
-from penstock.cli.submit import described, job_payload
+from penstock.cli.submit import OF_COMMAND, described, job_payload, read_payload
 from penstock.core.errors import PenstockError
 from penstock.core.jobs.moments import local_moment, zone_problem
 from penstock.core.jobs.schedules import MISSED_LIMIT, MOST_PENDING
@@ -183,16 +184,19 @@ def edit(
     **options: Any,
 ) -> None:
     """
-    Change the times of a schedule, its policies, or, with CMD or --type, its job. Options of a job need CMD
-    or --type.
+    Change the times of a schedule, its policies, its command, or options of its jobs. What is not given stays as it
+    is.
     """
     fields = _times(options, None)
     if fields.get("at") is not None and "zone" not in fields:
         fields["at"] = _local(options["at"], session.client.schedule(name).zone)
-    if command or job_type is not None:
-        fields["job"] = _job(job_type, payload, command, options)
+    job = _edited_job(session, name, job_type, payload, command, options)
+    if job is not None:
+        fields["job"] = job
     if not fields:
-        raise click.UsageError("nothing to change: give a time, a policy, or another command")
+        raise click.UsageError(
+            "nothing to change: give a time, a policy, another command, or options of a job"
+        )
     info = session.client.edit_schedule(name, **fields)
     if not session.print_json(info):
         echo(f"Edited {info.name}: {_when(info)}")
@@ -331,6 +335,45 @@ def _job(
         if value is not None and name not in {*_TIME_FIELDS, "addon"}
     }
     return job_of(options["addon"], job_type, content, **fields)
+
+
+def _edited_job(
+    session: CliSession,
+    name: str,
+    job_type: str | None,
+    payload: str | None,
+    command: tuple[str, ...],
+    options: dict[str, Any],
+) -> wire.SubmitBody | None:
+    """The job of the schedule with the options that are given; None: none is."""
+    from msgspec.json import decode
+
+    from penstock.client.client import job_of
+
+    context = click.get_current_context()
+    given = {
+        option: options[option]
+        for option in options.keys() - {*_TIME_FIELDS}
+        if context.get_parameter_source(option) is not ParameterSource.DEFAULT
+    }
+    if not (given or command or job_type is not None or payload is not None):
+        return None
+    if command and job_type is not None:
+        raise click.UsageError("give a command behind --, or --type for an addon's worker")
+    job = session.client.schedule(name).job
+    fields: dict[str, Any] = {field: getattr(job, field) for field in job.__struct_fields__}
+    addon, present = fields.pop("addon_id"), (fields.pop("job_type"), decode(fields.pop("payload")))
+    if command or job_type is not None:
+        job_type, content = job_payload(job_type, payload, command, options)
+    elif given.keys() & OF_COMMAND:
+        raise click.UsageError("--env, --shell and --cwd need the command, behind --")
+    else:
+        job_type, content = present
+        if payload is not None:
+            content = read_payload(payload)
+    addon = given.pop("addon", addon)
+    fields |= {option: value for option, value in given.items() if option not in OF_COMMAND}
+    return job_of(addon, job_type, content, **fields)
 
 
 def local_zone() -> str:

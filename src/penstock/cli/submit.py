@@ -74,6 +74,10 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+#: The options that become a part of a command's payload.
+OF_COMMAND: Final = ("env", "shell", "cwd")
+
+
 def described(command: F) -> F:
     """Add the options that describe a job."""
     for option in reversed(_OPTIONS):
@@ -182,7 +186,7 @@ def job_payload(
     The job type and the payload of a command or of a job with --type. Takes --env, --shell and --cwd out of the
     options.
     """
-    of_command = {name: options.pop(name) for name in ("env", "shell", "cwd")}
+    of_command = {name: options.pop(name) for name in OF_COMMAND}
     if job_type is None:
         if payload is not None:
             raise click.UsageError("--payload is for a job with --type, not for a command")
