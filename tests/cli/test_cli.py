@@ -727,6 +727,9 @@ def test_jobs_are_added_to_an_open_batch_and_its_callback_waits_for_the_close(sh
     assert "batch import (open, 1 of 1 ended) to be DONE" in " ".join(explained.split())
     assert "penstock batch close import" in explained
     assert not mark.exists()
+    ring = shell("submit", "--batch", "import", "--after", "batch:import", "--", "true")
+    assert ring.returncode == 2
+    assert "--after makes jobs of this submit wait for each other: #0 -> batch:import -> #0" in ring.stderr
 
     assert "DONE" in shell("batch", "close", "import").stdout
     assert shell("batch", "wait", "import").returncode == 0

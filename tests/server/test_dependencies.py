@@ -60,6 +60,8 @@ def test_a_child_that_cannot_run_says_why(live):
     job = live.client.job(child)
     assert (job["state"], job["end"]) == ("CANCELED", "dependency_unmet")
     assert job["error"] == f"it was to run after job {parent[-8:]}:ok, which is CANCELED"
+    clauses = {row["job_id"]: row["why"] for row in live.client.get("/queue/jobs").json["jobs"]}
+    assert (clauses[child], clauses[parent]) == (job["error"], "")
 
 
 @pytest.mark.parametrize(

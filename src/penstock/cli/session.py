@@ -206,6 +206,8 @@ def wrong_options(error: Refused) -> CliFailure:
     def option(word: re.Match[str]) -> str:
         if word.start() and word[0] in arguments:  # "cannot name a batch"
             return word[0]
+        if word.string[word.end() : word.end() + 1] == ":":  # "batch:nightly"
+            return word[0]
         return options.get(set_by.get(word[0], word[0])) or options.get(word[0], word[0])
 
     def named(text: str) -> str:

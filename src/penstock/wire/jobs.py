@@ -179,7 +179,7 @@ class JobSummary(WireAnswer):
     ended_at: datetime | None
     #: The reason why the last round did not start the job: a code, as in explain.
     denied: str
-    #: Why the job waits, its progress, or why it failed: one clause of at most 60 characters.
+    #: Why the job waits, its progress, or why it failed or was not run: one clause of at most 60 characters.
     why: str
     #: The actions that its state allows now: cancel, retry, ...
     allowed: tuple[str, ...]

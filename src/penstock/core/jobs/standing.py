@@ -2,7 +2,8 @@
 The standing of a job: one clause for lists (`penstock ls`, `top`, the page's jobs table).
 
 A list has many rows, so the clause comes from the row: the recorded denial, the counters, and for a job that
-has failed its last attempt. No round is tried for it. It names no other job, so every reader may see it.
+has failed its last attempt. No round is tried for it. It names no other job except the parent that ended this
+one, which `Viewer.ended_job` hides from a reader who may not know it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 from msgspec import Struct, ValidationError
 from msgspec.json import decode
 
-from penstock.core.jobs.job import Dispatch, Job, outcome_of
+from penstock.core.jobs.job import DEPENDENCY_UNMET, Dispatch, Job, outcome_of
 from penstock.core.jobs.reason_base import cut, due_in
 from penstock.core.jobs.reasons import (
     REASONS,
@@ -118,6 +119,8 @@ def standing(
         case JobState.FAILED | JobState.BLOCKED:
             end, error = outcome_of(job, last)
             return cut(last_line(error) or end_words(end or ""))
+        case JobState.CANCELED if job.denied == DEPENDENCY_UNMET:
+            return cut(last_line(outcome_of(job, last).error))
         case _:
             return ""
 
