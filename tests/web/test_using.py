@@ -325,6 +325,17 @@ def test_priority_is_changed_and_nonsense_is_not_sent(home):
     assert (refused, client.job(job).priority) == (50, 90)
 
 
+def test_the_load_at_which_a_queued_job_may_start_is_changed(home):
+    client = home.daemon.client
+    client.set_addon(home.addon, paused=True, create=True)
+    [job] = queued(home)
+    page = home.open(f"jobs/{job}")
+    page.get_by_label("Run when").select_option("any")
+    home.shows("Load changed", ".toasts")
+
+    assert "any" == client.job(job).run_when
+
+
 def test_everything_is_paused_and_resumed(home):
     page = home.open("machine")
     page.get_by_role("button", name="Pause everything").click()
