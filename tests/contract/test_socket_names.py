@@ -90,6 +90,17 @@ def test_a_program_finds_the_dispatcher_under_its_new_name(opened, path, squat):
     assert committed(second, Submit([JOB], Depth()))[0].created
 
 
+def test_a_program_that_came_first_finds_the_dispatcher_at_once(opened, path):
+    program, dispatcher = opened(), opened()
+    committed(program, Submit([JOB], Depth()))
+    assert not program._names.in_use
+
+    dispatcher.acquire_dispatch("one")
+
+    assert program._names.in_use
+    assert program._names.wakeups == SocketNames(path).wakeups
+
+
 def test_the_first_secret_counts_for_all_that_make_one_at_once(path):
     path.touch()
     one, two = SocketNames(path), SocketNames(path)

@@ -213,7 +213,7 @@ class SqliteStore(SqlReads[SqliteSession]):
         if self._wakeups is not None:
             if self._wakeups.clients:
                 self._wakeups.notify_clients()
-        elif notify(self._names.wakeups, self._sender) and self._relay is not None:
+        elif self._names.in_use and notify(self._names.wakeups, self._sender) and self._relay is not None:
             self._stand_down()  # from now on the dispatcher commits for all, and starts what it commits
 
     # submits of other processes

@@ -326,6 +326,8 @@ class SubmitRelayClient:
             return self._connected()
 
     def _connected(self) -> socket.socket | None:
+        if not self._names.in_use:
+            return None
         for name in (self._names.relay, self._names.stand_in):
             line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:

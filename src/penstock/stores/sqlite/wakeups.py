@@ -152,6 +152,16 @@ class SocketNames:
         self._read()
 
     @property
+    def in_use(self) -> bool:
+        """
+        Whether a process has ever bound one of these names. If not, a submit need not look for a socket: that
+        takes a tenth of its processor time.
+        """
+        if not self._secret:
+            self._read()
+        return bool(self._secret)
+
+    @property
     def wakeups(self) -> str:
         """The name of the dispatcher's socket for wake-ups."""
         return self._name("wakeups")
