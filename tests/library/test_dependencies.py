@@ -53,7 +53,9 @@ def test_conditions_are_given_beside_the_job(real):
     with real:
         assert after_end.result(timeout=30) == ["FAILED"]
         assert after_failure.result(timeout=30) == ["FAILED"]
-        with pytest.raises(JobCanceled):
+        with pytest.raises(
+            JobCanceled, match=f"it was to run after job {parent.id[-8:]}:ok, which is FAILED"
+        ):
             after_success.result(timeout=30)
     assert sorted(ran) == ["done", "failed"]
 

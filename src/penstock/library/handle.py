@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from penstock.core.errors import JobCanceled, JobFailed, NotFound, Unavailable
 from penstock.core.jobs.explain import Explanation
-from penstock.core.jobs.job import Dispatch, Event, Job, outcome_of, shown
+from penstock.core.jobs.job import DEPENDENCY_UNMET, Dispatch, Event, Job, outcome_of, shown
 from penstock.core.jobs.states import SETTLED, JobState
 from penstock.core.jobs.types import JobId, dispatch_id_of
 from penstock.stores.api import Store
@@ -139,9 +139,10 @@ class JobHandle(Generic[R]):
             if self._arguments is not None:
                 return self._arguments.result(text)  # type: ignore[no-any-return]  # by the function's own annotation
             return None if text is None else json.loads(text)  # type: ignore[return-value]  # no function is registered here
-        if job.state is JobState.CANCELED:
-            raise JobCanceled(f"job {self.id} was canceled", job_id=self.id)
         end, error = outcome_of(job, last)
+        if job.state is JobState.CANCELED:
+            why = f": {error}" if end == DEPENDENCY_UNMET else ""
+            raise JobCanceled(f"job {self.id} was canceled{why}", job_id=self.id)
         reason, text = str(end), error or ""
         first = text.partition("\n")[0] or reason.replace("_", " ")
         failed = JobFailed(
