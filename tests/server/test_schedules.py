@@ -107,7 +107,7 @@ def test_a_schedule_and_a_batch_may_have_the_name_of_a_path(client):
 
     assert client.get("/schedules/add").json["name"] == "add"
     assert client.get("/batches/submit").json["name"] == "submit"
-    assert client.send("PUT", "/schedules/add").headers["allow"] == "GET, POST"
+    assert client.send("PUT", "/schedules/add").headers["allow"] == "GET, HEAD, POST"
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,8 @@ def test_a_schedule_and_a_batch_may_have_the_name_of_a_path(client):
         ({"job": JOB | {"earliest_start_at": "2040-01-01T00:00:00Z"}}, ["earliest_start_at"]),
         ({"job": JOB | {"idempotency_key": "k"}}, ["idempotency_key"]),
         ({"job": JOB | {"wait_sec": 5}}, ["job.wait_sec"]),
+        ({"job": JOB | {"batch": "b"}}, ["job.batch"]),
+        ({"zone": "localtime"}, ["zone"]),
         ({"job": JOB | {"cost_units": 0}}, ["job.cost_units"]),
         ({"job": {"job_type": "t"}}, ["job"]),
         ({"job": JOB | {"job_type": "penstock.command", "payload": {"argv": []}}}, ["job.payload.argv"]),

@@ -17,6 +17,7 @@ the next, and cronsim finds the wall-clock times inside of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from copy import copy
 from datetime import UTC, datetime, timedelta
@@ -44,6 +45,8 @@ _WORDS: Final = {
     "@annually": "0 0 1 1 *",
 }
 CRON_WORDS: Final = tuple(_WORDS)
+#: Files beside those of the zones: another zone on each host, and copies of zones, some with leap seconds.
+_NO_NAME: Final = re.compile(r"localtime|posixrules|(posix|right)/.*", re.DOTALL)
 #: The allowed values of each field of a line.
 _ALLOWED: Final = {
     "minute": "0-59",
@@ -96,7 +99,7 @@ def cron_problem(cron: str) -> str | None:
 
 
 def zone_problem(zone: str) -> str | None:
-    if _known_zone(zone) is None:
+    if _known_zone(zone) is None or _NO_NAME.fullmatch(zone):
         return 'must be a time zone like "Europe/Berlin" or "UTC"'
     return None
 

@@ -120,6 +120,9 @@ def _own(request: Request[Any, Any]) -> ScheduleRecord:
 def _intent(body: wire.SubmitBody) -> Intent:
     if body.wait_sec:
         raise naming_fields(BadIntent, ("job.wait_sec", "cannot be part of a schedule"))
+    if body.batch is not None:
+        problem = "cannot be part of a schedule: a batch takes no more jobs once it has ended"
+        raise naming_fields(BadIntent, ("job.batch", problem))
     return intent_from(body)
 
 
