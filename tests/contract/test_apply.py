@@ -279,6 +279,16 @@ def test_an_edit_of_the_load_lets_a_waiting_job_start(kit):
     assert kit.store.audit() == []
 
 
+def test_of_two_edits_that_saw_the_same_job_none_undoes_the_other(kit):
+    [job_id] = kit.submit()
+    seen = kit.store.job(job_id)
+    urgent, any_load = replace(seen.intent, priority=90), replace(seen.intent, run_when=RunWhen.ANY)
+    edits = [changes.edit(seen, intent, kit.now, Ordering()) for intent in (urgent, any_load)]
+
+    assert committed(kit.store, Apply(edits)) == [True, False]
+    assert kit.store.job(job_id).intent == urgent
+
+
 def test_a_child_that_waits_takes_an_edit_of_its_load(kit):
     [parent] = kit.submit()
     [child] = kit.submit(run_when=RunWhen.QUIET, after=(Dependency(parent),))

@@ -27,6 +27,7 @@ from penstock.core.jobs.job import (
     EventKind,
     Job,
     JobStep,
+    editable,
 )
 from penstock.core.jobs.ordering import Ordering, place
 from penstock.core.jobs.round import running_data, stop_moment
@@ -378,7 +379,12 @@ def edit(job: Job, intent: Intent, now: Moment, ordering: Ordering, by: str = ""
     return Change(
         at=now,
         notes=(Note(EventKind.EDITED, data={"priority": intent.priority, **changed, **principal_data(by)}),),
-        job=_job_step(job, None, place=place(intent, since, job.not_before, ordering)),
+        job=_job_step(
+            job,
+            None,
+            place=place(intent, since, job.not_before, ordering),
+            seen=editable(job.intent),
+        ),
     )
 
 

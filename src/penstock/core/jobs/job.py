@@ -56,7 +56,7 @@ class EventKind(StrEnum):
     ALERT = "ALERT"
     ADDON_SET = "ADDON_SET"
     HOST_SET = "HOST_SET"  # an operator drained the host, or ended that
-    SCHEDULE_SET = "SCHEDULE_SET"  # added, edited, paused, resumed or removed; the reason says which
+    SCHEDULE_SET = "SCHEDULE_SET"  # added, edited, paused ...; the reason says what
     ARRAY_SUBMITTED = "ARRAY_SUBMITTED"  # one request for many indices was accepted
     ARRAY_CANCELED = "ARRAY_CANCELED"  # it makes no more jobs; those that live are canceled one by one
     ARRAY_RETRIED = "ARRAY_RETRIED"  # its failed indices run again
@@ -159,8 +159,19 @@ class Dispatch(Struct, frozen=True, gc=False):
         return max(0, self.ended_at - self.started_at)
 
 
+def editable(intent: Intent) -> tuple[Any, ...]:
+    """The values that an edit may change."""
+    return (
+        *(intent.priority, intent.earliest_start_at, intent.deadline_at),
+        *(intent.run_when, intent.quiet_for_sec),
+    )
+
+
 class JobStep(Struct, frozen=True, gc=False):
-    """A move of a job. It applies only if the job is still in `source` with the same `fence`."""
+    """
+    A move of a job. It applies only if the job is still in `source` with the same `fence`. `seen`: for an edit, the
+    `editable` values that the decider saw, so that of two edits none undoes the other.
+    """
 
     job_id: JobId
     source: JobState
@@ -170,9 +181,12 @@ class JobStep(Struct, frozen=True, gc=False):
     place: Place | None = None  # needed when the target is QUEUED
     fresh: bool = False  # the hard-cap clock and the spending limit count from here
     denied: tuple[str, str] | None = None  # the code and the data of its last denial, if they change
+    seen: tuple[Any, ...] | None = None
 
     def applies_to(self, job: Job | None) -> bool:
-        return job is not None and job.state is self.source and job.fence == self.fence
+        if job is None or job.state is not self.source or job.fence != self.fence:
+            return False
+        return self.seen is None or self.seen == editable(job.intent)
 
     def apply(self, job: Job, active: Span, now: Moment) -> Job:
         """The job after this step. `active`: the length of the attempt that the same change ends."""
