@@ -228,6 +228,33 @@ def test_a_schedule_of_an_unknown_zone_can_be_paused_and_edited_but_not_run(kit,
     assert None is not kit.store.schedule_alarm()
 
 
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_clock_that_was_a_year_ahead_silences_no_schedule(kit, restarted):
+    add(kit)
+    right, firer = kit.now, ScheduleFirer(kit.store, SchedulerRules(), None)
+    firer.step(kit.now)
+    kit.later(365 * 86_400)
+    firer.step(kit.now)
+    [early] = kit.store.find(Query())
+    kit.clock.now = right
+    cancel(kit, early.job_id)
+
+    firer = ScheduleFirer(kit.store, SchedulerRules(), None) if restarted else firer
+    assert right + HOUR == firer.step(kit.now)
+    kit.later(3_600)
+    firer.step(kit.now)
+
+    assert 2 == len(kit.store.find(Query(tag="schedule:nightly")))
+    assert ("SCHEDULE_SET", "clock_set_back") in trail(kit)
+
+
+def cancel(kit, job_id):
+    change = changes.cancel(
+        kit.store.job(job_id), None, kit.now, grace=SECOND, schedules=Schedules(), ordering=Ordering()
+    )
+    committed(kit.store, Apply([change]))
+
+
 def test_schedulers_that_race_for_a_moment_submit_one_job(kit):
     record = add(kit)
     kit.later(3_600)

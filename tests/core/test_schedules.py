@@ -209,6 +209,18 @@ def test_a_clock_that_was_set_back_brings_no_moment_twice():
     assert T0 + 6 * HOUR == played.record.due_at
 
 
+def test_after_a_wrong_clock_moments_count_from_the_right_one():
+    played = Played()
+    played.look(5_000)
+    played.end()
+    assert None is schedules.follow_clock(played.record, T0 + 4_997 * HOUR)
+
+    change = schedules.follow_clock(played.record, T0 + 3 * HOUR)
+
+    assert (T0 + 4 * HOUR, "clock_set_back") == (change.target.due_at, change.notes[0].reason)
+    assert change.target.version > played.record.version
+
+
 def test_a_run_by_hand_ignores_overlap_and_pause_and_counts_as_running():
     played = Played()
     played.record = schedules.pause(played.record, T0, "me").target

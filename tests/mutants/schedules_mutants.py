@@ -11,6 +11,14 @@ _KIT = ("tests/testing/test_virtual_schedules.py",)
 
 MUTANTS = [
     Mutant(
+        "schedules: a clock that was a year ahead silences every schedule for a year",
+        "penstock/scheduler/schedules.py",
+        "ScheduleFirer.step",
+        "        if now < self._last_step:  # the first step, or the clock was set back",
+        "        if False:",
+        _STORES,
+    ),
+    Mutant(
         "schedules: a host that does not know the zone of one schedule fires none",
         "penstock/scheduler/schedules.py",
         "ScheduleFirer._fire",

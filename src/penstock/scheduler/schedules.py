@@ -22,7 +22,7 @@ from penstock.core.jobs.changes import Change, alert_note
 from penstock.core.jobs.load_hours import HourAverage, quietest_line
 from penstock.core.jobs.schedules import Schedule, ScheduleChange, ScheduleRecord
 from penstock.core.jobs.states import SETTLED
-from penstock.core.jobs.types import HOUR, MINUTE, SECOND, HostId, JobId, Moment, Span
+from penstock.core.jobs.types import FAR_MOMENT, HOUR, MINUTE, SECOND, HostId, JobId, Moment, Span
 from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import (
     Apply,
@@ -181,8 +181,12 @@ class ScheduleFirer:
         self._stuck: dict[tuple[str, int], Moment] = {}
         #: The alerts and warnings of these were given.
         self._reported: set[tuple[str, int]] = set()
+        self._last_step: Moment = FAR_MOMENT
 
     def step(self, now: Moment) -> Moment:
+        if now < self._last_step:  # the first step, or the clock was set back
+            self._follow_clock(now)
+        self._last_step = now
         alarm, stuck = self._store.schedule_alarm(), self._stuck
         self._stuck = {}
         if alarm is not None and alarm <= now:
@@ -196,6 +200,17 @@ class ScheduleFirer:
             moments = [_next_moment(record) for record in self._store.schedules()]
             return min([now + _WAITING, *(max(m, now + _AGAIN) for m in moments if m is not None)])
         return alarm if alarm > now else now + _AGAIN
+
+    def _follow_clock(self, now: Moment) -> None:
+        for record in self._store.schedules():
+            with suppress(Unavailable):  # this host does not know its zone; another one may
+                change = schedules.follow_clock(record, now)
+                if change is not None and change.target is not None:
+                    _ = change.target.due_at
+                    log.warning(
+                        "schedule %s: the clock was set back, its moments count from now", record.name
+                    )
+                    committed(self._store, ChangeSchedule(change))
 
     def _fire(
         self, records: Sequence[ScheduleRecord], now: Moment, stuck: Mapping[tuple[str, int], Moment]

@@ -8,7 +8,8 @@ number of schedulers may decide about the same moment, and one of them wins. Aft
 the moment is still due; after the commit it has fired.
 
 Every moment up to `last_moment` is handled, and no later one is. So no moment is handled twice, even if the
-clock is set back.
+clock is set back. Only if it is set back by hours, so that it was wrong before, moments count from then on
+(`follow_clock`): otherwise the schedule would be silent until the clock is there again.
 
 A change submits at most one job. Moments that must wait for the end of an earlier job (overlap `queue` and
 `cancel-running`, and missed moments that are made up for) are `pending` in the row, and become jobs one after
@@ -39,6 +40,8 @@ from penstock.core.jobs.types import BATCH_TAG, FAR_MOMENT, HOUR, MINUTE, JobId,
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,54}")
 #: With `missed="skip"`: a moment that is handled this much later was missed.
 LATE: Final[Span] = 1 * MINUTE
+#: A clock that is set back by more than this was wrong before. cron draws the line here too.
+WRONG_CLOCK: Final[Span] = 3 * HOUR
 MOST_PENDING: Final = 1_000
 MISSED_LIMIT: Final = 100
 #: How many of the last moments a schedule shows.
@@ -383,6 +386,20 @@ def look(record: ScheduleRecord, now: Moment, ended: Collection[JobId]) -> Sched
         job=None if first is None else DueJob(first, _intent(schedule, first, _moment_text(first))),
         notes=(*_missed_notes(schedule, due), *_skip_notes(schedule, skipped, "overlap", running)),
     )
+
+
+def follow_clock(record: ScheduleRecord, now: Moment) -> ScheduleChange | None:
+    """
+    Let moments count from now on, because the clock was wrong when the last one was handled. A moment that
+    became a job then becomes no second one: its key is used. None: the clock was not set back so far.
+    """
+    schedule, state = record.schedule, record.state
+    if state.last_moment <= now + WRONG_CLOCK:
+        return None
+    schedule = replace(schedule, anchor=min(schedule.anchor, now))
+    pending = tuple(moment for moment in state.pending if moment <= now)
+    state = replace(state, last_moment=now, pending=pending)
+    return _set(record, ScheduleRecord(schedule, state, 0), now, "", reason="clock_set_back")
 
 
 def to_cancel(record: ScheduleRecord, ended: Collection[JobId]) -> list[JobId]:
