@@ -126,6 +126,7 @@ class Scheduler:
         self.steady_clock = SteadyClock()
         #: What runs between start and stop; None before and after.
         self.work: RunningWork | None = None
+        _schedulers.add(self)
 
     # jobs
 
@@ -471,6 +472,15 @@ class Scheduler:
         store = store_at(self.location, self.steady_clock, self.rules.ordering)
         return OpenScheduler(store, SchedulerService(store, self.rules), ResultWaiter(store))
 
+    def leave_to_parent(self) -> None:
+        """
+        In a forked process: forget what the parent has opened and runs. The threads of that are in the parent
+        only, and nothing of it is closed here: its connections are shared with the parent.
+        """
+        self._lock = threading.RLock()  # another thread may have held it, which stayed in the parent
+        _parts_of_parent.append((self._opened, self.work))
+        self._opened = self.work = None
+
     @property
     def store(self) -> Store:
         return self._open.store
@@ -568,7 +578,19 @@ def _identity(fn: Any) -> tuple[str, str]:
     return ("" if fn.__module__ in ("__main__", "__mp_main__") else fn.__module__), fn.__qualname__
 
 
+_schedulers: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+#: In a forked process: what its parent has opened and runs.
+_parts_of_parent: list[object] = []
+
+
+def _after_fork() -> None:
+    _running.clear()  # the end of this process must not stop the parent's
+    for scheduler in list(_schedulers):
+        scheduler.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _stop_all() -> None:

@@ -29,6 +29,7 @@ from penstock.stores.sqlite.connection import (
     migrate,
     newest_numbers,
 )
+from penstock.stores.sqlite.open_files import MainFile
 from penstock.stores.sqlite.transaction import WriteLock
 
 #: The table in PostgreSQL, and the table or view in the file with the same columns.
@@ -92,7 +93,8 @@ def copy_to_postgres(source: Path, target: str, sharing: SharedOptions | None = 
 def _held(source: Path) -> Iterator[apsw.Connection]:
     with (
         failures(source),
-        closing(DispatchLock(source, "penstock db copy")),
+        closing(MainFile(source)) as main_file,
+        closing(DispatchLock(source, "penstock db copy", main_file)),
         closing(WriteLock(source)) as lock,
         closing(connect(source)) as con,
     ):

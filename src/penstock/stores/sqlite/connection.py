@@ -1,7 +1,8 @@
 """
 The SQLite file: how it is checked, opened, locked, and brought to the present schema.
 
-Three locks lie beside the file. A process holds `-dispatch` while it dispatches; the lock names the process.
+Three locks lie beside the file. A process holds `-dispatch` while it dispatches; the lock names the process,
+which also holds a lock on the file itself (`open_files.py`).
 A writer holds `-write` for one commit (`transaction.py`). Every process that has the file open holds `-open`.
 
 SQLite does not notice every loss of acknowledged work. This module refuses two causes: a file system whose
@@ -24,6 +25,7 @@ import apsw
 
 from penstock.core.errors import DispatcherHeld, SchemaNewer, StoreFailed
 from penstock.stores.common.rows import migrations, statements
+from penstock.stores.sqlite.open_files import MainFile
 
 #: "PEN1": a database of another program is refused, and not migrated.
 APPLICATION_ID: Final = 0x50454E31
@@ -218,14 +220,17 @@ def newest_event(con: apsw.Connection) -> int:
 class DispatchLock:
     """
     The right to dispatch from one file. The kernel frees the lock when its process dies, so there is no stale
-    lock to clean up.
+    lock to clean up. The lock file names the holder; the lock on the database file itself holds although
+    somebody removes the lock file.
     """
 
-    def __init__(self, path: Path, holder: str) -> None:
+    def __init__(self, path: Path, holder: str, main_file: MainFile) -> None:
         name = path.with_name(path.name + "-dispatch")
+        self._main_file = main_file
         self._fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            main_file.lock()
         except BlockingIOError:
             other = _read_holder(self._fd)
             os.close(self._fd)
@@ -233,10 +238,18 @@ class DispatchLock:
                 f"{path.name} is dispatched by {other['holder']} (pid {other['pid']}); only one process may, others submit",
                 **other,
             ) from None
+        except OSError:
+            os.close(self._fd)
+            raise
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps({"holder": holder, "pid": os.getpid()}).encode(), 0)
 
     def close(self) -> None:
+        self._main_file.unlock()
+        os.close(self._fd)
+
+    def leave_to_parent(self) -> None:
+        """In a forked process: close its descriptor, and keep the lock, which both share."""
         os.close(self._fd)
 
 

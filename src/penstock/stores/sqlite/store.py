@@ -8,7 +8,9 @@ their own, so a long list on a page does not make a submit wait.
 
 from __future__ import annotations
 
+import os
 import socket
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -73,6 +75,7 @@ from penstock.stores.sqlite.guard import (
     refuse_overwritten,
 )
 from penstock.stores.sqlite.maintenance import AcceptLoss, change_record, maintain
+from penstock.stores.sqlite.open_files import MainFile, refuse_inherited
 from penstock.stores.sqlite.queries import count_sql, find_sql
 from penstock.stores.sqlite.submit_relay import NamedSubmit, SubmitRelayClient, SubmitRelayServer
 from penstock.stores.sqlite.transaction import (
@@ -135,6 +138,7 @@ class SqliteStore(SqlReads[SqliteSession]):
             new_id=self._new_id,
         )
         self._writer = GroupCommit(self._write, self._announce)
+        _open_stores.add(self)
         if loss is not None:
             try:
                 committed(self, AcceptLoss(loss))
@@ -149,11 +153,13 @@ class SqliteStore(SqlReads[SqliteSession]):
         """
         path = self._path
         refuse_network_file_system(path)
+        refuse_inherited(path)
         self._presence = opened.enter_context(closing(Presence(path)))
         known = read_mark(path)  # before the file: a commit in between must not look like a loss
         loss = refuse_missing(path, known, accept_loss=accept_loss)
         loss = refuse_overwritten(path, known, accept_loss=accept_loss) or loss
         self._con = opened.enter_context(closing(connect(path)))
+        self._main_file = opened.enter_context(closing(MainFile(path)))
         # A refused file must keep its `-wal`: by default a close writes it into the file and removes it.
         self._con.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self._presence.examine(self._con)
@@ -328,7 +334,7 @@ class SqliteStore(SqlReads[SqliteSession]):
     # the dispatcher
 
     def acquire_dispatch(self, holder: str, relay: Relay | None = None) -> None:
-        self._dispatch_lock = DispatchLock(self._path, holder)
+        self._dispatch_lock = DispatchLock(self._path, holder, self._main_file)
         self._wakeups = WakeupServer(self._names, self._notify_listeners)
         self._stand_down()
         # A dispatcher that is stopping may still have the name: then other processes write for themselves.
@@ -358,6 +364,7 @@ class SqliteStore(SqlReads[SqliteSession]):
             self._wakeup_client.ask()
 
     def close(self) -> None:
+        _open_stores.discard(self)
         self._stand_down()
         self._writer.close()
         self._relay_client.close()
@@ -366,10 +373,37 @@ class SqliteStore(SqlReads[SqliteSession]):
             self._wakeup_client.close()
         self._close_readers()
         self._con.close()
+        self._main_file.close()
         self._presence.close()
         self._guard.close()
         self._write_lock.close()
         self._sender.close()
+
+    def leave_to_parent(self) -> None:
+        """
+        In a forked process: close what would outlive the parent, locks and names of sockets. The connections
+        stay open and unused: SQLite must not close a connection of another process.
+        """
+        for lock in (self._presence, self._guard, self._write_lock):
+            lock.close()
+        for part in (self._dispatch_lock, self._wakeups):
+            if part is not None:
+                part.leave_to_parent()
+
+
+_open_stores: Final[weakref.WeakSet[SqliteStore]] = weakref.WeakSet()
+#: In a forked process: the stores of its parent.
+_stores_of_parent: Final[list[SqliteStore]] = []
+
+
+def _after_fork() -> None:
+    for store in list(_open_stores):
+        store.leave_to_parent()
+        _stores_of_parent.append(store)
+    _open_stores.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _write(tx: Transaction, operation: Operation[Any]) -> Any:

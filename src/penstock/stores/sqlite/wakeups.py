@@ -96,6 +96,10 @@ class WakeupServer:
     def close(self) -> None:
         _end(self._socket, self._thread)
 
+    def leave_to_parent(self) -> None:
+        """In a forked process, which has no thread that listens: else the name would outlive the parent."""
+        self._socket.close()
+
 
 class WakeupClient:
     """The socket of a process that waits for the dispatcher's commits."""
