@@ -167,6 +167,7 @@ def test_an_edit_of_the_job_keeps_what_is_not_given(shell, schedules):
         (["--cron", "@daily"], "give a command"),
         (["--", "true"], "say when"),
         (["--cron", "@daily", "--deadline", "+1h", "--", "true"], "--deadline"),
+        (["--cron", "@daily", "--after", "last", "--", "true"], "--after"),
     ],
 )
 def test_what_is_no_schedule_is_refused_by_the_option_and_adds_nothing(shell, schedules, words, said):

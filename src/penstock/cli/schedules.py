@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _HOUR: Final = re.compile(r"([01]?\d|2[0-3]):[0-5]\d")
-#: Options of a submit that a schedule sets itself for each job.
-_NOT_OF_A_SCHEDULE: Final = {"earliest_start_at", "deadline_at", "idempotency_key"}
+#: Options of a submit that make no sense for all jobs of a schedule.
+_NOT_OF_A_SCHEDULE: Final = {"earliest_start_at", "deadline_at", "idempotency_key", "after", "if_unmet"}
 
 _TIME_FIELDS: Final = (
     *("cron", "every_sec", "at", "quietest_hour_before", "zone", "overlap", "missed", "missed_limit"),
