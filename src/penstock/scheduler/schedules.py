@@ -203,14 +203,10 @@ class ScheduleFirer:
 
     def _follow_clock(self, now: Moment) -> None:
         for record in self._store.schedules():
-            with suppress(Unavailable):  # this host does not know its zone; another one may
-                change = schedules.follow_clock(record, now)
-                if change is not None and change.target is not None:
-                    _ = change.target.due_at
-                    log.warning(
-                        "schedule %s: the clock was set back, its moments count from now", record.name
-                    )
-                    committed(self._store, ChangeSchedule(change))
+            change = schedules.follow_clock(record, now)
+            if change is not None and change.target is not None and _can_be_timed(change.target):
+                log.warning("schedule %s: the clock was set back, its moments count from now", record.name)
+                committed(self._store, ChangeSchedule(change))
 
     def _fire(
         self, records: Sequence[ScheduleRecord], now: Moment, stuck: Mapping[tuple[str, int], Moment]
@@ -278,12 +274,14 @@ class ScheduleFirer:
             self._cancel(job_id, f"schedule {record.name}")
 
 
+def _can_be_timed(record: ScheduleRecord) -> bool:
+    """Whether this host can compute the moments of a schedule; another one may."""
+    return record.schedule.problem() is None
+
+
 def _next_moment(record: ScheduleRecord) -> Moment | None:
     """The next moment of a schedule; None also if this host cannot compute it."""
-    try:
-        return record.next_moment
-    except Unavailable:
-        return None
+    return record.next_moment if _can_be_timed(record) else None
 
 
 class LoadRecorder:
