@@ -28,9 +28,9 @@ from penstock.scheduler.rules import SchedulerRules
 from penstock.stores.api import Apply, Complete, CompletedDispatch, Depth, Prune, Query, committed
 from penstock.stores.common.rows import array_progress
 from penstock.stores.memory import store as memory_store
-from penstock.stores.postgres import arrays as postgres_arrays
+from penstock.stores.postgres import groups as postgres_groups
 from penstock.stores.postgres import rounds
-from penstock.stores.sqlite import arrays as sqlite_arrays
+from penstock.stores.sqlite import groups as sqlite_groups
 from penstock.stores.sqlite import store as sqlite_store
 
 RULES = SchedulerRules(capacity=Capacity(fixed=100), schedules=Schedules(crash=(), unavailable=()))
@@ -309,7 +309,7 @@ def test_an_index_that_waits_says_for_what(scene):
 def test_each_end_writes_as_much_however_many_indices_failed_before(scene, monkeypatch):
     """Every second one fails, so there are as many ranges of failed indices as failures."""
     written = []
-    for module in (sqlite_arrays, postgres_arrays):
+    for module in (sqlite_groups, postgres_groups):
         monkeypatch.setattr(module, "array_progress", lambda r: written.append(r) or array_progress(r))
     size = 8 * CHUNK
     array_id = scene.submit(f"0-{size - 1}%8")

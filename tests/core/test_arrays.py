@@ -32,7 +32,7 @@ from penstock.core.jobs.arrays import (
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import member_of
-from penstock.stores.memory.arrays import MemoryIndices
+from penstock.stores.memory.groups import MemoryIndices
 
 DONE, FAILED, CANCELED = JobState.DONE, JobState.FAILED, JobState.CANCELED
 

@@ -26,7 +26,7 @@ MUTANTS = [
     ),
     Mutant(
         "arrays: an index that has a job again is made once more",
-        "penstock/stores/postgres/arrays.py",
+        "penstock/stores/postgres/groups.py",
         "PostgresArrayRows.write",
         '("repeat_indices", change.repeated)',
         '("repeat_indices", ())',
@@ -34,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         "arrays: the failed indices of a retry stay as they are",
-        "penstock/stores/sqlite/arrays.py",
+        "penstock/stores/sqlite/groups.py",
         "SqliteArrayRows.write",
         "if change.retried:",
         "if not change.retried:",

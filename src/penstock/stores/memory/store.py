@@ -11,7 +11,7 @@ suite runs against it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -21,14 +21,7 @@ from msgspec.structs import replace
 from penstock.core.jobs.admission import Account, AdmissionClass, windows
 from penstock.core.jobs.changes import Change, Note, Renewal, addon_note, completed, drain_note
 from penstock.core.jobs.dependencies import DependencyStatus, IfUnmet, ParentCondition, batch_of
-from penstock.core.jobs.groups import (
-    GroupChange,
-    JobGroup,
-    add_members,
-    name_used,
-    settle,
-    submit_batch,
-)
+from penstock.core.jobs.groups import add_members
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Dispatch, DispatchStep, EventKind, Job, JobStep
 from penstock.core.jobs.load import Host
@@ -69,12 +62,12 @@ from penstock.stores.api import (
     name_taken,
 )
 from penstock.stores.common.array_changes import advance_arrays, change_array
-from penstock.stores.common.dependencies import StateMove, group_move, move_of, resolve
+from penstock.stores.common.dependencies import StateMove, move_of, resolve
 from penstock.stores.common.group_commit import with_callback, written_now
 from penstock.stores.common.rows import body_hash, new_dispatch
 from penstock.stores.common.writes import UsedKeys, key_of, new_dependencies, new_job_id, submit_intents
-from penstock.stores.memory.arrays import MemoryArrayRows
 from penstock.stores.memory.dependencies import MemoryDependencyRows
+from penstock.stores.memory.groups import MemoryArrayRows, add_batch, change_group, drop_group
 from penstock.stores.memory.tables import DependencyRow, MemoryTables
 
 
@@ -389,9 +382,9 @@ class MemoryStore(MemoryTables):
         if isinstance(operation, ChangeArray):
             answer: Any = change_array(MemoryArrayRows(self), operation)
         elif isinstance(operation, SubmitBatch):
-            answer = self._submit_batch(operation)
+            answer = add_batch(self, operation)
         elif isinstance(operation, ChangeBatch):
-            answer = self.change_group(operation.group_id, operation.decide)
+            answer = change_group(self, operation.group_id, operation.decide)
         else:
             return self._write_schedule(operation)
         self._moves = []  # they are of children, which `resolve` has resolved already
@@ -420,43 +413,6 @@ class MemoryStore(MemoryTables):
             self._note(change.at, note, None)
         return ScheduleWritten(record, receipt)
 
-    def add_group(self, group: JobGroup) -> None:
-        self._last_group += 1
-        self._groups[group.group_id], self._group_nos[group.group_id] = group, self._last_group
-        self._by_no[self._last_group] = group.group_id
-
-    def _drop_group(self, group_id: JobId) -> None:
-        del self._groups[group_id], self._by_no[self._group_nos.pop(group_id)]
-
-    def _submit_batch(self, operation: SubmitBatch) -> list[Receipt]:
-        group = replace(operation.group, created_at=self._clock())
-        if group.group_id in self._groups:
-            raise name_used(group.name)
-        self.add_group(group)
-        try:
-            receipts = self._submit(operation.intents, operation.depth)
-        except Exception:
-            self._drop_group(group.group_id)
-            raise
-        for note in submit_batch(group, operation.by).notes:
-            self._note(group.created_at, note, None)
-        self.change_group(group.group_id, settle)  # a closed batch without members has ended
-        return [replace(r, state=self._jobs[r.job_id].state) for r in receipts]
-
-    def change_group(
-        self, group_id: JobId, decide: Callable[[JobGroup, Moment], GroupChange | None]
-    ) -> JobGroup | None:
-        before, now = self._groups.get(group_id), self._clock()
-        change = None if before is None else decide(before, now)
-        if before is None or change is None or change == GroupChange(before):
-            return before
-        self._groups[group_id] = change.group
-        for note in change.notes:
-            self._note(now, note, None)
-        if (move := group_move(self._group_nos[group_id], before, change.group)) is not None:
-            resolve(MemoryDependencyRows(self), [move])
-        return self._groups[group_id]
-
     def _prune(self, before: Moment, limit: int) -> int:
         old = [
             job
@@ -484,7 +440,7 @@ class MemoryStore(MemoryTables):
         for group in [g for g in self._groups.values() if (g.ended_at or before) < before]:
             if not self._awaited(group.group_id):
                 self._forget_dependencies(group.group_id)
-                self._drop_group(group.group_id)
+                drop_group(self, group.group_id)
                 self._arrays.pop(group.group_id, None)
                 self._indices.pop(group.group_id, None)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import islice
 from threading import RLock
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
@@ -57,7 +57,9 @@ from penstock.stores.api import (
 )
 from penstock.stores.common.dependencies import StateMove
 from penstock.stores.common.rows import uuid7
-from penstock.stores.memory.arrays import MemoryIndices
+
+if TYPE_CHECKING:
+    from penstock.stores.memory.groups import MemoryIndices
 
 T = TypeVar("T")
 

@@ -57,7 +57,6 @@ from penstock.stores.postgres.admission_view import (
     add_rows,
     changed_heads,
 )
-from penstock.stores.postgres.arrays import PostgresArrayRows, lock_arrays
 from penstock.stores.postgres.changes import (
     Changes,
     Completions,
@@ -70,6 +69,7 @@ from penstock.stores.postgres.changes import (
 )
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.dependencies import resolve_moves
+from penstock.stores.postgres.groups import PostgresArrayRows, lock_arrays
 from penstock.stores.postgres.pipeline import Values, array, column, columns
 from penstock.stores.postgres.submit import RowCache
 

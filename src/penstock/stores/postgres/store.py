@@ -78,11 +78,10 @@ from penstock.stores.common.writes import (
     remove_host,
 )
 from penstock.stores.postgres.admission_view import PostgresAdmissionClasses, accounts_from
-from penstock.stores.postgres.arrays import PostgresArrayRows, lock_arrays
 from penstock.stores.postgres.changes import Effects, PostgresWriteBatch, RenewBatcher, lock_ledger
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.dependencies import resolve_pending
-from penstock.stores.postgres.groups import add_batch, change_batch
+from penstock.stores.postgres.groups import PostgresArrayRows, add_batch, change_batch, lock_arrays
 from penstock.stores.postgres.pipeline import ConnectionOptions, array, columns
 from penstock.stores.postgres.reads import PostgresReads
 from penstock.stores.postgres.rounds import RoundBatcher

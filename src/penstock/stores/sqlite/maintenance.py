@@ -37,10 +37,9 @@ from penstock.stores.api import (
 from penstock.stores.common.array_changes import change_array
 from penstock.stores.common.rows import schedule_values, without_jobs
 from penstock.stores.common.writes import NO_JOB, learn, new_job_id, record_load, register_host, remove_host
-from penstock.stores.sqlite.arrays import SqliteArrayRows
 from penstock.stores.sqlite.changes import submit
 from penstock.stores.sqlite.connection import SQL
-from penstock.stores.sqlite.groups import add_batch, change_group
+from penstock.stores.sqlite.groups import SqliteArrayRows, add_batch, change_group
 from penstock.stores.sqlite.guard import Loss
 from penstock.stores.sqlite.transaction import Transaction, listed
 

@@ -52,7 +52,6 @@ from penstock.stores.common.group_commit import BatchUnknown, GroupCommit, answe
 from penstock.stores.common.reads import SqlReads
 from penstock.stores.common.rows import uuid7
 from penstock.stores.sqlite.admission import SqliteAdmissionView, admit, ledger_from
-from penstock.stores.sqlite.arrays import SqliteArrayRows
 from penstock.stores.sqlite.changes import apply, complete, renew, submit
 from penstock.stores.sqlite.connection import (
     SQL,
@@ -65,6 +64,7 @@ from penstock.stores.sqlite.connection import (
     refuse_network_file_system,
 )
 from penstock.stores.sqlite.dependencies import resolve_moves, resolve_pending
+from penstock.stores.sqlite.groups import SqliteArrayRows
 from penstock.stores.sqlite.guard import (
     FileGuard,
     FileLost,
