@@ -15,8 +15,8 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: a job that was revived holds up those behind it",
-        "penstock/stores/postgres/store.py",
-        "PostgresStore._old_jobs",
+        "penstock/stores/postgres/maintenance.py",
+        "MaintenanceWriter._old_jobs",
         "            if len(old) == limit:\n                break\n",
         "            break\n",
         (
@@ -264,8 +264,8 @@ MUTANTS = [
     ),
     Mutant(
         "postgres: what a dead process proved stays for ever",
-        "penstock/stores/postgres/store.py",
-        "PostgresStore._prune",
+        "penstock/stores/postgres/maintenance.py",
+        "MaintenanceWriter._prune",
         '        session.defer("forget_commits", None)\n',
         "",
         ("tests/postgres/test_outages.py::test_proofs_that_a_process_left_behind_are_forgotten",),

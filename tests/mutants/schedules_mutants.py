@@ -138,16 +138,16 @@ MUTANTS = [
             ),
             (
                 "PostgreSQL",
-                "postgres/store.py",
-                "PostgresStore._write_schedule",
+                "postgres/maintenance.py",
+                "MaintenanceWriter._write_schedule",
                 "if change.version != (known[0][0] if known else 0):",
             ),
         )
     ),
     Mutant(
         "schedules: two daemons fire one moment",
-        "penstock/stores/postgres/store.py",
-        "PostgresStore._write_schedule",
+        "penstock/stores/postgres/maintenance.py",
+        "MaintenanceWriter._write_schedule",
         "if change.version != (known[0][0] if known else 0):",
         "if False:",
         ("tests/postgres/test_schedules.py", "-k", "daemons"),

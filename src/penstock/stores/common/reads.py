@@ -143,7 +143,7 @@ class SqlReads(ABC, Generic[S]):
     def _dispatch_rows(self, session: S, dispatch_ids: Sequence[DispatchId]) -> Sequence[Any]:
         """Rows of `dispatch_columns`."""
 
-    def _number(self) -> None:
+    def _number_events(self) -> None:
         """Number the events that were committed. A store whose commits do that need not override this."""
 
     # jobs and dispatches
@@ -293,7 +293,7 @@ class SqlReads(ABC, Generic[S]):
         if job_id is None:
             values = {"after": after, "most": limit}
             return self._events("events", values, limit)
-        self._number()
+        self._number_events()
         rows = self._query("events_of_job", {"job_id": job_id})
         events = [e for row in rows for e in unpack_events(*row) if e.job_id == job_id and e.n > after]
         return sorted(events, key=lambda event: event.n)[:limit]
@@ -316,7 +316,7 @@ class SqlReads(ABC, Generic[S]):
             return list(islice(events if wanted is None else filter(wanted, events), limit))
 
     def newest(self) -> int:
-        self._number()
+        self._number_events()
         return int(self._query("newest")[0][0])
 
     # for maintenance

@@ -19,12 +19,12 @@ from itertools import pairwise
 from time import monotonic
 from typing import Any, Final, TypeAlias, cast
 
-from penstock.core.jobs.admission import Account, AdmissionClass, Ledger, keys_of
+from penstock.core.jobs.admission import Account, AdmissionClass, Ledger, keys_of, windows
 from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.round import ReadyQueue, RoundResult, RunningJob
 from penstock.core.jobs.types import AddonId, HostId, Moment
 from penstock.stores.common.reads import AdmissionClasses
-from penstock.stores.common.rows import Queued, class_row
+from penstock.stores.common.rows import Queued, class_row, spent_from
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import Values, columns
 
@@ -216,6 +216,16 @@ def changed_heads(result: RoundResult) -> dict[int, int]:
     denied = [denial.waiting for denial in result.denials]
     heads = [*(pick.waiting for pick in result.picks), *denied, *result.passed]
     return {job.no: job.events for job in cast("list[Queued]", heads)}
+
+
+def ledger_from(session: DatabaseSession, host: HostId, now: Moment) -> Ledger:
+    day, month = windows(now)
+    rows, accounts, spent = session.execute_many(
+        ("ledger", None), ("addons", None), ("spent", {"day": day.name, "month": month.name})
+    )
+    ledger = Ledger(accounts=accounts_from(accounts), spent=spent_from(spent, day.name))
+    add_rows(ledger, rows, host)
+    return ledger
 
 
 def accounts_from(rows: Iterable[Any]) -> dict[AddonId, Account]:

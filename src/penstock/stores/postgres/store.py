@@ -15,8 +15,7 @@ There are three writers because a round locks the ledger until the disk has sync
 the same transaction would wait for the rounds of all other hosts. So a commit of operations for several
 writers becomes several transactions, one after the other: `commit(Submit, Admit)` writes the jobs, and then a
 round sees them. A job that an `Apply` requeues is first seen by the next round, not by one in the same
-transaction. Maintenance (addons, hosts, schedules, arrays, batches, retention, order keys) is rare, and the
-calling thread writes it.
+transaction. Maintenance (`maintenance.py`) is rare, and the calling thread writes it.
 
 Each transaction locks and reads in its first round trip, decides in Python, and writes with its COMMIT in
 the second (`database.py`). All moments come from the server's clock. After a commit with events the process
@@ -25,71 +24,56 @@ notifies its own listeners and the other processes (`wakeups.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from functools import partial
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from penstock.core.jobs.arrays import ArrayRecord
-from penstock.core.jobs.changes import Note, addon_note, drain_note
-from penstock.core.jobs.groups import JobGroup
+from penstock.core.jobs.admission import Ledger
 from penstock.core.jobs.intent import Intent
-from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.job import Job
 from penstock.core.jobs.ordering import Ordering
-from penstock.core.jobs.types import Moment
+from penstock.core.jobs.round import AdmissionView
+from penstock.core.jobs.states import JobState
+from penstock.core.jobs.types import DispatchId, HostId
 from penstock.stores.api import (
     Admit,
     Apply,
-    ChangeArray,
-    ChangeBatch,
-    ChangeSchedule,
     Clock,
     Complete,
     Depth,
-    DrainHost,
-    Learn,
     Operation,
-    Prune,
+    Query,
     Receipt,
-    RecordLoad,
-    RegisterHost,
     Relay,
-    RemoveHost,
     Renew,
-    Reorder,
-    ResolveDependencies,
-    ScheduleWritten,
-    SetAddon,
-    Shift,
     Submit,
-    SubmitBatch,
 )
-from penstock.stores.common.array_changes import change_array
-from penstock.stores.common.group_commit import failed, written_now
-from penstock.stores.common.rows import schedule_values, uuid7, without_jobs
-from penstock.stores.common.writes import (
-    NO_JOB,
-    EventRow,
-    event_row,
-    learn,
-    new_job_id,
-    record_load,
-    register_host,
-    remove_host,
+from penstock.stores.common.group_commit import failed
+from penstock.stores.common.reads import SqlReads
+from penstock.stores.common.rows import uuid7
+from penstock.stores.postgres.admission_view import (
+    Heads,
+    PostgresAdmissionClasses,
+    PostgresAdmissionView,
+    ledger_from,
 )
-from penstock.stores.postgres.admission_view import PostgresAdmissionClasses, accounts_from
-from penstock.stores.postgres.changes import Effects, PostgresWriteBatch, RenewBatcher, lock_ledger
+from penstock.stores.postgres.changes import RenewBatcher
 from penstock.stores.postgres.database import Database, DatabaseSession
-from penstock.stores.postgres.dependencies import resolve_pending
-from penstock.stores.postgres.groups import PostgresArrayRows, add_batch, change_batch, lock_arrays
-from penstock.stores.postgres.pipeline import ConnectionOptions, array, columns
-from penstock.stores.postgres.reads import PostgresReads
+from penstock.stores.postgres.maintenance import MaintenanceWriter
+from penstock.stores.postgres.pipeline import ConnectionOptions, array
+from penstock.stores.postgres.queries import count_sql, find_sql
 from penstock.stores.postgres.rounds import RoundBatcher
 from penstock.stores.postgres.submit import SubmitBatcher
 from penstock.stores.postgres.wakeups import NotificationListener
 
+T = TypeVar("T")
+#: How many rows of each ready queue `read_view` reads at first.
+LOOK: Final = 16
+#: How many batches of events one statement reads.
+PIECE: Final = 100
 
-class PostgresStore(PostgresReads):
+
+class PostgresStore(SqlReads[DatabaseSession]):
     """
     The store in the schema `schema` of a database, which it makes or brings up to date. `clock`: for tests,
     instead of the server's.
@@ -116,8 +100,8 @@ class PostgresStore(PostgresReads):
             database.close()
             raise
         classes = PostgresAdmissionClasses(database)
-        super().__init__(database, classes)
-        self._classes, self._aging = classes, ordering.aging
+        super().__init__(classes, database.given_now)
+        self.database, self.now = database, database.now
         self._listeners: list[Callable[[], None]] = []
         self.wakeups = NotificationListener(database, self._notify_listeners, by_notice=not options.pooler)
         self.rounds = RoundBatcher(
@@ -125,6 +109,11 @@ class PostgresStore(PostgresReads):
         )
         self.submits = SubmitBatcher(database, classes, ordering, new_id=new_id, on_commit=self._submitted)
         self.renewals = RenewBatcher(database, self.rounds.wait, self._committed)
+        self.maintenance = MaintenanceWriter(
+            *(database, classes, ordering.aging, self.submits),
+            number_events=self._number_events,
+            on_commit=self._submitted,
+        )
 
     # writes
 
@@ -139,7 +128,7 @@ class PostgresStore(PostgresReads):
             return self.submits.commit
         if isinstance(operation, Apply | Complete | Admit):
             return self.rounds.commit
-        return self.renewals.commit if isinstance(operation, Renew) else self._commit_upkeep
+        return self.renewals.commit if isinstance(operation, Renew) else self.maintenance.commit
 
     def _commit_in_turn(self, operations: Sequence[Operation[Any]]) -> list[Future[Any]]:
         """Hand each operation to its writer after the answer to the operation before it."""
@@ -174,9 +163,10 @@ class PostgresStore(PostgresReads):
         self.rounds.scan_hint.disturb()
         return receipts
 
-    def _submitted(self, created: bool) -> None:
+    def _submitted(self, has_events: bool) -> None:
+        """Called after a commit that may have put jobs before those of the last round."""
         self.rounds.scan_hint.disturb()
-        self._committed(created)
+        self._committed(has_events)
 
     def _committed(self, has_events: bool) -> None:
         if has_events:
@@ -187,220 +177,66 @@ class PostgresStore(PostgresReads):
         for listener in self._listeners:
             listener()
 
-    # upkeep
+    # reads
 
-    def _commit_upkeep(
-        self,
-        operations: Sequence[Operation[Any]],
-        *,
-        wait: bool = False,  # noqa: ARG002 - the calling thread always writes
-    ) -> list[Future[Any]]:
-        return [written_now(partial(self._write_upkeep, operation)) for operation in operations]
+    def _snapshot(self, work: Callable[[DatabaseSession], T]) -> T:
+        return self.database.snapshot(work)
 
-    def _write_upkeep(self, operation: Operation[Any]) -> Any:
-        if isinstance(operation, SetAddon):  # a ledger row that does not exist cannot be locked
-            key = ("addon", operation.addon_id)
-            self.database.transact(lambda session: session.execute("add_ledger", columns([key])))
-        if isinstance(operation, ChangeSchedule) and operation.change.job is not None:
-            self.submits.rows.prepare([operation.change.job.intent])
-        if isinstance(operation, ChangeArray) and operation.intent is not None:
-            self.submits.rows.prepare([operation.intent])
-        if isinstance(operation, SubmitBatch):
-            self.submits.rows.prepare(operation.intents)
-        if isinstance(operation, Prune):  # readers number the events, and there may have been none
-            self._number()
+    def _query(self, name: str, values: Any = None) -> list[Any]:
+        return self.database.query(name, values)
 
-        def write(session: DatabaseSession) -> tuple[Any, bool]:
-            return self._keep_up(session, operation), session.has_events
-
-        answer, has_events = self.database.transact(write)
-        self.rounds.scan_hint.disturb()
-        self._committed(has_events)
-        return answer
-
-    def _keep_up(self, session: DatabaseSession, operation: Operation[Any]) -> Any:
-        match operation:
-            case ResolveDependencies():
-                return self._resolve(session)
-            case SetAddon():
-                return self._set_addon(session, operation)
-            case ChangeSchedule() | RecordLoad() | ChangeArray() | SubmitBatch() | ChangeBatch():
-                return self._change_record(session, operation)
-            case Prune(before, limit):
-                return self._prune(session, before, limit)
-            case Shift():
-                return 0  # moments come from the server's clock, so a jump of this host's clock moves none
-            case Reorder(aging, after, limit):
-                values = {"after": after, "most": limit, "per_point": aging.per_point}
-                return int(session.execute("reorder", values)[0][0])
-            case RegisterHost() | RemoveHost() | DrainHost():
-                return self._change_host(session, operation)
-            case Learn():
-                return learn(session, operation)
-        raise TypeError(f"{type(operation).__name__} is no operation of this store")
-
-    def _resolve(self, session: DatabaseSession) -> int:
-        now, _ = self.database.lock(session)
-        return resolve_pending(session, Effects(now), self._classes, self._aging)
-
-    def _set_addon(self, session: DatabaseSession, operation: SetAddon) -> None:
-        addon_id, weight, paused = operation.addon_id, operation.weight, operation.paused
-        writes = PostgresWriteBatch()
-        now, [_, accounts] = self.database.lock(
-            session, lock_ledger([("addon", addon_id)]), ("accounts", {"addons": array([addon_id])})
-        )
-        writes.accounts = accounts_from(accounts)
-        account = writes.account(addon_id)
-        account.weight = account.weight if weight is None else weight
-        account.paused = account.paused if paused is None else paused
-        writes.note(now, addon_note(addon_id, account.weight, account.paused, operation.by))
-        writes.defer(session)
-
-    def _change_host(self, session: DatabaseSession, operation: RegisterHost | RemoveHost | DrainHost) -> Any:
-        match operation:
-            case RegisterHost(host):
-                return register_host(session, host)
-            case RemoveHost():
-                return remove_host(session, operation)
-            case DrainHost():
-                return self._drain_host(session, operation)
-
-    def _drain_host(self, session: DatabaseSession, drain: DrainHost) -> bool:
-        values = {"host": drain.host, "draining": int(drain.draining)}
-        now, [rows] = self.database.lock(session, ("drain_host", values))
-        if rows:
-            writes = PostgresWriteBatch()
-            writes.note(now, drain_note(drain.host, drain.draining, drain.by))
-            writes.defer(session)
-        return bool(rows)
-
-    def _change_record(
-        self,
-        session: DatabaseSession,
-        operation: ChangeSchedule | RecordLoad | ChangeArray | SubmitBatch | ChangeBatch,
-    ) -> ScheduleWritten | ArrayRecord | JobGroup | list[Receipt] | None:
-        if isinstance(operation, ChangeArray):
-            return self._change_array(session, operation)
-        if isinstance(operation, SubmitBatch):
-            return add_batch(session, self.database, self.submits, operation)
-        if isinstance(operation, ChangeBatch):
-            rows = self.submits.rows
-            return change_batch(session, self.database, rows, operation.group_id, operation.decide)
-        return self._write_schedule(session, operation)
-
-    def _write_schedule(
-        self, session: DatabaseSession, operation: ChangeSchedule | RecordLoad
-    ) -> ScheduleWritten | None:
+    def _batches(self, name: str, values: dict[str, Any]) -> Generator[tuple[int, str], None, None]:
         """
-        Write a decision about a schedule, or the load of an hour. The row of the schedule stays locked until
-        the COMMIT, so one of several schedulers submits the job. If another transaction inserts the row
-        meanwhile, this one runs again and finds it.
+        Batches of events. Readers number the events, so all that were committed before this call are
+        included.
         """
-        if isinstance(operation, RecordLoad):
-            record_load(session, operation, self.database.now())
-            return None
-        change, depth = operation.change, operation.depth
-        _, [known] = self.database.lock(session, ("lock_schedule", {"name": change.name}))
-        if change.version != (known[0][0] if known else 0):
-            return None
-        receipt = None
-        if change.job is not None:
+        self._number_events()
+        values = {"most": PIECE} | values | {"kinds": array(values.get("kinds", ()))}
+        while rows := self._query(name, values):
+            for before, text, until in rows:
+                yield before, text
+                values["after"] = until
 
-            def events_for(receipt: Receipt) -> list[EventRow]:
-                return [event_row(change.at, note, NO_JOB) for note in change.events(new_job_id(receipt))]
+    def _dispatch_rows(self, session: DatabaseSession, dispatch_ids: Sequence[DispatchId]) -> list[Any]:
+        return session.execute("dispatches_by_id", {"ids": array(dispatch_ids)})
 
-            receipt = self.submits.submit_in(session, Submit([change.job.intent], depth), events_for)
-        job_id = new_job_id(receipt)
-        record = change.row(job_id)
-        if record is None:
-            session.defer("remove_schedule", {"name": change.name})
-        else:
-            session.defer("set_schedule" if known else "add_schedule", schedule_values(record))
-        if job_id is None:  # else the submit has written the events
-            writes = PostgresWriteBatch()
-            for note in change.events(None):
-                writes.note(change.at, note)
-            writes.defer(session)
-        return ScheduleWritten(record, receipt)
+    def _number_events(self) -> None:
+        while self.database.query("unnumbered")[0][0]:
+            self.database.transact(_number_events)
 
-    def _change_array(self, session: DatabaseSession, operation: ChangeArray) -> ArrayRecord | None:
-        now, [rows] = self.database.lock(session, lock_arrays([operation.array_id]))
-        writes = PostgresWriteBatch()
-        arrays = PostgresArrayRows(session, rows, self.submits.rows, writes, now)
-        record = change_array(arrays, operation)
-        writes.defer(session)
-        return record
+    def read_view(self, host: HostId, view: Callable[[AdmissionView], T]) -> T:
+        now = self.database.now()
 
-    def _prune(self, session: DatabaseSession, before: Moment, limit: int) -> int:
-        now, old = self._old_jobs(session, before, limit)
-        session.defer("forget_commits", None)
-        if not old:
-            self._forget_groups(session, before)
-            return 0
-        nos, ids = array([no for no, *_ in old]), {job_id for _, job_id, *_ in old}
-        batches = [
-            (batch, numbered, without_jobs(text, ids))
-            for batch, numbered, text in session.execute("batches_of", {"nos": nos})
-        ]
-        empty = {batch for batch, numbered, text in batches if numbered and text is None}
-        session.defer("forget", {"nos": nos, "ids": array(sorted(ids))})
-        session.defer("forget_batches", {"batches": array(sorted(empty))})
-        if rest := [(batch, text or "[]") for batch, _, text in batches if batch not in empty]:
-            session.defer("rewrite_batches", columns(rest))
-        writes = PostgresWriteBatch()
-        for _, _, addon_id, state in old:
-            writes.tally[addon_id, state] -= 1
-        writes.note(now, Note(EventKind.PRUNED, data={"jobs": len(old), "before": before}))
-        writes.defer(session)
-        if len(old) < limit:
-            self._forget_groups(session, before)
-        return len(old)
+        def read(session: DatabaseSession) -> T:
+            ledger = ledger_from(session, host, now)
+            heads = Heads(session.execute("heads", {"most": LOOK}), LOOK)
+            return view(PostgresAdmissionView(session, host, now, ledger, heads, classes=self.classes))
 
-    def _forget_groups(self, session: DatabaseSession, before: Moment) -> None:
-        """
-        Prune arrays and batches behind all of their jobs: then the key of an array and the name of a batch are free
-        again.
-        """
-        for name in ("forget_array_chunks", "forget_arrays", "forget_groups"):
-            session.defer(name, {"before": before})
+        return self.database.snapshot(read)
 
-    def _old_jobs(self, session: DatabaseSession, before: Moment, limit: int) -> tuple[Moment, list[Any]]:
-        """The moment, and the oldest settled jobs: locked, and removed from the lists of ended jobs."""
-        old: list[Any] = []
-        #: Jobs that a child waits for: they stay on their lists.
-        waited_for: list[tuple[int, int, int]] = []
-        read, finished = 0, set[int]()
-        now, [lists] = self.database.lock(
-            session, ("old_ended_jobs", {"before": before, "most": limit, "seen": read})
-        )
-        while lists:
-            # By number among jobs of one moment, as in the other stores: a list has the order of its changes.
-            listed = sorted(
-                ((batch, at, no) for batch, at, jobs in lists for no in jobs), key=lambda job: job[1:]
-            )
-            finished |= {batch for batch, *_ in lists}
-            while listed and len(old) < limit:  # `old_jobs` leaves some of them out
-                piece, listed = listed[: limit - len(old)], listed[limit - len(old) :]
-                nos, moments = array([no for *_, no in piece]), array([at for _, at, _ in piece])
-                _, rows, awaited = session.execute_many(
-                    ("lock_ended", {"nos": nos}),
-                    ("old_jobs", {"nos": nos, "moments": moments}),
-                    ("awaited", {"nos": nos}),
-                )
-                old += rows
-                kept = {no for (no,) in awaited}
-                waited_for += [job for job in piece if job[2] in kept]
-            listed += waited_for
-            waited_for = []
-            if listed:
-                session.defer("shorten_ended_jobs", columns([(batch, no) for batch, _, no in listed]))
-                finished -= {batch for batch, *_ in listed}
-            if len(old) == limit:
-                break
-            read += len(lists)
-            lists = session.execute("old_ended_jobs", {"before": before, "most": limit, "seen": read})
-        session.defer("forget_ended_jobs", {"batches": array(sorted(finished))})
-        return now, old
+    def ledger(self, host: HostId) -> Ledger:
+        now = self.database.now()
+        return self.database.snapshot(lambda session: ledger_from(session, host, now))
+
+    def find(self, query: Query) -> list[Job]:
+        sql, values = find_sql(query)
+
+        def read(session: DatabaseSession) -> list[Job]:
+            return self.classes.jobs(session, session.execute_sql(self.database.in_schema(sql), values))
+
+        return self.database.snapshot(read)
+
+    def count(self, query: Query) -> dict[JobState, int]:
+        sql, values = count_sql(query)
+
+        def read(session: DatabaseSession) -> dict[JobState, int]:
+            rows = session.execute_sql(self.database.in_schema(sql), values)
+            return {JobState(state): n for state, n in rows}
+
+        return self.database.snapshot(read)
+
+    def trouble(self) -> str | None:
+        return None  # the server reports it at the next write
 
     # the dispatchers
 
@@ -422,3 +258,9 @@ class PostgresStore(PostgresReads):
             writer.close()
         self.wakeups.close()
         self.database.close()
+
+
+def _number_events(session: DatabaseSession) -> None:
+    session.execute("lock_numbers")
+    session.defer("number_events", None)
+    session.defer("add_up_tally", None)
