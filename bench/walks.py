@@ -221,12 +221,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     walks = {}
     for name in options.only or WALKS:
-        title, prepared = WALKS[name]
-        with prepared() as operation:
-            for _ in range(10):
-                tracer.walk(operation)
-                sleep(0.02)
-            walks[name] = walk = min(_repeat(tracer, operation, options.repeat), key=lambda one: one.calls)
+        title, _ = WALKS[name]
+        walks[name] = walk = min(repeated(tracer, name, options.repeat), key=lambda one: one.calls)
         files, changes = TARGETS.get(name, (None, None))
         wanted = ", ".join(
             f"{most} {what}" for most, what in ((files, "files"), (changes, "changes")) if most is not None
@@ -239,10 +235,16 @@ def main() -> None:
             print("\n".join(f"  {calls:5} {file}" for file, calls in sorted(walk.files.items())))
 
 
-def _repeat(tracer: Tracer, operation: Operation, times: int) -> Iterator[Walk]:
-    for _ in range(times):
-        sleep(0.05)  # what the walk before it left to do comes to its end
-        yield tracer.walk(operation)
+def repeated(tracer: Tracer, name: str, times: int) -> Iterator[Walk]:
+    """The repetitions of a walk, on a system that has done it ten times before."""
+    _, prepared = WALKS[name]
+    with prepared() as operation:
+        for _ in range(10):
+            tracer.walk(operation)
+            sleep(0.02)
+        for _ in range(times):
+            sleep(0.05)  # what the walk before it left to do comes to its end
+            yield tracer.walk(operation)
 
 
 def _file(code: CodeType) -> str:
