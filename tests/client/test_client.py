@@ -246,6 +246,35 @@ def test_only_what_is_safe_is_sent_again_when_the_answer_is_lost(client, monkeyp
     assert min(counts[3:]) > 1
 
 
+FORKS = """
+import os, sys
+from penstock import Client
+
+client = Client(sys.argv[1], token=sys.argv[2])
+
+
+def address():
+    client.stats()
+    return client.transport._idle[-1].sock.getsockname()
+
+
+first = address()
+copy = os.fork()
+if copy:
+    os.waitpid(copy, 0)
+print("parent" if copy else "copy", address() == first, flush=True)
+"""
+
+
+def test_a_forked_process_asks_on_connections_of_its_own(scheduler):
+    command = [sys.executable, "-c", FORKS, scheduler.url, scheduler.secret]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=True, timeout=LONG
+    )
+
+    assert done.stdout.splitlines() == ["copy False", "parent True"]
+
+
 def test_a_ctrl_c_while_the_last_answer_is_freed_is_not_lost(client, monkeypatch):
     close = HTTPResponse.close
 

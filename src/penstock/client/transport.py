@@ -15,9 +15,11 @@ the last event that the iterator returned, so no event is missed or repeated.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -153,6 +155,7 @@ class Transport:
         self._idle: deque[HTTPConnection] = deque()
         self._asking: set[HTTPConnection] = set()
         self._closed = False
+        _transports.add(self)
 
     def request(
         self,
@@ -272,6 +275,15 @@ class Transport:
             f"the connection to the scheduler at {self.url} broke before it answered ({why})", sent=True
         )
 
+    def leave_to_parent(self) -> None:
+        """
+        In a forked process: forget the connections, which it shares with its parent. On one connection each
+        would get answers to requests of the other.
+        """
+        while self._idle:
+            self._idle.pop().close()
+        self._asking = set()  # not closed: a thread that stayed in the parent may hold their locks
+
     def hang_up(self) -> None:
         """
         Close the sending side of every connection that waits for an answer. The scheduler then ends the request
@@ -286,6 +298,18 @@ class Transport:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
+
+
+_transports: Final[weakref.WeakSet[Transport]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for transport in list(_transports):
+        transport.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class _UnixConnection(HTTPConnection):
