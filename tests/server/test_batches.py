@@ -205,9 +205,11 @@ def test_a_job_of_an_admin_waits_for_an_array(client):
 
 
 def test_arrays_and_schedules_cannot_be_in_a_batch(client):
-    tagged = JOB | {"tags": ["batch:x"]}
-    for body in (tagged, JOB | {"batch": "x"}):
-        refused = client.post("/arrays/submit", {"array": "1-2", "job": body})
-        assert (refused.status, refused.fields) == (422, ["tags"])
-        refused = client.post("/schedules/add", {"name": "s", "cron": "@daily", "job": body})
-        assert (refused.status, refused.fields) == (422, ["job.tags"])
+    for given, of_array, of_schedule in (
+        ({"tags": ["batch:x"]}, "tags", "job.tags"),
+        ({"batch": "x"}, "job.batch", "job.batch"),
+    ):
+        refused = client.post("/arrays/submit", {"array": "1-2", "job": JOB | given})
+        assert (refused.status, refused.fields) == (422, [of_array])
+        refused = client.post("/schedules/add", {"name": "s", "cron": "@daily", "job": JOB | given})
+        assert (refused.status, refused.fields) == (422, [of_schedule])

@@ -30,6 +30,9 @@ def array_submit(request: Request[None, wire.ArrayBody]) -> wire.ArrayInfo:
     body = request.body
     if body.job.wait_sec:
         raise naming_fields(BadIntent, ("job.wait_sec", "cannot be part of an array"))
+    if body.job.batch is not None:
+        problem = "cannot be given with an array, which is waited for and canceled as one itself"
+        raise naming_fields(BadIntent, ("job.batch", problem))
     intent = intent_from(body.job)
     check_submit(request, intent, "job.")
     record, is_new = _service(request).submit(intent, body.array, request.principal.name)
