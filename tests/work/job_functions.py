@@ -51,6 +51,7 @@ def phases(number):
 
 def wait_for_cancel(path):
     job = penstock.current_job()
+    assert not job.canceled  # from now on the runner knows that this job asks, and gives it time
     Path(path).with_suffix(".began").touch()
     while not job.canceled:
         time.sleep(0.005)
@@ -59,6 +60,7 @@ def wait_for_cancel(path):
 
 async def wait_for_cancel_async(path):
     job = penstock.current_job()
+    assert not job.canceled  # from now on the runner knows that this job asks, and gives it time
     Path(path).with_suffix(".began").touch()
     with suppress(asyncio.CancelledError):  # a coroutine on a loop of many is canceled besides
         while not job.canceled:
