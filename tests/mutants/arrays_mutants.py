@@ -92,8 +92,8 @@ MUTANTS = [
         "arrays: the next job on PostgreSQL waits for another round",
         "penstock/stores/postgres/rounds.py",
         "RoundAttempt.run",
-        "released |= self._advance_arrays(session, effects, state.arrays)",
-        "released &= self._advance_arrays(session, effects, state.arrays)",
+        "new_heads += self._advance_arrays(session, effects, state.arrays)",
+        "self._advance_arrays(session, effects, state.arrays)",
         ("tests/contract/test_arrays.py", "-k", "postgres"),
     ),
     Mutant(

@@ -11,12 +11,28 @@ from tests.postgres.conftest import JOB, decider, exchange, tick
 from tests.waiting import until
 
 from penstock.core.jobs import changes
+from penstock.core.jobs.arrays import WINDOW
 from penstock.core.jobs.dependencies import Dependency
 from penstock.core.jobs.job import EventKind
+from penstock.core.jobs.load import Capacity
 from penstock.core.jobs.ordering import Ordering
 from penstock.core.jobs.states import JobState, Schedules
 from penstock.core.jobs.types import SECOND
-from penstock.stores.api import Admit, Apply, Complete, CompletedDispatch, Depth, Query, Submit, committed
+from penstock.scheduler.arrays import ArrayService
+from penstock.scheduler.dispatcher import Dispatcher, HostLoad, PullingWorkers
+from penstock.scheduler.job_service import JobService
+from penstock.scheduler.rules import SchedulerRules
+from penstock.stores.api import (
+    Admit,
+    Apply,
+    Complete,
+    CompletedDispatch,
+    Depth,
+    Query,
+    Submit,
+    Terms,
+    committed,
+)
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.pipeline import PipelineConnection
 from penstock.stores.postgres.store import PostgresStore
@@ -171,7 +187,7 @@ def test_only_while_a_job_waits_for_another_are_the_children_of_completed_jobs_l
     for dispatch in (first, second):
         asked.clear()
         committed(store, Complete([CompletedDispatch(dispatch.dispatch_id)]))
-        looks.append([at for at, names in enumerate(asked) if "dispatches_with_dependencies" in names])
+        looks.append([at for at, names in enumerate(asked) if "children" in names])
 
     assert looks == [[1], [0]]  # the first is surprised, and needs another round trip
 
@@ -184,11 +200,11 @@ def test_only_while_a_job_waits_for_another_are_the_children_of_completed_jobs_l
     [last] = tick(store)
     asked.clear()
     committed(store, Complete([CompletedDispatch(last.dispatch_id)]))
-    assert "dispatches_with_dependencies" not in [name for names in asked for name in names]
+    assert "children" not in [name for names in asked for name in names]
 
 
-def test_a_child_starts_four_round_trips_after_the_end_of_its_parent(store, asked):
-    """The fourth is that of the start and the COMMIT."""
+def test_a_child_starts_two_round_trips_after_the_end_of_its_parent(store, asked):
+    """The second is that of the release, the start and the COMMIT."""
     dispatch, child = family(store, waiting=1)
     asked.clear()
     [started] = exchange(store, [dispatch])
@@ -196,12 +212,69 @@ def test_a_child_starts_four_round_trips_after_the_end_of_its_parent(store, aske
     assert child == started.job_id
     assert asked == [
         [
-            *("complete", "dispatches_with_dependencies", "lock_ledger", "accounts"),
-            *("step_into_line", "heads", "spent", "opening"),
-        ],
-        ["lock_children", "lock_groups_of", "children"],
-        ["settle_dependencies", "release_children", "heads"],
+            *("complete", "lock_ledger", "accounts", "step_into_line", "heads", "spent"),
+            *("lock_children", "lock_groups_of", "children", "opening"),
+        ]
     ]
+
+
+@pytest.mark.parametrize("waiting", [1, 20])
+def test_released_children_start_in_the_order_of_the_queue(store, asked, waiting):
+    """With many waiting jobs, the last child stands behind those that the round has read when it releases it."""
+    plain = replace(JOB, cost_units=1)
+    [parent] = committed(store, Submit([plain]))
+    after = (Dependency(parent.job_id),)
+    first, last = committed(
+        store, Submit([replace(plain, priority=priority, after=after) for priority in (55, 45)])
+    )
+    between = committed(store, Submit([plain] * waiting))
+    [dispatch] = tick(store, capacity=1)
+    asked.clear()
+    started = exchange(store, [dispatch], capacity=90)
+
+    in_order = [first, *between, last]
+    assert [receipt.job_id for receipt in in_order] == [dispatch.job_id for dispatch in started]
+    assert (waiting > 1) == ("in_line" in [name for names in asked for name in names])
+
+
+def test_a_round_that_is_run_again_starts_the_children_that_it_releases(store):
+    dispatch, child = family(store, waiting=1)
+    [other] = committed(store, Submit([replace(JOB, cost_units=1)]))
+    with store.database.connect() as holder, holder.transaction():
+        held = store.database.in_schema("SELECT FROM penstock.queue WHERE job_id = %s FOR UPDATE")
+        holder.execute(held, [other.job_id])
+        started = exchange(store, [dispatch])
+
+    assert [child] == [dispatch.job_id for dispatch in started]
+
+
+def test_the_children_of_a_job_whose_completion_is_refused_wait(opened):
+    now = [1_000_000_000]
+    store = opened(lambda: now[0])
+    late, waits = family(store, waiting=0)
+    now[0] += Terms().lease_for
+    in_time, starts = family(store, waiting=0)
+    done = Complete([CompletedDispatch(late.dispatch_id), CompletedDispatch(in_time.dispatch_id)])
+    started = committed(store, done), tick(store)
+
+    assert ([False, True], [starts]) == (started[0], [dispatch.job_id for dispatch in started[1]])
+    assert JobState.QUEUED is store.job(waits).state
+
+
+def test_the_next_jobs_of_an_array_cost_no_round_trip_while_others_of_it_wait(store, asked):
+    rules = SchedulerRules(capacity=Capacity(fixed=20))
+    dispatcher = Dispatcher(store, rules, HostLoad(rules), PullingWorkers())
+    arrays = ArrayService(store, rules, JobService(store, rules, dispatcher))
+    arrays.submit(replace(JOB, cost_units=1), f"1-{WINDOW + 20}")
+    started = tick(store, capacity=20)
+    for _ in range(2):
+        asked.clear()
+        started = exchange(store, started, capacity=20)
+
+    assert 20 == len(started)
+    assert [
+        ["complete", "lock_arrays", "lock_ledger", "accounts", "step_into_line", "heads", "spent", "opening"]
+    ] == asked
 
 
 @pytest.fixture

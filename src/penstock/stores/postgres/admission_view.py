@@ -12,12 +12,15 @@ last round went, because a round trip takes longer than a few rows too many. Rea
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
+from sys import maxsize
 from time import monotonic
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from penstock.core.jobs.admission import Account, AdmissionClass, Ledger, keys_of, windows
 from penstock.core.jobs.ordering import QueuedJob
@@ -46,6 +49,7 @@ QueueKey: TypeAlias = tuple[int, int]
 #: The columns of a row of `heads`: class and line, then a `Queued`.
 _NO: Final = 2
 _TURN: Final = 5
+_position: Final[Callable[[Sequence[Any]], tuple[int, int]]] = itemgetter(_TURN, _NO)
 
 
 class PostgresAdmissionClasses(AdmissionClasses):
@@ -78,6 +82,25 @@ def _number(session: DatabaseSession, admission_class: AdmissionClass) -> int:
     return int(rows[0][0])
 
 
+class NewHead(NamedTuple):
+    """
+    A job that this transaction puts into a ready queue. `row`: as `heads` will return it; None if its number
+    is not known.
+    """
+
+    key: QueueKey
+    turn: Moment
+    row: tuple[Any, ...] | None = None
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return (self.turn, maxsize) if self.row is None else _position(self.row)
+
+
+#: Stands for jobs that must be read.
+UNKNOWN_HEAD: Final = NewHead((0, 0), 0)
+
+
 class Heads:
     """
     The first piece of every ready queue; with `everything=False` read from the hints of `ScanHint`. The last
@@ -90,6 +113,20 @@ class Heads:
         self.queues: dict[QueueKey, list[Any]] = defaultdict(list)
         for row in rows[:-1]:
             self.queues[row[:_NO]].append(row)
+
+    def is_before(self, new: NewHead) -> bool:
+        """
+        Whether the job stands behind a full piece. The next piece is read after the job is written, and will
+        have it.
+        """
+        queue = self.queues.get(new.key, [])
+        return len(queue) >= self.most and new.position > _position(queue[-1])
+
+    def add(self, new: NewHead) -> bool:
+        """Add a job that is not written yet. False: it must be written, and then all heads read again."""
+        if new.row is not None:
+            insort(self.queues[new.key], new.row, key=_position)
+        return new.row is not None
 
 
 class ScanHint:
@@ -198,7 +235,7 @@ class PostgresAdmissionView:
             most = min(PIECE, most * 4)
             last = rows[-1]
             values = {"class_no": key[0], "line": key[1], "turn": last[_TURN], "no": last[_NO], "most": most}
-            rows = self._session.execute("in_line", values)
+            [rows] = self._session.flush(("in_line", values))
 
     def running(self) -> Sequence[RunningJob]:
         return [RunningJob(*row) for row in self._session.execute("running", {"host": self._host})]

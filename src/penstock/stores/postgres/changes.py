@@ -36,7 +36,7 @@ from penstock.core.jobs.types import (
 )
 from penstock.stores.api import Complete, CompletedDispatch, Renew
 from penstock.stores.common.array_changes import array_of_member
-from penstock.stores.common.dependencies import StateMove, move_of
+from penstock.stores.common.dependencies import MOST_RESOLVED, StateMove, move_of
 from penstock.stores.common.group_commit import GroupCommit
 from penstock.stores.common.reads import DISPATCH_WIDTH, JOB_WIDTH
 from penstock.stores.common.rows import pack_events
@@ -163,6 +163,25 @@ class PostgresWriteBatch:
         ]
 
 
+class Children(NamedTuple):
+    """Rows of `lock_groups_of` and `children`, which are locked."""
+
+    groups: Sequence[Any]
+    rows: Sequence[Any]
+
+
+def calls_of_children(
+    ends: Sequence[StateMove] = (), limit: int = MOST_RESOLVED, dispatches: bytes = b"{}"
+) -> list[tuple[str, Values]]:
+    """
+    The calls that lock and read the children of parents that end, and the batches of which these are members:
+    the answers of the last two make `Children`. `dispatches`: ids of dispatches that complete.
+    """
+    nos, after = array([end.no for end in ends]), array([end.after for end in ends])
+    values = {"nos": nos, "after": after, "ids": dispatches, "most": limit}
+    return [("lock_children", values), ("lock_groups_of", values), ("children", values)]
+
+
 @dataclass(slots=True)
 class Effects:
     """
@@ -191,6 +210,8 @@ class Effects:
     #: Ends and retries of jobs, and the numbers of the jobs that have dependents.
     moves: list[StateMove] = field(default_factory=list)
     with_dependencies: set[int] = field(default_factory=set)
+    #: The children of completed jobs; None: not read yet.
+    children: Children | None = None
 
     @property
     def keys(self) -> set[Key]:
@@ -330,6 +351,9 @@ class Changes:
             ("jobs_with_dependencies", jobs),
         ]
 
+    def calls_behind_locks(self) -> list[tuple[str, Values]]:
+        return []
+
     def arrays(self) -> set[JobId]:
         """The arrays of jobs that may end."""
         ids = (change.job.job_id for change in self._changes if change.job is not None)
@@ -353,9 +377,9 @@ class Changes:
 
 class Completions:
     """
-    The completions of several operations, perhaps of none. `expect_children`: query the children of the jobs
-    in the round trip of the completions. Without it, the query costs a round trip of its own if a dependency
-    exists, and nothing otherwise.
+    The completions of several operations, perhaps of none. `expect_children`: lock and read the children of
+    the jobs in the round trip of the completions. Without it, they cost a round trip of their own if a
+    dependency exists, and nothing otherwise.
     """
 
     def __init__(
@@ -381,9 +405,14 @@ class Completions:
         if not rows:
             return []
         ids, results = columns(rows)
-        done = {"now": self._database.given_now(), "ids": ids, "results": results}
-        children = [("dispatches_with_dependencies", {"ids": ids})] if self._expect_children else []
-        return [("complete", done), *children]
+        return [("complete", {"now": self._database.given_now(), "ids": ids, "results": results})]
+
+    def calls_behind_locks(self) -> list[tuple[str, Values]]:
+        """The calls behind the locks of the ledger: every transaction locks children after it."""
+        return self._calls_of_children() if self._first and self._expect_children else []
+
+    def _calls_of_children(self) -> list[tuple[str, Values]]:
+        return calls_of_children(dispatches=array(sorted(self._first)))
 
     def arrays(self) -> set[JobId]:
         """The arrays of the completed jobs."""
@@ -393,7 +422,12 @@ class Completions:
     def judge(self, session: DatabaseSession, now: Moment, rows: Sequence[Sequence[Any]]) -> Effects:
         effects = Effects(now)
         completed = list(map(_completed, rows[0])) if rows else []
-        effects.with_dependencies = {no for (no,) in self._parents(session, rows)}
+        if rows and session.has_dependencies:
+            *_, groups, children = (
+                rows if self._expect_children else session.flush(*self._calls_of_children())
+            )
+            effects.children = Children(groups, children)
+            effects.with_dependencies = {parent for parent, *_ in children}
         effects.moves = [
             StateMove(one.no, JobId(dispatch_parts(one.dispatch_id)[0]), JobState.DONE)
             for one in completed
@@ -415,14 +449,6 @@ class Completions:
                 ended.discard(done.dispatch_id)
             effects.answers.append(answers)
         return effects
-
-    def _parents(self, session: DatabaseSession, rows: Sequence[Sequence[Any]]) -> Sequence[Any]:
-        """The numbers of the jobs for which others wait."""
-        if not rows or not session.has_dependencies:
-            return ()
-        if self._expect_children:
-            return rows[1]
-        return session.execute("dispatches_with_dependencies", {"ids": array(sorted(self._first))})
 
 
 #: The ends with which a transaction of `RoundBatcher` begins.

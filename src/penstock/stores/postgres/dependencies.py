@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from penstock.core.jobs.changes import Change, Note
 from penstock.core.jobs.dependencies import DependencyStatus
 from penstock.core.jobs.groups import JobGroup
 from penstock.core.jobs.job import Job
-from penstock.core.jobs.ordering import Aging
+from penstock.core.jobs.ordering import Aging, order_key
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import JobId, Moment
 from penstock.stores.common.dependencies import MOST_RESOLVED, OpenDependency, StateMove, resolve
 from penstock.stores.common.reads import JOB_WIDTH
 from penstock.stores.common.rows import changed_group_values, group_from
 from penstock.stores.common.writes import EventJob
-from penstock.stores.postgres.admission_view import PostgresAdmissionClasses
-from penstock.stores.postgres.changes import Effects
+from penstock.stores.postgres.admission_view import UNKNOWN_HEAD, NewHead, PostgresAdmissionClasses
+from penstock.stores.postgres.changes import Children, Effects, calls_of_children
 from penstock.stores.postgres.database import DatabaseSession
 from penstock.stores.postgres.pipeline import Values, array, columns
+
+_WIDTH: Final = len(OpenDependency._fields)
 
 
 class PostgresDependencyRows:
@@ -42,26 +44,36 @@ class PostgresDependencyRows:
         self._parents_locked = parents_locked
         #: Locked, as they were before this transaction.
         self._groups: dict[int, JobGroup] = {}
+        #: The rows of children in the queue, by number: what `children` returns behind an `OpenDependency`.
+        self._queued: dict[int, Sequence[Any]] = {}
         self._deferred: list[tuple[str, Values]] = []
-        self.has_released = False
+        #: The children that were released into a ready queue.
+        self.released: list[NewHead] = []
 
     @property
     def now(self) -> Moment:
         return self._effects.now
 
     def children(self, ends: Sequence[StateMove], limit: int) -> list[OpenDependency]:
-        values = [array([end.no for end in ends]), array([end.after for end in ends]), limit]
-        _, groups, rows = self._session.flush(
-            ("lock_children", values), ("lock_groups_of", values[:1]), ("children", values)
-        )
-        self._groups |= {no: group_from(row) for no, *row in groups}
-        # A child that ends in this transaction still has its row in the database's queue.
+        read, self._effects.children = self._effects.children, None
+        if read is None:
+            _, *answers = self._session.flush(*calls_of_children(ends, limit))
+            read = Children(*answers)
+        self._groups |= {no: group_from(row) for no, *row in read.groups}
+        parents = {end.no for end in ends}
+        dependencies: list[OpenDependency] = []
+        for row in read.rows:
+            dependency = OpenDependency(*row[:_WIDTH])
+            # A parent whose completion was refused has not ended.
+            if dependency.parent_no in parents and self._is_queued(dependency.child_id):
+                dependencies.append(dependency)
+                self._queued[dependency.child_no] = row[_WIDTH:]
+        return dependencies
+
+    def _is_queued(self, child_id: JobId) -> bool:
+        """A child that ends in this transaction still has its row in the database's queue."""
         changed = self._effects.jobs
-        return [
-            row
-            for row in map(OpenDependency._make, rows)
-            if row.child_id not in changed or changed[row.child_id].state is JobState.QUEUED
-        ]
+        return child_id not in changed or changed[child_id].state is JobState.QUEUED
 
     def parents(self, children: Sequence[int]) -> list[OpenDependency]:
         values = {"children": array(children)}
@@ -102,7 +114,20 @@ class PostgresDependencyRows:
             n = self._effects.events.get(child.child_id, child.events) + 1
             job = EventJob(child.child_no, child.child_id, n, JobState.QUEUED)
             self._effects.writes.note(self.now, note, job)
-        self.has_released = True
+            self._enter(child, n)
+
+    def _enter(self, child: OpenDependency, events: int) -> None:
+        """Note the place of a released child, as `release_children` sets it."""
+        queued = self._queued.get(child.child_no)
+        if queued is None or child.child_id in self._effects.jobs:  # the transaction changes its row
+            self.released.append(UNKNOWN_HEAD)
+            return
+        class_no, ready_at, urgent_at, priority, fence, expected_sec, passed_at, denied, *more = queued
+        if ready_at <= self.now:
+            key = class_no, 2 if urgent_at is not None and urgent_at <= self.now else 1
+            turn = order_key(priority, self.now, self._aging)
+            job = (child.child_no, child.child_id, priority, turn, fence, expected_sec, passed_at, denied)
+            self.released.append(NewHead(key, turn, (*key, *job, events, *more)))
 
     def memberships(self, members: Sequence[int]) -> list[OpenDependency]:
         rows = self._session.execute("memberships", {"members": array(members)})

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from penstock.core.jobs.arrays import ArrayChange, ArrayRecord, chunks_of, indices_in
 from penstock.core.jobs.groups import GroupChange, JobGroup, name_used, settle, submit_batch
+from penstock.core.jobs.ordering import place
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, JobId, Moment
 from penstock.stores.api import Receipt, Submit, SubmitBatch
@@ -26,6 +27,7 @@ from penstock.stores.common.rows import (
     group_values,
     index_chunk,
 )
+from penstock.stores.postgres.admission_view import NewHead
 from penstock.stores.postgres.changes import Effects, PostgresWriteBatch
 from penstock.stores.postgres.database import Database, DatabaseSession
 from penstock.stores.postgres.dependencies import PostgresDependencyRows
@@ -36,10 +38,10 @@ from penstock.stores.postgres.submit import RowCache, SubmitBatcher, defer_named
 
 
 class GroupRow(NamedTuple):
-    """A changed batch or array. `has_released`: jobs that waited for it have become ready."""
+    """A changed batch or array. `released`: jobs that waited for it and have become ready."""
 
     group: JobGroup | None
-    has_released: bool = False
+    released: Sequence[NewHead] = ()
 
 
 def add_group(session: DatabaseSession, group: JobGroup) -> None:
@@ -112,7 +114,7 @@ def change_group(
     resolve(dependencies, [move])
     effects.defer(session, rows.classes)
     dependencies.defer()
-    return GroupRow(change.group, dependencies.has_released)
+    return GroupRow(change.group, dependencies.released)
 
 
 # arrays
@@ -143,7 +145,8 @@ class PostgresArrayRows:
         self._session, self._cache, self._writes, self.now = session, cache, writes, now
         records = map(array_from, rows)
         self.records = {record.array.array_id: record for record in records}
-        self.has_made_jobs = self.has_released = False
+        #: The new jobs, one for each array, and the released ones.
+        self.new_heads: list[NewHead] = []
         self._queued: Counter[AddonId] | None = None
 
     def record(self, array_id: JobId) -> ArrayRecord | None:
@@ -177,14 +180,16 @@ class PostgresArrayRows:
             writes=self._writes,
             now=self.now,
         )
-        self.has_released |= changed.has_released
+        self.new_heads += changed.released
 
     def write(self, change: ArrayChange, *, is_new: bool) -> None:
         record = change.record
         if change.jobs:
             jobs = list(zip(change.jobs, change.intents, strict=True))
             defer_named(self._session, self._cache, jobs, self._writes, self.now)
-            self.has_made_jobs = True
+            where = place(change.intents[0], self.now, None, self._cache.ordering)
+            key = self._cache.classes.number(where.admission_class), where.line(self.now)
+            self.new_heads.append(NewHead(key, where.turn))
         if is_new:
             self._session.defer("add_array", array_values(record))
         else:

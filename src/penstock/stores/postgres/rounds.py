@@ -50,6 +50,7 @@ from penstock.stores.common.rows import new_dispatch, spent_from
 from penstock.stores.common.writes import EventRow, StopLimit, denial_rows, start_dispatch, stop_limit
 from penstock.stores.postgres.admission_view import (
     Heads,
+    NewHead,
     PostgresAdmissionClasses,
     PostgresAdmissionView,
     ScanHint,
@@ -88,14 +89,14 @@ class StartedRound(NamedTuple):
 
 class Written(NamedTuple):
     """
-    What a transaction wrote. `answers`: to changes and completions. `started`: by each round. `has_released`:
-    whether children of ended jobs have become ready.
+    What a transaction wrote. `answers`: to changes and completions. `started`: by each round.
+    `has_new_heads`: whether it put jobs into the ready queues that may stand before others.
     """
 
     answers: list[list[bool]]
     has_events: bool
     started: Sequence[StartedRound] = ()
-    has_released: bool = False
+    has_new_heads: bool = False
 
 
 class NotLocked(Exception):
@@ -161,7 +162,7 @@ class RoundBatcher(GroupCommit):
                 self.classes, [_changes(op, now) for op in operations if not isinstance(op, Admit)]
             )
         written = self._transact(ends, admissions)
-        if isinstance(ends, Changes) or written.has_released:
+        if isinstance(ends, Changes) or written.has_new_heads:
             self.scan_hint.disturb()
         grants = iter([self._grants(started) for started in written.started])
         self._on_commit(written.has_events)
@@ -228,22 +229,24 @@ class RoundAttempt:
         first = effects = ends.judge(session, state.now, state.end_rows)
         self._need(effects.keys)
         batcher = self._batcher
-        released = False
+        new_heads: list[NewHead] = []
         if effects.with_dependencies:
             dependencies = resolve_moves(session, effects, batcher.classes, batcher.ordering.aging)
             effects.defer(session, batcher.classes)
             dependencies.defer()
-            released = dependencies.has_released
+            new_heads += dependencies.released
         else:
             effects.defer(session, batcher.classes)
         if state.arrays:
-            released |= self._advance_arrays(session, effects, state.arrays)
+            new_heads += self._advance_arrays(session, effects, state.arrays)
         started: list[StartedRound] = []
         if not admissions:
             effects.writes.accounts = state.accounts(effects.ended)
             effects.writes.defer(session)
-        if admissions and released:
-            state.look_again(session)
+        if admissions:
+            new_heads = [head for head in new_heads if not state.heads.is_before(head)]
+            if not all(map(state.heads.add, new_heads)):
+                state.look_again(session)
         for number, admission in enumerate(admissions):
             if number:
                 state = _LockedState(self._batcher, session, self._keys, admissions)
@@ -251,18 +254,18 @@ class RoundAttempt:
             started.append(self._round(session, admission, state, effects))
             effects.writes.defer(session)
         session.waits_for_commit = len(ends) > 0 or session.writes
-        return Written(first.answers, session.has_events, started, released)
+        return Written(first.answers, session.has_events, started, bool(new_heads))
 
-    def _advance_arrays(self, session: DatabaseSession, effects: Effects, rows: Sequence[Any]) -> bool:
-        """
-        Advance the arrays of jobs that ended. True: they made jobs, or released jobs that waited for them.
-        """
+    def _advance_arrays(
+        self, session: DatabaseSession, effects: Effects, rows: Sequence[Any]
+    ) -> list[NewHead]:
+        """Advance the arrays of jobs that ended."""
         cache = self._batcher.rows
         arrays = PostgresArrayRows(session, rows, cache, effects.writes, effects.now)
         for record in arrays.records.values():
             self._need(set(), admission_class_of(record.array.member_intent))
         advance_arrays(arrays, effects.moves)
-        return arrays.has_made_jobs or arrays.has_released
+        return arrays.new_heads
 
     def _round(
         self, session: DatabaseSession, admission: Admit, state: _LockedState, effects: Effects
@@ -301,7 +304,8 @@ class RoundAttempt:
         heads = changed_heads(result)
         if not heads:
             return set()
-        return heads.keys() - {no for (no,) in session.execute("lock_heads", columns(list(heads.items())))}
+        [locked] = session.flush(("lock_heads", columns(list(heads.items()))))
+        return heads.keys() - {no for (no,) in locked}
 
 
 class _LockedState:
@@ -336,8 +340,11 @@ class _LockedState:
             views = [("step_into_line", {"now": given_now, "most": STEPS}), look]
             if spending:
                 views.append(("spent", periods))
-        self.now, answers = batcher.database.lock(session, *first, *of_arrays, *ledger, *views)
-        self.end_rows, answers = answers[: len(first)], answers[len(first) :]
+        behind = [] if ends is None else ends.calls_behind_locks()
+        self.now, answers = batcher.database.lock(session, *first, *of_arrays, *ledger, *views, *behind)
+        until = len(answers) - len(behind)
+        self.end_rows = [*answers[: len(first)], *answers[until:]]
+        answers = answers[len(first) : until]
         self.arrays = answers.pop(0) if of_arrays else []
         self._ledger, self._accounts, *rows = answers
         self._scan_hint = batcher.scan_hint
@@ -349,7 +356,7 @@ class _LockedState:
             self._spent = spent_from(chain.from_iterable(spent), periods["day"])
 
     def look_again(self, session: DatabaseSession) -> None:
-        """Read the heads behind the deferred statements: the first round must see the released jobs."""
+        """Write what is deferred and read the heads again: the first round must see all new jobs."""
         most, look = self._scan_hint.call(0)
         [heads] = session.flush(look)
         self._read_heads(heads, most, look)

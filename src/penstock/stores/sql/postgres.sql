@@ -620,12 +620,6 @@ WHERE name = %(name)s;
 -- name: remove_schedule
 DELETE FROM penstock.schedule WHERE name = %(name)s;
 
--- name: dispatches_with_dependencies
--- The jobs of these dispatches for which others wait. It runs after the locks of the dispatches: a child that is submitted later finds the locks,
--- and waits for this transaction.
-SELECT DISTINCT parent FROM penstock.dependency WHERE status = 'open'
-AND parent = ANY(ARRAY(SELECT job_no FROM penstock.dispatch WHERE dispatch_id = ANY(%(ids)s::text[]) AND job_no IS NOT NULL));
-
 -- name: jobs_with_dependencies
 -- The jobs for which others wait, those that may wait for others, and members of batches.
 SELECT no FROM penstock.job WHERE EXISTS (SELECT 1 FROM penstock.dependency WHERE status = 'open' UNION ALL SELECT 1 FROM penstock.dependency WHERE child > 4611686018427387904)
@@ -656,30 +650,39 @@ parent (job_id, no) AS (
     SELECT group_id, no FROM penstock.job_group WHERE group_id = ANY(%(parents)s::text[]))
 SELECT w.group_id, p.job_id FROM waiting w JOIN parent p ON p.no = w.no WHERE p.job_id <> w.group_id;
 
+-- name: parents_that_end
+-- Jobs and groups by number, each with the last child that was resolved; and the jobs of dispatches, which are locked: a child that is submitted later
+-- finds the locks, and waits for this transaction.
+(SELECT no, after FROM unnest(%(nos)s::bigint[], %(after)s::bigint[]) AS given (no, after)
+ UNION ALL SELECT job_no, 0 FROM penstock.dispatch WHERE dispatch_id = ANY(%(ids)s::text[]) AND job_no IS NOT NULL)
+
 -- name: lock_children
 -- Locks the rows that `children` returns: the jobs, then their rows in the queue. No transaction adds a child to a locked parent.
 WITH locked AS MATERIALIZED (
     SELECT no FROM penstock.job WHERE no = ANY(ARRAY(
-        SELECT d.child FROM unnest(%s::bigint[], %s::bigint[]) AS ended (no, after) CROSS JOIN LATERAL (
+        SELECT d.child FROM @parents_that_end AS ended CROSS JOIN LATERAL (
             SELECT d.child FROM penstock.dependency d CROSS JOIN LATERAL (SELECT FROM penstock.queue WHERE no = d.child OFFSET 0) AS q
-            WHERE d.parent = ended.no AND d.status = 'open' AND d.child > ended.after ORDER BY d.child LIMIT %s) AS d))
+            WHERE d.parent = ended.no AND d.status = 'open' AND d.child > ended.after ORDER BY d.child LIMIT %(most)s) AS d))
     ORDER BY no FOR UPDATE)
 SELECT no FROM penstock.queue WHERE no = ANY(ARRAY(SELECT no FROM locked)) ORDER BY no FOR UPDATE;
 
 -- name: lock_groups_of
 -- Locks the groups of which these jobs and groups are members.
 @group_columns WHERE g.no = ANY(ARRAY(
-    SELECT child FROM penstock.dependency WHERE parent = ANY(%s::bigint[]) AND status = 'open' AND child > 4611686018427387904))
+    SELECT d.child FROM @parents_that_end AS ended JOIN penstock.dependency d ON d.parent = ended.no
+    WHERE d.status = 'open' AND d.child > 4611686018427387904))
 ORDER BY g.no FOR UPDATE;
 
 -- name: children
 -- The queued children of parents that ended, and the batches of which these are members. A failed child is judged again when it is retried.
-SELECT d.parent, '', '', d.child, d.job_id, d.condition, d.if_unmet, d.unmet, d.events
-FROM unnest(%s::bigint[], %s::bigint[]) AS ended (no, after) CROSS JOIN LATERAL (
-    SELECT d.parent, d.child, coalesce(q.job_id, g.group_id) AS job_id, d.condition, d.if_unmet, coalesce(q.unmet, 0) AS unmet, coalesce(q.events, 0) AS events
+SELECT d.parent, '', '', d.child, d.job_id, d.condition, d.if_unmet, d.unmet, d.events,
+       d.class_no, d.ready_at, d.urgent_at, d.priority, d.fence, d.expected_sec, d.passed_at, d.denied, d.max_runtime_sec, d.max_active_sec, d.active
+FROM @parents_that_end AS ended CROSS JOIN LATERAL (
+    SELECT d.parent, d.child, coalesce(q.job_id, g.group_id) AS job_id, d.condition, d.if_unmet, coalesce(q.unmet, 0) AS unmet, coalesce(q.events, 0) AS events,
+           q.class_no, q.ready_at, q.urgent_at, q.priority, q.fence, q.expected_sec, q.passed_at, q.denied, q.max_runtime_sec, q.max_active_sec, q.active
     FROM penstock.dependency d LEFT JOIN LATERAL (SELECT * FROM penstock.queue WHERE no = d.child OFFSET 0) AS q ON true
     LEFT JOIN LATERAL (SELECT * FROM penstock.job_group WHERE no = d.child OFFSET 0) AS g ON true
-    WHERE d.parent = ended.no AND d.status = 'open' AND d.child > ended.after AND coalesce(q.no, g.no) IS NOT NULL ORDER BY d.child LIMIT %s) AS d
+    WHERE d.parent = ended.no AND d.status = 'open' AND d.child > ended.after AND coalesce(q.no, g.no) IS NOT NULL ORDER BY d.child LIMIT %(most)s) AS d
 ORDER BY d.parent, d.child;
 
 -- name: memberships
