@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from difflib import get_close_matches
 from functools import partial
+from itertools import starmap
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -54,6 +55,7 @@ from penstock.stores.api import (
     Complete,
     CompletedDispatch,
     Grant,
+    JobResults,
     Query,
     Receipt,
     Renew,
@@ -422,7 +424,7 @@ class JobService:
         start now.
         """
         leased = self._lease_reserved(kinds, limit, worker)
-        claimed = self.granted(with_jobs(self._store, leased)) if leased else []
+        claimed = self.granted(starmap(Grant, with_jobs(self._store, leased))) if leased else []
         if len(claimed) < limit:
             admit = self._dispatcher.claim(kinds, limit - len(claimed), worker)
             claimed += self.granted(committed(self._store, admit))
@@ -444,7 +446,7 @@ class JobService:
                     continue
         return leases
 
-    def granted(self, grants: Iterable[tuple[Dispatch, Job | None]]) -> list[GrantedJob]:
+    def granted(self, grants: Iterable[Grant]) -> list[GrantedJob]:
         """The leased jobs among the grants, with all that their workers need."""
         return [
             GrantedJob(
@@ -452,21 +454,22 @@ class JobService:
                 d,
                 1 if d.fence == 1 else job.attempt,
                 None if d.fence == 1 else self._store.checkpoint(job.job_id),
-                self._parents(job) if job.intent.after else None,
+                self._parents(job, results) if job.intent.after else None,
             )
-            for d, job in grants
+            for d, job, results in grants
             if job is not None
         ]
 
-    def _parents(self, job: Job) -> str:
+    def _parents(self, job: Job, results: JobResults) -> str:
         """
         The states and results of a job's parents, as JSON. When they get too large together, further results
-        are null. A batch stands for its members.
+        are null. A batch stands for its members. `results`: those that came with the grant.
         """
         ids: list[JobId] = []
         for dependency in job.intent.after:
             ids += self._members(dependency.job_id) if is_batch_id(dependency.job_id) else [dependency.job_id]
-        results = self._store.job_results(ids)
+        if not results.keys() >= {*ids}:
+            results = self._store.job_results(ids)
         room, texts = MAX_PAYLOAD, []
         for job_id in ids:
             state, result = results.get(job_id, (None, None))
@@ -619,7 +622,7 @@ class JobService:
             log.exception("a claim failed; the reported ends are written, and nothing is claimed")
             grants = []
         if prepared is None or grants is not preview:
-            prepared = prepare(self.granted([*with_jobs(self._store, leased), *grants]))
+            prepared = prepare(self.granted([*starmap(Grant, with_jobs(self._store, leased)), *grants]))
         return self._ended(reports, done), prepared
 
     def _completed(

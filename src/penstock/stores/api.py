@@ -44,6 +44,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from msgspec import Struct, field
@@ -185,14 +186,19 @@ class Terms(Struct, frozen=True):
     worker: str = ""
 
 
+#: The state of each job, and the result of a job that is DONE.
+JobResults: TypeAlias = Mapping[JobId, tuple[JobState, str | None]]
+
+
 class Grant(NamedTuple):
     """
     A dispatch that a round started. `job`: as the round left it; None for a reservation and for a lease
-    without a job.
+    without a job. `parents`: the states and results of parents, if the store has read them with the start.
     """
 
     dispatch: Dispatch
     job: Job | None = None
+    parents: JobResults = MappingProxyType({})
 
 
 class CompletedDispatch(NamedTuple):
@@ -625,8 +631,8 @@ class Reads(Protocol):
         """In one read; those that do not exist are left out."""
         ...
 
-    def job_results(self, job_ids: Sequence[JobId]) -> dict[JobId, tuple[JobState, str | None]]:
-        """The state of each job, and the result of a job that is DONE; jobs that do not exist are left out."""
+    def job_results(self, job_ids: Sequence[JobId]) -> JobResults:
+        """Of the jobs that exist."""
         ...
 
     def attempts(self, job_id: JobId) -> list[Dispatch]: ...

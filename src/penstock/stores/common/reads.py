@@ -26,7 +26,7 @@ from penstock.core.jobs.load import Host
 from penstock.core.jobs.schedules import ScheduleRecord
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import AddonId, DispatchId, JobId, Moment, dispatch_id_of
-from penstock.stores.api import Addon, Due, Learned, Overdue, WaitingWork
+from penstock.stores.api import Addon, Due, JobResults, Learned, Overdue, WaitingWork
 from penstock.stores.common.rows import (
     ADMISSION_CLASS,
     array_from,
@@ -182,8 +182,8 @@ class SqlReads(ABC, Generic[S]):
         rows = self._dispatch_rows(session, dispatch_ids)
         return {each.dispatch_id: each for each in self.classes.dispatches(session, rows)}
 
-    def job_results(self, job_ids: Sequence[JobId]) -> dict[JobId, tuple[JobState, str | None]]:
-        def read(session: S) -> dict[JobId, tuple[JobState, str | None]]:
+    def job_results(self, job_ids: Sequence[JobId]) -> JobResults:
+        def read(session: S) -> JobResults:
             rows = session.execute("job_results", {"ids": session.array(job_ids)})
             return {job_id: (JobState(state), result) for job_id, state, result in rows}
 

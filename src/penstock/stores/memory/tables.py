@@ -48,6 +48,7 @@ from penstock.stores.api import (
     Addon,
     Clock,
     Due,
+    JobResults,
     Learned,
     Overdue,
     Query,
@@ -205,7 +206,7 @@ class MemoryTables:
         with self._lock:
             return {each: self._dispatches[each] for each in dispatch_ids if each in self._dispatches}
 
-    def job_results(self, job_ids: Sequence[JobId]) -> dict[JobId, tuple[JobState, str | None]]:
+    def job_results(self, job_ids: Sequence[JobId]) -> JobResults:
         with self._lock:
             jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
             return {job.job_id: (job.state, self._result(job)) for job in jobs}

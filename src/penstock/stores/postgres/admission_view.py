@@ -111,6 +111,8 @@ class Heads:
         self.most, self.everything = most, everything
         self.took_sec = rows[-1][2] / 1_000_000
         self.queues: dict[QueueKey, list[Any]] = defaultdict(list)
+        #: The numbers of added jobs.
+        self.added: set[int] = set()
         for row in rows[:-1]:
             self.queues[row[:_NO]].append(row)
 
@@ -124,9 +126,11 @@ class Heads:
 
     def add(self, new: NewHead) -> bool:
         """Add a job that is not written yet. False: it must be written, and then all heads read again."""
-        if new.row is not None:
-            insort(self.queues[new.key], new.row, key=_position)
-        return new.row is not None
+        if new.row is None:
+            return False
+        insort(self.queues[new.key], new.row, key=_position)
+        self.added.add(new.row[_NO])
+        return True
 
 
 class ScanHint:

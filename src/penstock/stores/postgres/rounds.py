@@ -20,7 +20,8 @@ jobs for the claimant while the server works.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import chain, groupby
 from operator import attrgetter
@@ -81,10 +82,14 @@ STEPS: Final = 5_000
 
 
 class StartedRound(NamedTuple):
-    """What a round started; complete when the transaction is. `jobs`: the leased ones."""
+    """
+    What a round started; complete when the transaction is. `jobs`: the leased ones. `parents`: the results of
+    their parents by the number of the job, for jobs that were released in the same transaction.
+    """
 
     dispatches: list[Dispatch]
     jobs: dict[JobId, Job]
+    parents: dict[int, dict[JobId, tuple[JobState, str | None]]]
 
 
 class Written(NamedTuple):
@@ -198,7 +203,8 @@ class RoundBatcher(GroupCommit):
         jobs = started.jobs
         if missing := [job_id for job_id in leased if job_id not in jobs]:
             jobs |= {job.job_id: job for job in self._read_jobs(missing)}
-        return [Grant(d, None if d.job_id is None else jobs.get(d.job_id)) for d in started.dispatches]
+        granted = [(d, None if d.job_id is None else jobs.get(d.job_id)) for d in started.dispatches]
+        return [Grant(d, job, {} if job is None else started.parents.get(job.no, {})) for d, job in granted]
 
 
 def _changes(operation: Operation[Any], now: Moment) -> Sequence[Change]:
@@ -288,7 +294,8 @@ class RoundAttempt:
             without |= lost
         batcher.scan_hint.has_run(view.most_pulled, len(heads.queues))
         effects.writes.accounts = ledger.accounts
-        return _Start(batcher, session, effects.writes, admission, state.now).write(result)
+        start = _Start(batcher, session, effects.writes, admission, state.now, released=heads.added)
+        return start.write(result)
 
     def _need(self, keys: set[Key], new_class: AdmissionClass | None = None) -> None:
         if not keys <= self._keys or (
@@ -403,10 +410,14 @@ class _Start:
         writes: PostgresWriteBatch,
         admission: Admit,
         now: Moment,
+        *,
+        released: Collection[int],
     ) -> None:
+        """`released`: the numbers of jobs that had parents until this transaction."""
         self._batcher, self._session, self._writes, self._now = batcher, session, writes, now
+        self._released = released
         self._admit, self._host, self._terms = admission, admission.host, admission.terms
-        self._started = StartedRound([], {})
+        self._started = StartedRound([], {}, defaultdict(dict))
 
     def write(self, result: RoundResult) -> StartedRound:
         denied = denial_rows(result, self._now, self._writes.note)
@@ -432,6 +443,8 @@ class _Start:
         }
         if picks:
             self._session.defer_rows("start_jobs", common | _heads(result, limits), self._keep)
+        if released := [pick.waiting.no for pick in picks if pick.waiting.no in self._released]:
+            self._session.defer_rows("results_of_parents", {"nos": array(released)}, self._keep_parents)
         standalone = (
             None
             if result.standalone_lease is None
@@ -456,6 +469,10 @@ class _Start:
     def _keep(self, rows: list[Any]) -> None:
         jobs = self._batcher.classes.jobs(self._session, rows)
         self._started.jobs.update((job.job_id, job) for job in jobs)
+
+    def _keep_parents(self, rows: list[Any]) -> None:
+        for child_no, job_id, state, result in rows:
+            self._started.parents[child_no][job_id] = JobState(state), result
 
     def _start_standalone(self, admission_class: AdmissionClass, common: dict[str, Any]) -> DispatchId:
         """Defer a lease without a job. Returns its id."""

@@ -481,6 +481,12 @@ FROM penstock.queue q WHERE q.line > 0 AND q.no = ANY(%(nos)s::bigint[]);
 SELECT j.job_id, j.state, d.result FROM penstock.job_full j
 LEFT JOIN penstock.dispatch d ON d.dispatch_id = j.job_id || '.' || j.fence AND j.state = 'DONE' WHERE j.job_id = ANY(%(ids)s::text[]);
 
+-- name: results_of_parents
+-- As `job_results`, for the parents of these jobs.
+SELECT d.child, j.job_id, j.state, a.result FROM penstock.dependency d
+CROSS JOIN LATERAL (SELECT * FROM penstock.job_full WHERE no = d.parent OFFSET 0) AS j
+LEFT JOIN penstock.dispatch a ON a.dispatch_id = j.job_id || '.' || j.fence AND j.state = 'DONE' WHERE d.child = ANY(%(nos)s::bigint[]);
+
 -- name: attempts
 @dispatch_columns WHERE d.dispatch_id > %(job_id)s || '.' AND d.dispatch_id < %(job_id)s || '/' ORDER BY d.fence;
 
