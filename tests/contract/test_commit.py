@@ -81,6 +81,18 @@ def test_operations_take_effect_in_their_order(kit, wait):
     assert ([True], [False], [None]) == (ended, again, beat)
 
 
+def test_a_job_that_goes_back_to_the_queue_is_seen_by_the_claim_behind_it(kit):
+    kit.submit(1)
+    [first] = committed(kit.store, claim())
+    released = end(
+        first.job, first.dispatch, EndReason.RELEASED, kit.now, schedules=Schedules(), ordering=Ordering()
+    )
+    [applied], [second] = answers(kit.store.commit(Apply([released]), claim()))
+
+    assert applied
+    assert (first.dispatch.job_id, 2) == (second.dispatch.job_id, second.dispatch.fence)
+
+
 def test_what_a_worker_has_done_makes_room_for_what_it_claims(kit):
     kit.submit(2, cost_units=60)
     [first] = committed(kit.store, claim())

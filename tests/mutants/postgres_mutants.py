@@ -49,6 +49,14 @@ MUTANTS = [
         ("tests/postgres/test_turns.py",),
     ),
     Mutant(
+        "postgres: a round does not see the jobs that its transaction requeues",
+        "penstock/stores/postgres/rounds.py",
+        "RoundAttempt.run",
+        "new_heads.append(UNKNOWN_HEAD)",
+        "pass",
+        ("tests/contract/test_commit.py", "-k", "postgres"),
+    ),
+    Mutant(
         "postgres: a start that comes with a refusal is written the short way",
         "penstock/stores/postgres/changes.py",
         "PostgresWriteBatch.defer",

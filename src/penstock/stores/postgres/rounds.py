@@ -50,6 +50,7 @@ from penstock.stores.common.group_commit import GroupCommit, answered
 from penstock.stores.common.rows import new_dispatch, spent_from
 from penstock.stores.common.writes import EventRow, StopLimit, denial_rows, start_dispatch, stop_limit
 from penstock.stores.postgres.admission_view import (
+    UNKNOWN_HEAD,
     Heads,
     NewHead,
     PostgresAdmissionClasses,
@@ -245,19 +246,23 @@ class RoundAttempt:
             effects.defer(session, batcher.classes)
         if state.arrays:
             new_heads += self._advance_arrays(session, effects, state.arrays)
+        if any(place.line(state.now) for place in effects.places.values()):  # requeued
+            new_heads.append(UNKNOWN_HEAD)
         started: list[StartedRound] = []
         if not admissions:
             effects.writes.accounts = state.accounts(effects.ended)
             effects.writes.defer(session)
+        without = effects.moved_numbers
         if admissions:
             new_heads = [head for head in new_heads if not state.heads.is_before(head)]
             if not all(map(state.heads.add, new_heads)):
                 state.look_again(session)
+                without = set()
         for number, admission in enumerate(admissions):
             if number:
-                state = _LockedState(self._batcher, session, self._keys, admissions)
+                state, without = _LockedState(self._batcher, session, self._keys, admissions), set()
                 effects = Effects(state.now)
-            started.append(self._round(session, admission, state, effects))
+            started.append(self._round(session, admission, state, effects, without))
             effects.writes.defer(session)
         session.waits_for_commit = len(ends) > 0 or session.writes
         return Written(first.answers, session.has_events, started, bool(new_heads))
@@ -274,13 +279,20 @@ class RoundAttempt:
         return arrays.new_heads
 
     def _round(
-        self, session: DatabaseSession, admission: Admit, state: _LockedState, effects: Effects
+        self,
+        session: DatabaseSession,
+        admission: Admit,
+        state: _LockedState,
+        effects: Effects,
+        without: set[int],
     ) -> StartedRound:
-        """Run one round. `effects`: of the ends in this transaction, which may not be written yet."""
+        """
+        Run one round. `effects`: of the ends in this transaction, which may not be written yet. `without`: the
+        numbers of jobs whose rows they change.
+        """
         batcher, host, heads = self._batcher, admission.host, state.heads
         classes = batcher.classes.read(session, {no for no, _ in heads.queues})
         self._need({key for no, _ in heads.queues for key in keys_of(classes[no])})
-        without = effects.moved_numbers
         while True:
             ledger = state.ledger(host, effects.ended)
             view = PostgresAdmissionView(

@@ -14,8 +14,7 @@ transaction (`common/group_commit.py`).
 There are three writers because a round locks the ledger until the disk has synced: a submit or a heartbeat in
 the same transaction would wait for the rounds of all other hosts. So a commit of operations for several
 writers becomes several transactions, one after the other: `commit(Submit, Admit)` writes the jobs, and then a
-round sees them. A job that an `Apply` requeues is first seen by the next round, not by one in the same
-transaction. Maintenance (`maintenance.py`) is rare, and the calling thread writes it.
+round sees them. Maintenance (`maintenance.py`) is rare, and the calling thread writes it.
 
 Each transaction locks and reads in its first round trip, decides in Python, and writes with its COMMIT in
 the second (`database.py`). All moments come from the server's clock. After a commit with events the process
