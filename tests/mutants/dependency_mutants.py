@@ -253,6 +253,22 @@ MUTANTS = [
         ("tests/server/test_dependencies.py",),
     ),
     Mutant(
+        "dependencies: results that did not come with the grant are not read",
+        "penstock/scheduler/job_service.py",
+        "JobService._parents",
+        "if not results.keys() >= {*ids}:",
+        "if False:",
+        ("tests/library/test_dependencies.py",),
+    ),
+    Mutant(
+        "dependencies: results of parents come with no grant on PostgreSQL",
+        "penstock/stores/postgres/rounds.py",
+        "_Start._start",
+        "if pick.waiting.no in self._released",
+        "if False",
+        ("tests/postgres/test_turns.py", "-k", "results"),
+    ),
+    Mutant(
         "dependencies: results of parents are read before they are on disk",
         "penstock/scheduler/job_service.py",
         "_needs_no_reads",

@@ -218,6 +218,16 @@ def test_a_child_starts_two_round_trips_after_the_end_of_its_parent(store, asked
     ]
 
 
+def test_the_results_of_parents_come_with_the_start_of_a_released_child(store):
+    dispatch, child = family(store, waiting=1)
+    done = Complete([CompletedDispatch(dispatch.dispatch_id, "[1, 2]")])
+    _, granted = store.commit(done, Admit("here", decider(90)), wait=True)
+    [grant] = granted.result()
+
+    assert child == grant.dispatch.job_id
+    assert {dispatch.job_id: (JobState.DONE, "[1, 2]")} == grant.parents
+
+
 @pytest.mark.parametrize("waiting", [1, 20])
 def test_released_children_start_in_the_order_of_the_queue(store, asked, waiting):
     """With many waiting jobs, the last child stands behind those that the round has read when it releases it."""
