@@ -191,6 +191,33 @@ def test_the_claimers_own_commit_is_no_reason_to_claim_again(job_runner, service
     assert [[]] == service.commits
 
 
+def test_the_drivers_own_commit_is_no_reason_to_claim_again(job_runner, service):
+    service.before = job_runner.on_commit
+    job_runner.finish(running(job_runner, "first"), DONE)
+    for _ in range(2):
+        job_runner.step(NOW)
+    assert [["first"]] == service.commits
+
+    job_runner.step(NOW)  # woken for another reason
+    assert [["first"], []] == service.commits
+
+
+def test_the_driver_claims_again_after_a_commit_that_did_not_claim(job_runner, service):
+    """A failed job, for example, is requeued by a commit behind that of the claim."""
+    finish_exchange = service.finish_exchange
+
+    def finish_and_requeue(*args):
+        job_runner.on_commit()
+        return finish_exchange(*args)
+
+    service.before, service.finish_exchange = job_runner.on_commit, finish_and_requeue
+    job_runner.finish(running(job_runner, "first"), DONE)
+    for _ in range(2):
+        job_runner.step(NOW)
+
+    assert [["first"], []] == service.commits
+
+
 def test_where_the_claim_of_a_thread_fails_the_driver_claims(job_runner, service, tasks):
     service.error = StoreFailed("away", kind="away")
     job_runner.on_commit()

@@ -82,9 +82,10 @@ class JobRunner:
         #: When a claim last got fewer jobs than it asked for, and so all that were ready.
         self._emptied_at: Moment = 0
         self._closing = self._woken = False
-        #: Whether a thread of the executor was sent to claim; the id of that thread while it claims; whether
-        #: its claim has seen all commits so far.
-        self._claimer_sent, self._claimer, self._claimer_saw_all = False, 0, False
+        #: Whether a thread of the executor was sent to claim; the id of the thread that commits a claim now.
+        self._claimer_sent, self._committer = False, 0
+        #: Whether this wakes the driver after a claim of its own; whether that claim may have missed a commit.
+        self._wakes_after_claim = self._missed = False
         self._idle = Condition()
         #: Held during a claim, by the driver or with a submit: from the count of free places until they are
         #: taken.
@@ -111,8 +112,8 @@ class JobRunner:
             self.executors.wake_threads()
         if plan.again_at is not None and not (plan.report or plan.claim):
             return plan.again_at  # probably woken by its own commit; the end of the batch wakes it again
-        saw_all, self._claimer_saw_all = self._claimer_saw_all, False
-        if not self.ended and saw_all:
+        woken_after_claim, self._wakes_after_claim = self._wakes_after_claim, False
+        if not self.ended and woken_after_claim and not self._missed:
             return now + (SOON if self.waiting else self._tick)
         if not self.ended and now < self._emptied_at + SOON:
             return self._emptied_at + SOON  # probably woken by its own commit
@@ -127,14 +128,16 @@ class JobRunner:
         them, which is faster than waking the driver first. The driver is woken afterwards, because other
         parts may wait for the change.
         """
+        is_own = get_ident() == self._committer
+        if not is_own:
+            self._missed = True
         idle = self.free > 0 and not (self.waiting or self.ended or self._closing)
         if idle and not self._claimer_sent and not self._claiming.locked():
             self._claimer_sent = True
             if self.executors.run_soon(self._claim_here):
                 return
             self._claimer_sent = False
-        if get_ident() != self._claimer:  # a commit of another thread, which the claimer may have missed
-            self._claimer_saw_all = False
+        self._wakes_after_claim |= is_own
         self._wake()
 
     def _claim_here(self) -> None:
@@ -143,19 +146,17 @@ class JobRunner:
         logs.
         """
         started = 0
-        self._claimer, self._claimer_saw_all = get_ident(), True
         try:
             if self._claiming.acquire(blocking=False):
                 try:
                     started = self._exchange(here=True)
                 finally:
                     self._claiming.release()
-            else:
-                self._claimer_saw_all = False
-        except Exception:  # noqa: BLE001  # the driver gets the same error
-            self._claimer_saw_all = False
+                self._wakes_after_claim = True
+        except Exception:  # noqa: BLE001, S110  # the driver gets the same error
+            pass
         finally:
-            self._claimer, self._claimer_sent = 0, False
+            self._claimer_sent = False
             if not started:  # else its commit has woken the driver
                 self._wake()
 
@@ -190,9 +191,13 @@ class JobRunner:
                 if not plan.claim or self._closing or not self._functions:
                     self._report(ended)
                     break
-                pending = self._job_service.exchange_soon(
-                    _reports(ended), self.kinds, plan.claim, self._name, wait=self.batching.expensive
-                )
+                self._committer, self._missed = get_ident(), False
+                try:
+                    pending = self._job_service.exchange_soon(
+                        _reports(ended), self.kinds, plan.claim, self._name, wait=self.batching.expensive
+                    )
+                finally:
+                    self._committer = 0
                 ready, claimed = claimed, []
                 self._give(ready)
                 states, claimed = self._job_service.finish_exchange(pending, self._attempts)
@@ -201,6 +206,9 @@ class JobRunner:
                 self._emptied_at = self._now() if 0 < len(claimed) < plan.claim else 0
                 if len(self.ended) < max(1, len(claimed)):
                     break
+        except BaseException:
+            self._wakes_after_claim = False
+            raise
         finally:
             self._give(claimed, here=here)
         return started
