@@ -15,6 +15,7 @@ from penstock import current_job
 from penstock.core.errors import NotFound
 from penstock.core.jobs.dependencies import Dependency
 from penstock.core.jobs.types import SECOND, EndReason
+from penstock.runner.job import main as report
 from penstock.stores.api import SetAddon, committed
 from tests import SOURCES
 from tests.waiting import LONG, alive, until
@@ -29,7 +30,7 @@ def test_a_function_tells_how_far_it_is_and_saves_where_it_is(plant):
 
     assert json.loads(plant.settled(job).result) == [job, {"at": 3}]
     assert plant.store.checkpoint(job) == '{"at":3}'
-    assert plant.output(job)["log"] == "half way"
+    assert plant.output(job)["log"] == "half way\n"
     assert ("CHECKPOINT", "") in plant.events(job)
 
 
@@ -56,11 +57,11 @@ def test_progress_is_told_while_the_job_runs(plant, tmp_path):
 
 
 def test_a_command_says_the_same_through_its_environment(plant):
-    script = f"{JOB} checkpoint && {JOB} checkpoint '[1, 2]' && {JOB} checkpoint && {JOB} log two words; {JOB} should-yield; echo $?"
+    script = f"{JOB} checkpoint && {JOB} checkpoint '[1, 2]' && {JOB} checkpoint && {JOB} log two words; {JOB} progress 0.5 half; {JOB} should-yield; echo $?"
     job = plant.submit("shell", {"script": script})
 
     plant.settled(job)
-    assert plant.output(job) == {"stdout": "[1, 2]\n1\n", "stderr": "", "log": "two words"}
+    assert plant.output(job) == {"stdout": "[1, 2]\n1\n", "stderr": "", "log": "two words\n50 %: half\n"}
     assert plant.store.checkpoint(job) == "[1, 2]"
 
 
@@ -258,3 +259,21 @@ def test_a_worker_of_ours_that_is_stopped_does_not_outlive_its_attempt(plant, tm
     assert not alive(pid)
     plant.job_service.cancel(job)
     plant.until(job, "CANCELED")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["spend"], "penstock: write `penstock job spend 0.25`; `penstock job --help` explains it\n"),
+        (
+            ["heartbeat", "1"],
+            (
+                "penstock: there is no `penstock job heartbeat`, only checkpoint, parents, progress, spend, log,"
+                " should-yield, yield; `penstock job --help` explains it\n"
+            ),
+        ),
+    ],
+)
+def test_a_wrong_report_of_a_command_is_refused_in_one_line(words, error, capsys):
+    assert report(words) == 2
+    assert capsys.readouterr().err == error

@@ -166,7 +166,7 @@ def test_a_function_uses_every_member_of_its_context(way, caplog):
     assert job.spent == 500_000
     assert "something is away" in attempts[0].error
     if isinstance(way, InRunner):
-        assert way.plant.output(job_id)["log"] == "50 %: a partattempt 2"
+        assert way.plant.output(job_id)["log"] == "50 %: a part\nattempt 2\n"
     elif not way.processes:
         assert f"[{job_id[-8:]}] attempt 2" in caplog.text
 

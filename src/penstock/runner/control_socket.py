@@ -93,7 +93,7 @@ class RunRequests:
     def _write_note(self, attempt: ActiveDispatch, message: Any) -> None:
         if not isinstance(message, str):
             raise Refused("message must be a text")
-        self._note(attempt, storable(message[:_MAX_MESSAGE]))
+        self._note(attempt, f"{storable(message[:_MAX_MESSAGE])}\n")
 
     def _checkpoint(self, attempt: ActiveDispatch, checkpoint: Any) -> Frame:
         if checkpoint is None:

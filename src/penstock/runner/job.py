@@ -25,9 +25,18 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 _WRONG, _UNREACHABLE = 2, 69
+_FORMS: Final = {
+    "checkpoint": "checkpoint [JSON]",
+    "parents": "parents",
+    "progress": "progress 0.5 [WORDS...]",
+    "spend": "spend 0.25",
+    "log": "log WORDS...",
+    "should-yield": "should-yield",
+    "yield": "yield",
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,10 +57,20 @@ def main(argv: Sequence[str]) -> int:
             request = {"op": "should_yield"}
         case ["yield"]:
             request = {"op": "yield"}
-        case _:
+        case []:
             sys.stderr.write(f"{(__doc__ or '').strip()}\n")
             return _WRONG
+        case [verb, *_]:
+            sys.stderr.write(f"penstock: {_wrong_usage(verb)}; `penstock job --help` explains it\n")
+            return _WRONG
     return _print_answer(request)
+
+
+def _wrong_usage(verb: str) -> str:
+    """One line: the last line of its error output is what lists show of a job that failed."""
+    if form := _FORMS.get(verb):
+        return f"write `penstock job {form}`"
+    return f"there is no `penstock job {verb}`, only {', '.join(_FORMS)}"
 
 
 def _print_answer(request: dict[str, Any]) -> int:
