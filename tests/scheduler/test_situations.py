@@ -64,12 +64,12 @@ TABLE = [
     ),
     Row(
         s.label_that_no_host_has,
-        "Waiting for 0 s. No running host has the labels gpu and large. `penstock up --set host.labels=gpu,large` changes that.",
+        "Waiting for 0 s. No running host has the labels gpu and large. A restart with `penstock up --set host.labels=gpu,large` changes that.",
         {"reason": "label_missing", "gates": ["label_missing"], "short": "waits for a host with the labels gpu and large", "next_step": "a host with the labels gpu and large takes it", "way_out": "penstock up --set host.labels=gpu,large"},
     ),
     Row(
         s.label_of_another_host,
-        "Waiting for 0 s. This host lacks the label gpu; render-1 can run it. `penstock up --set host.labels=gpu` changes that.",
+        "Waiting for 0 s. This host lacks the label gpu; render-1 can run it. A restart with `penstock up --set host.labels=gpu` changes that.",
         {"reason": "label_missing", "gates": ["label_missing"], "short": "waits for a host with the label gpu", "next_step": "a host with the label gpu takes it", "way_out": "penstock up --set host.labels=gpu"},
     ),
     Row(
@@ -84,12 +84,12 @@ TABLE = [
     ),
     Row(
         s.panic,
-        "Waiting for 0 s. The machine is overloaded (busy score 9.6 of 10, from memory). This job starts when the load drops to BUSY. Besides: It needs 10 units; 0 may be used now, because the machine is busy. `penstock up --set capacity.units=50` changes that.",
+        "Waiting for 0 s. The machine is overloaded (busy score 9.6 of 10, from memory). This job starts when the load drops to BUSY. Besides: It needs 10 units; 0 may be used now, because the machine is busy. A restart with `penstock up --set capacity.units=50` changes that.",
         {"reason": "not_quiet", "gates": ["not_quiet", "no_room"], "short": "the machine is overloaded; waits for BUSY", "next_step": "the load of the machine drops to BUSY", "way_out": "penstock up --set capacity.units=50"},
     ),
     Row(
         s.no_signal,
-        "Waiting for 0 s. The load of the machine is unknown (no fresh cpu reading), which counts as overloaded. This job starts when the load is known to be BUSY at most. Besides: It needs 10 units; 0 may be used now, because the machine is busy. `penstock up --set capacity.units=50` changes that.",
+        "Waiting for 0 s. The load of the machine is unknown (no fresh cpu reading), which counts as overloaded. This job starts when the load is known to be BUSY at most. Besides: It needs 10 units; 0 may be used now, because the machine is busy. A restart with `penstock up --set capacity.units=50` changes that.",
         {"reason": "not_quiet", "gates": ["not_quiet", "no_room"], "short": "the load of the machine is unknown (no fresh cpu reading)", "next_step": "the load of the machine drops to BUSY", "way_out": "penstock up --set capacity.units=50"},
     ),
     Row(
@@ -104,7 +104,7 @@ TABLE = [
     ),
     Row(
         s.above_the_present_capacity,
-        "Waiting for 0 s. It needs 80 units; 45 may be used now, because the machine is busy. `penstock up --set capacity.units=80` changes that.",
+        "Waiting for 0 s. It needs 80 units; 45 may be used now, because the machine is busy. A restart with `penstock up --set capacity.units=80` changes that.",
         {"reason": "no_room", "gates": ["no_room"], "short": "needs 80 units; 45 may be used now", "next_step": "the load of the machine falls, so that jobs get more units", "way_out": "penstock up --set capacity.units=80"},
     ),
     Row(
@@ -134,47 +134,47 @@ TABLE = [
     ),
     Row(
         s.all_slots,
-        "Waiting for 0 s. The only slot is taken. Job {other} counts for it. `penstock up --set caps.concurrent=2` changes that.",
+        "Waiting for 0 s. The only slot is taken. Job {other} counts for it. A restart with `penstock up --set caps.concurrent=2` changes that.",
         {"reason": "cap_reached", "gates": ["cap_reached"], "short": "the only slot is taken", "next_step": "a job that counts for this cap ends", "way_out": "penstock up --set caps.concurrent=2", "held_by": ["other"]},
     ),
     Row(
         s.cap_of_an_addon,
-        "Waiting for 0 s. Addon a has 2 in flight, its limit. Job {second} and job {first} count for it. `penstock up --set addons.a.concurrent=3` changes that.",
+        "Waiting for 0 s. Addon a has 2 in flight, its limit. Job {second} and job {first} count for it. A restart with `penstock up --set addons.a.concurrent=3` changes that.",
         {"reason": "cap_reached", "gates": ["cap_reached"], "short": "addon a is at its limit of 2", "next_step": "a job that counts for this cap ends", "way_out": "penstock up --set addons.a.concurrent=3", "held_by": ["second", "first"]},
     ),
     Row(
         s.cap_of_a_type,
-        "Waiting for 0 s. Type a/t has 1 in flight, its limit. Job {other} counts for it. `penstock up --set 'caps.types={\"a/t\"=2}'` changes that.",
+        "Waiting for 0 s. Type a/t has 1 in flight, its limit. Job {other} counts for it. A restart with `penstock up --set 'caps.types={\"a/t\"=2}'` changes that.",
         {"reason": "cap_reached", "gates": ["cap_reached"], "short": "type a/t is at its limit of 1", "next_step": "a job that counts for this cap ends", "way_out": "penstock up --set 'caps.types={\"a/t\"=2}'", "held_by": ["other"]},
     ),
     Row(
         s.cap_of_a_constraint,
-        "Waiting for 0 s. Constraint disk_write_heavy has 1 in flight, its limit. Job {other} counts for it. `penstock up --set 'caps.constraints={\"disk_write_heavy\"=2}'` changes that.",
+        "Waiting for 0 s. Constraint disk_write_heavy has 1 in flight, its limit. Job {other} counts for it. A restart with `penstock up --set 'caps.constraints={\"disk_write_heavy\"=2}'` changes that.",
         {"reason": "cap_reached", "gates": ["cap_reached"], "short": "constraint disk_write_heavy is at its limit of 1", "next_step": "a job that counts for this cap ends", "way_out": "penstock up --set 'caps.constraints={\"disk_write_heavy\"=2}'", "held_by": ["other"]},
     ),
     Row(
         s.cap_with_many_holders,
-        "Waiting for 0 s. Addon a has 4 in flight, its limit. Job {n3}, job {n2} and 2 more jobs count for it. `penstock up --set addons.a.concurrent=5` changes that.",
+        "Waiting for 0 s. Addon a has 4 in flight, its limit. Job {n3}, job {n2} and 2 more jobs count for it. A restart with `penstock up --set addons.a.concurrent=5` changes that.",
         {"reason": "cap_reached", "gates": ["cap_reached"], "short": "addon a is at its limit of 4", "next_step": "a job that counts for this cap ends", "way_out": "penstock up --set addons.a.concurrent=5", "held_by": ["n3", "n2", "n1", "n0"]},
     ),
     Row(
         s.cap_of_zero,
-        "Waiting for 0 s. Type a/t may have no job in flight: its limit is 0. `penstock up --set 'caps.types={\"a/t\"=1}'` changes that.",
+        "Waiting for 0 s. Type a/t may have no job in flight: its limit is 0. A restart with `penstock up --set 'caps.types={\"a/t\"=1}'` changes that.",
         {"reason": "cap_reached", "gates": ["cap_reached"], "short": "type a/t is at its limit of 0", "next_step": "the limit is raised", "way_out": "penstock up --set 'caps.types={\"a/t\"=1}'"},
     ),
     Row(
         s.cap_and_units,
-        "Waiting for 0 s. Type a/t has 1 in flight, its limit. Job {other} counts for it. Besides: It needs 10 units; 5 of 90 are free. `penstock up --set 'caps.types={\"a/t\"=2}'` changes that.",
+        "Waiting for 0 s. Type a/t has 1 in flight, its limit. Job {other} counts for it. Besides: It needs 10 units; 5 of 90 are free. A restart with `penstock up --set 'caps.types={\"a/t\"=2}'` changes that.",
         {"reason": "cap_reached", "gates": ["cap_reached", "no_room"], "short": "type a/t is at its limit of 1", "next_step": "a job that counts for this cap ends", "way_out": "penstock up --set 'caps.types={\"a/t\"=2}'", "held_by": ["other"]},
     ),
     Row(
         s.budget_of_the_day,
-        "Waiting for 0 s. The budget of addon a of this day is spent (1.50 of 1.50). The next day begins in about 6 h. Likely start in about 6 h. `penstock up --set addons.a.budget_day=3` changes that.",
+        "Waiting for 0 s. The budget of addon a of this day is spent (1.50 of 1.50). The next day begins in about 6 h. Likely start in about 6 h. A restart with `penstock up --set addons.a.budget_day=3` changes that.",
         {"reason": "budget_spent", "gates": ["budget_spent"], "short": "this day's budget is spent (1.50 of 1.50)", "next_step": "the next day begins", "way_out": "penstock up --set addons.a.budget_day=3"},
     ),
     Row(
         s.budget_of_the_month,
-        "Waiting for 0 s. The budget of addon a of this month is spent (1.50 of 1.00). The next month begins in about 14 days. Likely start in about 14 days. `penstock up --set addons.a.budget_month=2` changes that.",
+        "Waiting for 0 s. The budget of addon a of this month is spent (1.50 of 1.00). The next month begins in about 14 days. Likely start in about 14 days. A restart with `penstock up --set addons.a.budget_month=2` changes that.",
         {"reason": "budget_spent", "gates": ["budget_spent"], "short": "this month's budget is spent (1.50 of 1.00)", "next_step": "the next month begins", "way_out": "penstock up --set addons.a.budget_month=2"},
     ),
     Row(
@@ -319,12 +319,12 @@ TABLE = [
     ),
     Row(
         s.runner_full,
-        "Waiting for 0 s. The only slot of the runner is taken. Job {first} runs there. `penstock up --set runner.slots=2` changes that.",
+        "Waiting for 0 s. The only slot of the runner is taken. Job {first} runs there. A restart with `penstock up --set runner.slots=2` changes that.",
         {"reason": "workers_full", "gates": ["workers_full"], "short": "all slots of the runner are taken", "next_step": "a job of its worker ends", "way_out": "penstock up --set runner.slots=2", "held_by": ["first"]},
     ),
     Row(
         s.runner_disabled,
-        "Waiting for 0 s. The runner of host local is disabled (`runner.enabled = false`): it runs no commands and functions. `penstock up --set runner.enabled=true` changes that.",
+        "Waiting for 0 s. The runner of host local is disabled (`runner.enabled = false`): it runs no commands and functions. A restart with `penstock up --set runner.enabled=true` changes that.",
         {"reason": "runner_disabled", "gates": ["runner_disabled"], "short": "the runner is disabled", "next_step": "a runner or a worker that claims commands starts", "way_out": "penstock up --set runner.enabled=true"},
     ),
     Row(

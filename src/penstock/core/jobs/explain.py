@@ -203,7 +203,8 @@ def _queued(
     way_out = _way_out(job, reason, findings, retried=failure is not None)
     text = " ".join([*lead, *sentences])
     if not way_out.startswith("penstock cancel") and f"`{way_out}`" not in text:
-        text += f" `{way_out}` changes that."
+        restart = "A restart with " if way_out.startswith("penstock up --set") else ""
+        text += f" {restart}`{way_out}` changes that."
     next_at = outlook.likely_start_at if reason is None else reason.next_at() or outlook.likely_start_at
     return Explanation(
         job_id=job.job_id,
@@ -510,7 +511,9 @@ def _settled(job: Job, last: Dispatch | None, findings: Findings, now: Moment) -
     ended = "" if job.ended_at is None else f" {spelled(now - job.ended_at)} ago"
     end, raised = outcome_of(job, last)
     code, error = end or "", ""
-    if raised and code != DEADLINE_PASSED:  # its text says no more than the code
+    if (
+        raised and code != DEADLINE_PASSED and last_line(raised) != end_words(code)
+    ):  # else it repeats the code
         error = last_line(raised)
     failed = job.state in (JobState.FAILED, JobState.BLOCKED)
     failure = last_failure(job, last, findings.schedules) if failed else None
