@@ -178,7 +178,7 @@ def test_every_problem_is_told_at_once_with_key_source_and_fix(file):
         ("datadir = '/x'", "datadir", "did you mean data_dir?"),
         ("[leases]\nzzz = 3", "leases.zzz", "leases has: ttl, start_timeout, grace, fetch_for"),
         ("[addons.photos]\nwieght = 3", "addons.photos.wieght", "did you mean addons.photos.weight?"),
-        ("zzz = 1", "zzz", "remove it; `docs/settings.md` lists all settings"),
+        ("zzz = 1", "zzz", "remove it; `penstock settings` lists all settings"),
         ("leases = 3", "leases", "must be a table of settings"),
         ("[addons]\nphotos = 3", "addons.photos", "must be a table of settings"),
     ],

@@ -279,7 +279,8 @@ def _unusable(error: OSError, settings: Settings) -> str:
 def _where(settings: Settings) -> str:
     with suppress(OSError, ValueError):
         facts = json.loads(_info_file(settings).read_text())
-        return f". It listens on {' and '.join(place for place in (facts['url'], facts['socket']) if place)}"
+        places = " and ".join(place for place in (facts["url"], facts["socket"]) if place)
+        return f". It listens on {places}; `penstock stop` stops it"
     return ""
 
 
@@ -302,7 +303,9 @@ class _Stop:
     def on_signal(self, number: signal.Signals) -> None:
         if self._requested.is_set():
             os._exit(128 + number)
-        log.info("%s: stopping within %s s", number.name, self._within)
+        log.info(
+            "%s: stopping within %g s; a second signal kills running jobs at once", number.name, self._within
+        )
         # On a busy machine or during a long C call the timer's thread may not run. The kernel's timer works
         # all the same.
         if self._alarmed:

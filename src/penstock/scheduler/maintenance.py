@@ -229,7 +229,11 @@ def recover(
     data = {"holder": holder, "put_back": done.put_back, "given_time": done.given_time}
     committed(store, Apply([Change(at=store.now(), notes=(Note(EventKind.SCHEDULER_STARTED, data=data),))]))
     if here:
-        log.info("%d dispatches in flight: %d put back, %d given time", len(here), *done)
+        log.info(
+            "%d attempts were in flight: %d go back to the queue, %d may go on until their leases end",
+            len(here),
+            *done,
+        )
     return done
 
 

@@ -311,7 +311,7 @@ def _nearest(path: KeyPath, source: str) -> str:
     if near and general(path)[: near[0].count(".") + 1] == tuple(near[0].split(".")):
         return f"{near[0]} has: {', '.join(key[-1] for key in KEYS if '.'.join(key[:-1]) == near[0])}"
     if not near:
-        return "remove it; `docs/settings.md` lists all settings"
+        return "remove it; `penstock settings` lists all settings"
     name = near[0].replace("*", path[1] if len(path) > 1 else "NAME")
     if source.startswith(_PREFIX):
         name = _PREFIX + name.replace(".", "_").upper()

@@ -100,7 +100,7 @@ def parse_array(text: str) -> ArraySpec:
     at_once = None
     if percent:
         if not limit.isdecimal() or not 0 < int(limit[:10]) <= MOST_AT_ONCE:
-            raise ValueError(f"the limit behind % must be 1..{MOST_AT_ONCE}, not {limit!r:.40}")
+            raise ValueError(f"must have a limit of 1..{MOST_AT_ONCE} behind %, not {limit!r:.40}")
         at_once = int(limit)
     words = indices.split(",")
     if len(words) > MOST_RANGES:
@@ -108,7 +108,7 @@ def parse_array(text: str) -> ArraySpec:
     ranges = tuple(sorted(_range_of(word.strip()) for word in words))
     for before, after in pairwise(ranges):
         if after.first <= before.last:
-            raise ValueError(f"{before} and {after} overlap")
+            raise ValueError(f"has {before} and {after}, which overlap")
     spec = ArraySpec(tuple(_merged(ranges)), at_once)
     if spec.total > MOST_INDICES:
         raise ValueError(f"has {spec.total:,} indices; at most {MOST_INDICES:,} are allowed")
@@ -149,9 +149,9 @@ def _range_of(word: str) -> IndexRange:
         raise ValueError(f"must be {_SPEC_WORDS}, not {word!r:.40}")
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
-        raise ValueError(f"the range {word} is reversed: write {last}-{first}")
+        raise ValueError(f"has the reversed range {word}: write {last}-{first}")
     if last > LARGEST_INDEX:
-        raise ValueError(f"an index must be at most {LARGEST_INDEX}, not {last}")
+        raise ValueError(f"has index {last}; the largest is {LARGEST_INDEX}")
     return IndexRange(first, last)
 
 

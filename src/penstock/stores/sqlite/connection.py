@@ -235,7 +235,7 @@ class DispatchLock:
             other = _read_holder(self._fd)
             os.close(self._fd)
             raise DispatcherHeld(
-                f"{path.name} is dispatched by {other['holder']} (pid {other['pid']}); only one process may, others submit",
+                f"{path.name} is dispatched by {other['holder']} (pid {other['pid']}); only one process may dispatch, others submit",
                 **other,
             ) from None
         except OSError:
