@@ -365,6 +365,55 @@ def test_what_top_shows_is_to_be_had_as_json(shell):
     assert job_id in {job["job_id"] for job in answer["jobs"]}
 
 
+def test_capacity_says_that_nothing_starts_because_of_a_pause_or_a_drain(alone):
+    alone.up()
+    open_answer = alone.answer("capacity")
+    alone("pause")
+    alone("drain", "local")
+    text = alone("capacity").stdout
+    answer = alone.answer("capacity")
+
+    assert "Everything is paused: `penstock resume` ends that." in text
+    assert "local starts no more jobs: `penstock undrain local` ends that." in text
+    assert (open_answer["paused"], answer["paused"], answer["draining"]) == (False, True, True)
+
+
+def test_a_list_without_jobs_offers_to_submit_one_unless_a_filter_hides_them(alone):
+    alone.up()
+
+    assert "`penstock submit echo hello` submits one" in alone("ls").stderr
+    assert alone("ls", "--addon", "mail").stderr == "No matching jobs.\n"
+
+
+def test_logs_without_output_say_why(shell):
+    waiting = shell("submit", "--not-before", "+3h", "--", "true").stdout.strip()
+    silent = shell.submit("true")
+    shell("wait", silent)
+
+    assert (
+        shell("logs", waiting).stderr
+        == f"{waiting[-8:]} has not been started yet: penstock logs -f {waiting[-8:]}\n"
+    )
+    assert shell("logs", silent).stderr == f"{silent[-8:]} printed nothing.\n"
+    shell("cancel", waiting)
+    assert shell("logs", waiting).stderr == f"{waiting[-8:]} was never started.\n"
+
+
+def test_followed_events_begin_with_as_many_earlier_ones_as_asked_for(shell):
+    job_id = shell("submit", "--not-before", "+3h", "--", "true").stdout.strip()
+    shell("cancel", job_id)
+    following = subprocess.Popen(
+        [*PENSTOCK, "events", "-f", "-n", "2"], env=shell.env, stdout=subprocess.PIPE, text=True
+    )
+    lines = [following.stdout.readline() for _ in range(2)]
+    following.send_signal(signal.SIGINT)
+    following.communicate(timeout=60)
+
+    assert ["submitted", "canceled"] == [line.split()[1] for line in lines]
+    assert all(job_id[-8:] in line for line in lines)
+    assert shell("events", "-f", "--job", job_id, "-n", "2").returncode == USAGE
+
+
 def test_a_fixed_capacity_has_not_been_quiet_since_1970(shell):
     assert shell("capacity").stdout.startswith("QUIET: the capacity is fixed by a setting")
     assert shell.answer("capacity")["quiet_sec"] is None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pexpect
 import pytest
@@ -16,7 +17,7 @@ from tests.waiting import LONG, until
 from textual.widgets import DataTable, Static
 
 from penstock import Client
-from penstock.cli.top import Top
+from penstock.cli.top import Top, TopView
 from penstock.core.errors import Unreachable
 
 UNREACHABLE, REFUSED, INTERRUPTED = 3, 5, 130
@@ -278,6 +279,26 @@ def test_an_event_that_reaches_top_after_its_end_is_ignored(shell):
 
     with Client(answer["url"], token=token) as client:
         asyncio.run(look(client))
+
+
+class Full:
+    """A scheduler with three running jobs, and with 500 that wait and 500 that failed."""
+
+    def stats(self):
+        return None
+
+    def jobs(self, *, states=(), limit=100, newest_first=False):
+        many = {"RUNNING": 3, "QUEUED": 500, "FAILED": 500}
+        ids = [f"{state} {n}" for state in states for n in range(many.get(state, 0))]
+        shown = ids[::-1] if newest_first else ids
+        return SimpleNamespace(jobs=[SimpleNamespace(job_id=job_id) for job_id in shown[:limit]])
+
+
+def test_no_number_of_failed_jobs_hides_from_top_those_that_wait():
+    shown = [job.job_id for job in TopView.of(Full(), open_only=True).jobs]
+
+    running, waiting = [f"RUNNING {n}" for n in range(3)], [f"QUEUED {n}" for n in range(147)]
+    assert [*running, *waiting, *(f"FAILED {n}" for n in range(499, 449, -1))] == shown
 
 
 class Failing(Client):

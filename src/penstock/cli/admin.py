@@ -5,6 +5,7 @@ Verbs for the administrator: stats, capacity, addons, pause, resume, hosts, drai
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -37,6 +38,12 @@ def capacity(session: CliSession) -> None:
     console.print(
         f"{info.capacity} of {info.most} units may be used, {info.in_use} are in use, {info.free} free"
     )
+    if info.paused:
+        _print_paused(session)
+    if info.draining:
+        console.print(
+            f"[yellow]{info.host} starts no more jobs[/]: `penstock undrain {info.host}` ends that."
+        )
     if info.readings:
         columns = [Column("signal"), Column("value", True), Column("taken", True), Column("")]
         rows = [
@@ -50,6 +57,10 @@ def capacity(session: CliSession) -> None:
             f"\nThis is {info.host}, one of {len(alive)} hosts: {units} of {may} units in use on all of them"
         )
         _host_table(session, info.host, info.hosts)
+
+
+def _print_paused(session: CliSession) -> None:
+    session.console.print("[yellow]Everything is paused[/]: `penstock resume` ends that.")
 
 
 @click.command()
@@ -128,7 +139,7 @@ def addons(session: CliSession, addon: str | None, weight: int | None, create: b
     if session.print_json(info):
         return
     if info.paused:
-        session.console.print("[yellow]Everything is paused[/]: `penstock resume` ends that.")
+        _print_paused(session)
     columns = [
         Column("addon"), Column("weight", True), Column("units", True), Column("recent", True, 70),
         Column("queued", True), Column("running", True), Column("done", True, 80), Column("failed", True, 80),
@@ -195,11 +206,16 @@ def _host_table(session: CliSession, here: str, known: Sequence[KnownHost]) -> N
     rows = [
         (
             h.host + (" (here)" if h.host == here else ""), h.state + (", draining" if h.draining else ""),
-            h.units, h.capacity, h.quiet, f"{age(h.seen_at)} ago", " ".join(h.labels), h.version, h.url or "",
+            h.units, h.capacity, h.quiet, _seen(h.seen_at), " ".join(h.labels), h.version, h.url or "",
         )
         for h in known
     ]  # fmt: skip
     table(session.console, columns, rows)
+
+
+def _seen(moment: datetime) -> str:
+    """The host that answers was seen just now; its milliseconds say nothing."""
+    return "now" if (datetime.now(UTC) - moment).total_seconds() < 1 else f"{age(moment)} ago"
 
 
 @click.command()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _OPEN = frozenset({"QUEUED", "DISPATCHING", "RUNNING"})
 _TIMEOUT = 124
+#: How many events `penstock events` prints by default.
+_EVENTS = 50
 #: Seconds before the first explanation: a command that starts at once needs none.
 _EXPLAIN_EVERY = 1.0
 #: Reasons that pass within a moment.
@@ -97,8 +99,20 @@ def logs(session: CliSession, job: str, follow: bool, attempt: int | None, index
             whole.next, whole.over = page.next, page.over
         session.print_json(whole)
     else:
+        printed = False
         for page in pages:
             _print(page)
+            printed = printed or bool(page.pieces)
+        if not printed:
+            session.stderr.print(f"[dim]{_why_empty(page)}[/]")
+
+
+def _why_empty(page: wire.Logs) -> str:
+    name = short(page.job_id)
+    if page.over:
+        return f"{name} printed nothing." if page.attempt else f"{name} was never started."
+    so_far = "has printed nothing yet" if page.attempt else "has not been started yet"
+    return f"{name} {so_far}: penstock logs -f {name}"
 
 
 def _job_of_index(session: CliSession, array: str, index: int) -> str:
@@ -243,22 +257,29 @@ def wait(session: CliSession, jobs: tuple[str, ...], timeout: float | None) -> N
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Continue with new events.")
 @click.option("-j", "--job", type=JOB, help="Only events of this job.")
-@click.option("-n", "--limit", type=Whole(1, 500), default=50, help="How many events to print.")
+@click.option(
+    "-n",
+    "--limit",
+    type=Whole(1, 500),
+    help="How many events to print; 50 by default. With -f: how many earlier ones to begin with; none by default.",
+)
 @passes
 @interruptible()
-def events(session: CliSession, follow: bool, job: str | None, limit: int) -> None:
+def events(session: CliSession, follow: bool, job: str | None, limit: int | None) -> None:
     """Print the audit trail: every event, in order."""
+    if follow and job is not None and limit is not None:
+        raise click.UsageError(
+            "--limit cannot be given with --follow and --job: these begin with the job's first event"
+        )
     job_id = None if job is None else session.job_id(job)
+    count = limit or (0 if follow else _EVENTS)
+    after = max(0, session.client.stats().newest_event - count) if count and job_id is None else None
     if follow:
-        with session.client.stream(job_id=job_id) as stream:
+        with session.client.stream(job_id=job_id, after=after) as stream:
             for event in stream:
                 _event(session, event)
         return
-    after = 0
-    if job_id is None:
-        newest = session.client.stats().newest_event
-        after = max(0, newest - limit)
-    for event in session.client.events(job_id=job_id, limit=limit, after=after).events:
+    for event in session.client.events(job_id=job_id, limit=count, after=after or 0).events:
         _event(session, event)
 
 

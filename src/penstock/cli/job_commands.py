@@ -88,7 +88,7 @@ def ls(session: CliSession, /, limit: int, oldest: bool, watch: bool, **options:
         page = session.client.jobs(states=states, limit=limit, newest_first=not oldest, **job_filter)
         if watch and session.console.is_terminal and not session.as_json:
             session.console.clear()
-        _print_jobs(session, page, limit)
+        _print_jobs(session, page, limit, filtered_by=options)
         if not watch:
             return
         while not session.client.events(after=newest, limit=1, wait_sec=20).events:
@@ -100,13 +100,18 @@ def ls(session: CliSession, /, limit: int, oldest: bool, watch: bool, **options:
 _WATCH_PAUSE: Final = 0.5
 
 
-def _print_jobs(session: CliSession, page: wire.Jobs, limit: int) -> None:
+def _print_jobs(session: CliSession, page: wire.Jobs, limit: int, *, filtered_by: dict[str, Any]) -> None:
     if session.print_json(page):
         return
     now = datetime.now(UTC)
     table(session.console, JOB_COLUMNS, [job_row(job, now) for job in page.jobs])
     if not page.jobs:
-        session.stderr.print("[dim]No matching jobs. `penstock submit echo hello` submits one.[/]")
+        none = (
+            "No matching jobs."
+            if any(filtered_by.values())
+            else "No jobs yet. `penstock submit echo hello` submits one."
+        )
+        session.stderr.print(f"[dim]{none}[/]")
     if page.next is not None:
         session.stderr.print(f"[dim]The first {limit}; -n shows more.[/]")
 
@@ -243,7 +248,7 @@ def retry(session: CliSession, /, jobs: tuple[str, ...], yes: bool, **options: A
 @click.option("--payload", help="Another payload: JSON, @FILE, or - for standard input.")
 @click.option("-p", "--priority", type=PRIORITY, help="Another priority.")
 @click.option("-c", "--cost", "cost_units", type=Whole(1, 100), metavar="UNITS", help="Another cost.")
-@click.option("--when", "run_when", type=LOADS, help="Another load.")
+@click.option("--when", "run_when", type=LOADS, help="Another highest load of the machine.")
 @passes
 def rerun(session: CliSession, /, job: str, payload: str | None, **options: Any) -> None:
     """Submit a new job with the request of JOB, for example to repeat one that is DONE or CANCELED."""

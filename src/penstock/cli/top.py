@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 200
+#: The most FAILED and BLOCKED jobs among them, so that old ones do not hide those that wait.
+_SHOWN_ENDED = 50
 
 
 @click.command()
@@ -52,7 +54,10 @@ def top(session: CliSession) -> None:
 
 
 class TopView(NamedTuple):
-    """One view: running jobs first, then those that wait or need attention."""
+    """
+    One view: running jobs first, then those that wait, the oldest first, then the last FAILED and BLOCKED
+    ones.
+    """
 
     stats: wire.Stats
     jobs: list[wire.JobSummary]
@@ -61,10 +66,14 @@ class TopView(NamedTuple):
     def of(cls, client: Client, *, open_only: bool) -> TopView:
         stats = client.stats()
         running = client.jobs(states=["RUNNING", "DISPATCHING"], limit=_SHOWN).jobs
-        states = ["QUEUED", "FAILED", "BLOCKED"] if open_only else []
-        others = client.jobs(states=states, limit=_SHOWN, newest_first=not open_only).jobs
-        seen = {job.job_id for job in running}
-        return cls(stats, [*running, *(job for job in others if job.job_id not in seen)][:_SHOWN])
+        if open_only:
+            ended = client.jobs(states=["FAILED", "BLOCKED"], limit=_SHOWN_ENDED, newest_first=True).jobs
+            queued = client.jobs(states=["QUEUED"], limit=_SHOWN - len(ended)).jobs
+            others = [*queued[: max(0, _SHOWN - len(ended) - len(running))], *ended]
+        else:
+            others = client.jobs(limit=_SHOWN, newest_first=True).jobs
+        unique = {job.job_id: job for job in [*running, *others]}  # a job may move between the requests
+        return cls(stats, list(unique.values())[:_SHOWN])
 
 
 class TopDialog(ModalScreen[bool]):

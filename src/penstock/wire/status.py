@@ -398,6 +398,9 @@ class CapacityInfo(WireAnswer):
     quiet_sec: float | None
     busy: float
     busy_by: str
+    #: Whether everything is paused, on all hosts.
+    paused: bool
+    #: Whether this host starts no more jobs: its scheduler is stopping, or an operator drained it.
     draining: bool
     readings: list[LoadReading]
     hosts: list[KnownHost]

@@ -118,6 +118,7 @@ def capacity(request: Request[None, None]) -> wire.CapacityInfo:
         quiet_sec=None if lasting is None else seconds(lasting),
         busy=conditions.busy.score,
         busy_by=conditions.busy.by if request.viewer is None else request.viewer.signal(conditions.busy.by),
+        paused=all_paused(request.store),
         draining=conditions.draining,
         readings=readings,
         hosts=_hosts(request),
