@@ -341,6 +341,9 @@ def test_everything_is_paused_and_resumed(home):
     page.get_by_role("button", name="Pause everything").click()
     page.get_by_role("button", name="Resume").wait_for()
     paused = home.daemon.client.stats().paused
+    home.open("jobs")
+    home.shows("Everything is paused: no job starts.")
+    page.get_by_role("link", name="Resume").click()
     page.get_by_role("button", name="Resume").click()
     page.get_by_role("button", name="Pause everything").wait_for()
 
@@ -562,6 +565,9 @@ def test_an_array_is_canceled_from_its_row(fresh, tabs):
 
     assert tab.shows("0 of 50 done, 2 at once")
     tab.page.get_by_role("button", name="Cancel array").click()
+    assert tab.shows("which is final", "dialog")
+    assert fresh.client.array(array_id).state == "RUNNING"
+    tab.page.get_by_role("button", name="Cancel the array").click()
     assert tab.shows("50 canceled")
     assert fresh.client.array(array_id).state == "CANCELED"
     assert tab.page.get_by_role("progressbar").get_attribute("aria-valuenow") == "100"

@@ -82,7 +82,7 @@ function Shell() {
       }} ><kbd>?</kbd> Keys</button>
       <button class="quiet" onClick=${flipTheme} ><kbd>t</kbd> Dark or light</button>
     </nav>
-    <main id="main" tabindex="-1">${body}</main>
+    <main id="main" tabindex="-1">${frame.value?.paused && page !== "machine" && html`<p class="paused" role="status">Everything is paused: no job starts. <a href="#/machine">Resume</a></p>`}${body}</main>
     <${Toasts} /><${Confirm} />${help.value && html`<${Help} />`}`;
 }
 

@@ -32,9 +32,9 @@ export function Submit({ onClose }) {
         : html`<label>Type <input name="type" required /></label><label>Payload (JSON) <textarea name="payload" rows="5"></textarea></label>`
     }
     <label>Addon <input name="addon" required defaultValue="page" value="page" /></label>
-    <div class="row wrap"><label>Cost <input name="cost" type="number" min="1" max="100" value="10" required /></label>
+    <div class="row wrap"><label>Cost (units) <input name="cost" type="number" min="1" max="100" value="10" required /></label>
       <label>Priority <input name="priority" type="number" min="1" max="100" value="50" required /></label>
-      <label>Run when <select name="when"><option>any</option><option selected>normal</option><option>quiet</option></select></label></div>
+      <label>Run when <select name="when"><option value="any">at any load</option><option value="normal" selected>at normal load</option><option value="quiet">when the machine is quiet</option></select></label></div>
   <//>`;
 }
 
@@ -50,7 +50,7 @@ export function Rerun({ job, onClose }) {
   return html`<${FormDialog} title="Run again as a new job" verb="Submit" onSend=${send} onClose=${onClose}>
     <p class="muted">A new job with the same request. This job stays as it is.</p>
     <label>Payload (JSON) <textarea name="payload" rows="8" defaultValue=${json(job.payload)}>${json(job.payload)}</textarea></label>
-    <div class="row wrap"><label>Cost <input name="cost" type="number" min="1" max="100" value=${job.cost_units} required /></label>
+    <div class="row wrap"><label>Cost (units) <input name="cost" type="number" min="1" max="100" value=${job.cost_units} required /></label>
       <label>Priority <input name="priority" type="number" min="1" max="100" value=${job.priority} required /></label></div>
   <//>`;
 }

@@ -121,7 +121,7 @@ export function Jobs({ query }) {
     </div>
     ${
       picked.length > 0 &&
-      html`<div class="row bulk" role="toolbar" aria-label="Selected jobs"><strong>${picked.length} chosen</strong>
+      html`<div class="row bulk" role="toolbar" aria-label="Selected jobs"><strong>${picked.length} selected</strong>
       <button class="may-cancel" disabled=${!able("cancel").length} onClick=${() => all("cancel", able("cancel"))}>Cancel ${able("cancel").length || ""}</button>
       <button class="may-submit" disabled=${!able("retry").length} onClick=${() => all("retry", able("retry"))}>Retry ${able("retry").length || ""}</button>
       <button class="quiet" onClick=${() => setChosen(new Set())}>Clear selection</button></div>`
@@ -135,14 +135,14 @@ export function Jobs({ query }) {
         <th>Job</th><th>State</th><th>What</th><th>Addon</th><th class="n spare">Units</th><th class="n spare">Priority</th><th class="n spare">Attempts</th><th>Age</th><th>Why</th></tr></thead>
       <tbody>${rows.map((job) => html`<${Row} key=${job.job_id} job=${job} chosen=${chosen.has(job.job_id)} onChoose=${flipRow} />`)}</tbody>
     </table></div>
-    ${next != null && rows.length < 500 && html`<div class="row"><button onClick=${more}>More</button></div>`}`
+    ${next != null && (rows.length < 500 ? html`<div class="row"><button onClick=${more}>More</button></div>` : html`<p class="muted">The newest 500 are shown. A search or a filter finds older ones.</p>`)}`
     }
   <//>${submitting && html`<${Submit} onClose=${() => setSubmitting(false)} />`}`;
 }
 
 function Row({ job, chosen, onChoose }) {
   return html`<tr>
-    <td class="mark write"><input type="checkbox" aria-label=${`Choose ${job.job_id}`} checked=${chosen} onChange=${() => onChoose(job.job_id)} /></td>
+    <td class="mark write"><input type="checkbox" aria-label=${`Select ${job.job_id}`} checked=${chosen} onChange=${() => onChoose(job.job_id)} /></td>
     <td><${JobLink} id=${job.job_id} /></td><td><${State} state=${job.state} /></td>
     <td class="what whole"><a class="plain" href=${`#/jobs/${job.job_id}`} title=${job.title}>${job.title}</a></td>
     <td data-label="Addon"><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a></td>

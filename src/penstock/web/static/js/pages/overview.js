@@ -18,8 +18,8 @@ export function Overview() {
       <${Tile} label="Pending" value=${count(jobs.QUEUED || 0)} sub=${live.oldest_queued_sec == null ? "nothing waits" : `oldest ${span(live.oldest_queued_sec)}`} href="#/jobs?state=QUEUED" />
       <${Tile} label="Waiting to submit" value=${count(live.waiting)} tone=${live.waiting ? "bad" : ""} sub=${live.waiting ? "the queue is full" : "room for more"} />
       <${Tile} label="Done a second" value=${rate >= 10 ? count(Math.round(rate)) : rate.toFixed(1)} sub="over the last minute" href="#/jobs?state=DONE" />
-      <${Tile} label="Wait" value=${span(live.wait?.[0])} sub=${live.wait ? `p95 ${span(live.wait[1])}` : "no start in the last minute"} />
-      <${Tile} label="Attempt" value=${span(live.attempt?.[0])} sub=${live.attempt ? `p95 ${span(live.attempt[1])}` : "no end in the last minute"} />
+      <${Tile} label="Wait" value=${span(live.wait?.[0])} sub=${live.wait ? `median; p95 ${span(live.wait[1])}` : "no start in the last minute"} />
+      <${Tile} label="Attempt" value=${span(live.attempt?.[0])} sub=${live.attempt ? `median; p95 ${span(live.attempt[1])}` : "no end in the last minute"} />
       <${Tile} label="Needs attention" value=${count(trouble)} tone=${trouble ? "warn" : ""} sub=${`${jobs.FAILED || 0} failed, ${jobs.BLOCKED || 0} blocked`} href="#/jobs?state=FAILED,BLOCKED" />
       <${Tile} label="Machine" value=${live.quiet} tone=${{ QUIET: "good", NORMAL: "", BUSY: "warn", PANIC: "bad" }[live.quiet]} sub=${live.paused ? "everything is paused" : `busy ${live.second.busy.toFixed(1)} of 10`} href="#/machine" />
     </div>

@@ -37,7 +37,7 @@ function Task({ task }) {
     <div class="workers" role="img" aria-label="Load by worker">${task.load_by_worker.map((load, i) => html`<span key=${i} title=${`worker ${i + 1}: ${load}`}><i style=${{ height: `${(load / most) * 100}%` }}></i></span>`)}</div>
     <p class="muted">${Object.entries(task.workers)
       .filter(([, n]) => n)
-      .map(([state, n]) => `${n} ${state}`)
+      .map(([state, n]) => `${n} ${n === 1 ? "worker" : "workers"} ${state}`)
       .join(", ")} · ${Object.entries(task.totals)
       .filter(([, n]) => n)
       .slice(0, 6)

@@ -1,7 +1,7 @@
 import { html } from "../html.js";
 import { get } from "../api.js";
 import { useWatched } from "../live.js";
-import { Card, Empty, Failed, JobLink, When } from "../parts.js";
+import { Card, Empty, Failed, JobLink, Since } from "../parts.js";
 import { count } from "../format.js";
 
 // The workers, by the name in their claims: their jobs, and how many more each can take.
@@ -32,7 +32,7 @@ export function Workers() {
         ? html`<div class="scroll"><table class="cards"><thead><tr><th>Worker</th><th>Host</th><th class="n">Jobs</th><th class="n">Units</th><th>Running</th><th>Can take</th></tr></thead>
       <tbody>${[...workers.values()].map(
         (w) => html`<tr key=${w.key}><td class="whole">${w.name}</td><td data-label="Host">${w.host}</td><td class="n" data-label="Jobs">${count(w.leases.length)}</td><td class="n" data-label="Units">${w.units}</td>
-        <td class="whole runs">${w.leases.slice(0, 8).map((l) => html`<span class="chip" key=${l.lease_id}>${l.job_id ? html`<${JobLink} id=${l.job_id} />` : "lease without a job"} <span class="one-line" title=${l.title}>${l.title || l.job_type}</span> <${When} iso=${l.started_at || l.admitted_at} /></span> `)}${w.leases.length > 8 && html`and ${w.leases.length - 8} more`}${!w.leases.length && "idle"}</td><td class="whole" data-label="Can take">${w.takes || "no more"}</td></tr>`,
+        <td class="whole runs">${w.leases.slice(0, 8).map((l) => html`<span class="chip" key=${l.lease_id}>${l.job_id ? html`<${JobLink} id=${l.job_id} />` : "lease without a job"} <span class="one-line" title=${l.title}>${l.title || l.job_type}</span> <${Since} iso=${l.started_at || l.admitted_at} /></span> `)}${w.leases.length > 8 && html`and ${w.leases.length - 8} more`}${!w.leases.length && "idle"}</td><td class="whole" data-label="Can take">${w.takes || "no more"}</td></tr>`,
       )}</tbody></table></div>`
         : html`<${Empty}>No worker runs a job, and none waits for one. <code>penstock run echo hello</code> gives the scheduler's own runner one.<//>`
     }
