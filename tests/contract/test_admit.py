@@ -104,7 +104,7 @@ def test_a_round_that_fails_leaves_no_trace(kit):
     before = kit.everything()
 
     def fails(admission_view):
-        for line in admission_view.lines():
+        for line in admission_view.ready_queues():
             admission_view.ledger.take(line.admission_class, admission_view.now, Ordering().sharing)
         raise RuntimeError("in the middle")
 
@@ -119,9 +119,9 @@ def test_looking_changes_nothing(kit):
     before = kit.everything()
 
     def look(admission_view):
-        for line in admission_view.lines():
+        for line in admission_view.ready_queues():
             admission_view.ledger.take(line.admission_class, admission_view.now, Ordering().sharing)
-        return [w.job_id for line in admission_view.lines() for w in line.jobs]
+        return [w.job_id for line in admission_view.ready_queues() for w in line.jobs]
 
     assert len(kit.store.read_view("here", look)) == 2
     assert kit.everything() == before
@@ -168,7 +168,7 @@ def test_a_job_whose_time_comes_near_its_deadline_steps_into_the_urgent_line_at_
 
 
 def lines_of(admission_view):
-    return [(line.urgent, w.job_id) for line in admission_view.lines() for w in line.jobs]
+    return [(line.urgent, w.job_id) for line in admission_view.ready_queues() for w in line.jobs]
 
 
 @settings(
@@ -190,7 +190,10 @@ def test_lines_hold_what_is_due_in_the_cores_order(kit, jobs):
         kit.clock.now += age * SECOND
 
     def lines(admission_view):
-        return {line.admission_class: [(w.turn, w.no) for w in line.jobs] for line in admission_view.lines()}
+        return {
+            line.admission_class: [(w.turn, w.no) for w in line.jobs]
+            for line in admission_view.ready_queues()
+        }
 
     seen = kit.store.read_view("here", lines)
     queued = kit.store.find(Query(states=[JobState.QUEUED], limit=1_000))

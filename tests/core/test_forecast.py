@@ -20,7 +20,7 @@ class FixedView:
     now: int = NOW
     ledger: Ledger = field(default_factory=Ledger)
 
-    def lines(self):
+    def ready_queues(self):
         for admission_class in dict.fromkeys(admission_class for admission_class, _ in self.jobs):
             yield ReadyQueue(admission_class, False, iter([w for d, w in self.jobs if d == admission_class]))
 

@@ -55,7 +55,7 @@ class ListView:
             self.waiting.setdefault((admission_class, urgent), []).append(job)
         return self.waiting[admission_class, urgent][-1].job_id
 
-    def lines(self):
+    def ready_queues(self):
         for (admission_class, urgent), jobs in self.waiting.items():
             if jobs:
                 yield ReadyQueue(

@@ -61,7 +61,7 @@ class FixedView:
             lambda _: Placement.LEAVE,
         )
 
-    def lines(self):
+    def ready_queues(self):
         for no, (name, priority, cost, addon) in enumerate(self.waiting):
             head = QueuedJob(no, name, priority, NOW - priority, 0)
             yield ReadyQueue(admission_class(cost, addon), False, iter([head]))

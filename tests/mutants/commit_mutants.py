@@ -330,7 +330,7 @@ MUTANTS = [
     Mutant(
         "commit: a new job goes behind all that wait",
         "penstock/stores/sqlite/admission.py",
-        "SqliteAdmissionView.lines",
+        "SqliteAdmissionView.ready_queues",
         "merge(jobs, new.pop(at), key=_by_turn)",
         "iter([*jobs, *new.pop(at)])",
         ("tests/contract/test_commit.py",),

@@ -88,7 +88,7 @@ class World:
         free = [worker for worker in self.waits if len(worker.ends) < worker.room]
         return {
             head.job_id
-            for line in view.lines()
+            for line in view.ready_queues()
             if (head := next(line.jobs, None)) is not None
             and any(worker.kinds.fits(line.admission_class) for worker in free)
             and inputs.gates(line.admission_class, urgent=line.urgent).refusal() is None

@@ -167,17 +167,19 @@ class Forecaster:
         `ahead` jobs before it, is not read.
         """
         inputs = self._dispatcher.inputs(view)
-        lines = list(view.lines())
-        each = max(20, ahead // max(1, len(lines)))
+        ready_queues = list(view.ready_queues())
+        each = max(20, ahead // max(1, len(ready_queues)))
         missing, queues = set(job_ids), []
-        for line in lines:
-            jobs = list(islice(line.jobs, each))
+        for queue in ready_queues:
+            jobs = list(islice(queue.jobs, each))
             if missing and len(jobs) == each and missing.isdisjoint(job.job_id for job in jobs):
-                jobs += islice(line.jobs, max(0, ahead - each))
+                jobs += islice(queue.jobs, max(0, ahead - each))
             missing.difference_update([job.job_id for job in jobs])
-            queues.append((line.admission_class, line.urgent, jobs))
+            queues.append((queue.admission_class, queue.urgent, jobs))
         busy_classes = {
-            line.admission_class for line in lines if inputs.offer(line.admission_class) is Placement.LEAVE
+            queue.admission_class
+            for queue in ready_queues
+            if inputs.offer(queue.admission_class) is Placement.LEAVE
         }
         ledger = replace(view.ledger, counts=dict(view.ledger.counts))
         rules = self._rules

@@ -130,7 +130,7 @@ class PlayedView:
         self.gates: dict[int, Gates] = {}
         self._waiting = waiting
 
-    def lines(self) -> list[ReadyQueue]:
+    def ready_queues(self) -> list[ReadyQueue]:
         gates = self.gates
         return [
             ReadyQueue(queue.admission_class, queue.urgent, queue.pull(), gates.get(queue.number))

@@ -132,12 +132,12 @@ def _find(
 ) -> tuple[QueuedJob | None, bool, int]:
     """The job, whether it is urgent, and how many jobs of its ready queue are before it."""
     longest = 0
-    for line in admission_view.lines():
-        if line.admission_class == admission_class:
+    for queue in admission_view.ready_queues():
+        if queue.admission_class == admission_class:
             position = -1
-            for position, waiting in enumerate(islice(line.jobs, MOST_COUNTED)):
+            for position, waiting in enumerate(islice(queue.jobs, MOST_COUNTED)):
                 if waiting.job_id == job_id:
-                    return waiting, line.urgent, position
+                    return waiting, queue.urgent, position
             longest = max(longest, position + 1)
     # It is further back than MOST_COUNTED, or not ready yet.
     return None, False, longest if longest == MOST_COUNTED else 0
@@ -169,11 +169,11 @@ def _ahead(
 
     mine = key(waiting, admission_class.addon_id, urgent)
     heads = [
-        (key(head, line.admission_class.addon_id, line.urgent), head.job_id, line.admission_class.addon_id)
-        for line in view.lines()
-        if line.admission_class != admission_class
-        and (head := next(line.jobs, None)) is not None
-        and _needs_units_alone(inputs, line, head)
+        (key(head, queue.admission_class.addon_id, queue.urgent), head.job_id, queue.admission_class.addon_id)
+        for queue in view.ready_queues()
+        if queue.admission_class != admission_class
+        and (head := next(queue.jobs, None)) is not None
+        and _needs_units_alone(inputs, queue, head)
     ]
     ahead = sorted(head for head in heads if head[0] < mine)
     return tuple(
@@ -181,20 +181,20 @@ def _ahead(
     )
 
 
-def _needs_units_alone(inputs: RoundInputs, line: ReadyQueue, head: QueuedJob) -> bool:
+def _needs_units_alone(inputs: RoundInputs, queue: ReadyQueue, head: QueuedJob) -> bool:
     """
     Whether the head only needs units to start. A job that waits for anything else is not ahead of others.
     """
-    offer = inputs.offer(line.admission_class)
+    offer = inputs.offer(queue.admission_class)
     if offer in LEFT:
         return False
     if (
         offer is Placement.RESERVE and head.fence >= MOST_START_TIMEOUTS
     ):  # each start timeout raised the fence
         late = inputs.view.start_timeouts(head) >= MOST_START_TIMEOUTS
-        if late and not inputs.take_place(line.admission_class):
+        if late and not inputs.take_place(queue.admission_class):
             return False  # no worker takes it up, so rounds do not reserve it
-    reason = inputs.gates(line.admission_class, urgent=line.urgent).refusal()
+    reason = inputs.gates(queue.admission_class, urgent=queue.urgent).refusal()
     if isinstance(reason, NotEnoughUnits):
         return reason.needs <= reason.capacity  # otherwise the load of the machine must fall
     return reason is None
@@ -281,8 +281,8 @@ class Trial:
         accounts = {addon_id: replace(account) for addon_id, account in ledger.accounts.items()}
         self.ledger = replace(ledger, counts=dict(ledger.counts), accounts=accounts)
 
-    def lines(self) -> Iterable[ReadyQueue]:
-        return self._admission_view.lines()
+    def ready_queues(self) -> Iterable[ReadyQueue]:
+        return self._admission_view.ready_queues()
 
     def running(self) -> Sequence[RunningJob]:
         return self._admission_view.running()

@@ -57,9 +57,9 @@ def wanted(inputs: RoundInputs) -> list[Want]:
     which an attempt might yield in vain.
     """
     wants = [
-        Want(inputs, waiting, line.admission_class, line.urgent)
-        for line in inputs.view.lines()
-        if _has_worker(inputs, line.admission_class) and (waiting := next(line.jobs, None)) is not None
+        Want(inputs, waiting, queue.admission_class, queue.urgent)
+        for queue in inputs.view.ready_queues()
+        if _has_worker(inputs, queue.admission_class) and (waiting := next(queue.jobs, None)) is not None
     ]
     wants.sort(key=lambda want: (-want.waiting.priority, want.waiting.turn, want.waiting.no))
     return [want for want in wants if not want.fits_without(())]

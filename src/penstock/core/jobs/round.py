@@ -68,7 +68,7 @@ class AdmissionView(Protocol):
     @property
     def ledger(self) -> Ledger: ...
 
-    def lines(self) -> Iterable[ReadyQueue]: ...
+    def ready_queues(self) -> Iterable[ReadyQueue]: ...
 
     def running(self) -> Sequence[RunningJob]:
         """The dispatches in flight on this host. A round reads them only when it must keep units free."""
@@ -206,18 +206,18 @@ def run_round(
     return _Round(inputs).run(most_leases, most_picks)
 
 
-class _Lane(Struct, gc=False):
+class _OpenQueue(Struct, gc=False):
     """A ready queue with what holds for all of its jobs during one round."""
 
-    line: ReadyQueue
+    queue: ReadyQueue
     offer: Placement
     #: Made at the turn of its first head: many rounds end before that.
     gates: Gates | None = None
 
 
-#: The head of a ready queue: its `head_key`, which orders the heads, then its lane and the job. A plain
+#: The head of a ready queue: its `head_key`, which orders the heads, then the queue and the job. A plain
 #: tuple, because a round makes and compares one for each ready queue.
-_Head: TypeAlias = tuple[int, bool, float, Moment, int, _Lane, QueuedJob]
+_Head: TypeAlias = tuple[int, bool, float, Moment, int, _OpenQueue, QueuedJob]
 
 
 class _Round:
@@ -234,15 +234,15 @@ class _Round:
         heapify(heads)
         result, picks, records = self.result, self.result.picks, self.inputs.records
         while heads and len(picks) < most_picks and result.leases != most_leases:
-            _, _, share, _, _, lane, waiting = heads[0]
-            admission_class, offer = lane.line.admission_class, lane.offer
-            if admission_class.addon_id in self.closed or not (records or self._matters(lane, waiting)):
+            _, _, share, _, _, open_queue, waiting = heads[0]
+            admission_class, offer = open_queue.queue.admission_class, open_queue.offer
+            if admission_class.addon_id in self.closed or not (records or self._matters(open_queue, waiting)):
                 heappop(heads)
                 continue
             if self.shares.get(admission_class.addon_id) != share:
                 # A job of its addon has started since the head entered the heap. Shares only grow, so the
                 # head can only sink.
-                heapreplace(heads, self._keyed(lane, waiting))
+                heapreplace(heads, self._keyed(open_queue, waiting))
                 continue
             most = 1
             if len(heads) == 1:
@@ -252,7 +252,7 @@ class _Round:
             if most_leases is not None and offer is _LEASE:
                 most = min(most, most_leases - result.leases)
             started = len(picks)
-            reason = self._start(lane, waiting, most)
+            reason = self._start(open_queue, waiting, most)
             if reason is not None:
                 heappop(heads)
                 if self._shuts_everything(reason):
@@ -260,11 +260,11 @@ class _Round:
                 continue
             if offer is _LEASE:
                 result.leases += len(picks) - started
-            following = next(lane.line.jobs, None)
+            following = next(open_queue.queue.jobs, None)
             if following is None:
                 heappop(heads)
             else:
-                heapreplace(heads, self._keyed(lane, following))
+                heapreplace(heads, self._keyed(open_queue, following))
             if not (records or self._some_head_fits(heads)):
                 break
         for pick in result.set_aside:  # the claims of their workers will take these units
@@ -274,32 +274,32 @@ class _Round:
     def _heads(self) -> list[_Head]:
         inputs, heads = self.inputs, []
         offer_of, missing = inputs.offer, inputs.conditions.missing
-        for line in inputs.view.lines():
-            admission_class = line.admission_class
+        for queue in inputs.view.ready_queues():
+            admission_class = queue.admission_class
             offer = offer_of(admission_class)
             # Jobs for other hosts are skipped without a denial: the rounds of those hosts decide and record.
             if offer in LEFT or (admission_class.labels and missing(admission_class)):
                 continue
-            waiting = next(line.jobs, None)
+            waiting = next(queue.jobs, None)
             if waiting is not None:
-                heads.append(self._keyed(_Lane(line, offer), waiting))
+                heads.append(self._keyed(_OpenQueue(queue, offer), waiting))
         return heads
 
-    def _keyed(self, lane: _Lane, waiting: QueuedJob) -> _Head:
-        line = lane.line
-        addon_id = line.admission_class.addon_id
+    def _keyed(self, open_queue: _OpenQueue, waiting: QueuedJob) -> _Head:
+        queue = open_queue.queue
+        addon_id = queue.admission_class.addon_id
         share = self.shares.get(addon_id)
         if share is None:
             share = self.shares[addon_id] = self.ledger.share(addon_id, self.now, self.ordering.sharing)
-        key = head_key(waiting, urgent=line.urgent, share=share, now=self.now, aging=self.ordering.aging)
-        return (*key, lane, waiting)
+        key = head_key(waiting, urgent=queue.urgent, share=share, now=self.now, aging=self.ordering.aging)
+        return (*key, open_queue, waiting)
 
-    def _matters(self, lane: _Lane, waiting: QueuedJob) -> bool:
+    def _matters(self, open_queue: _OpenQueue, waiting: QueuedJob) -> bool:
         """
         Whether the head may start, or its refusal changes more than the records. A head that does not fit
         counts as passed over once, and later the round may keep units for it.
         """
-        cost, kept = lane.line.admission_class.cost_units, self.result.kept
+        cost, kept = open_queue.queue.admission_class.cost_units, self.result.kept
         if cost <= self.capacity - self.ledger.units:
             return kept is None or kept.lets_past(cost, waiting.ends_at(self.now))
         return waiting.passed_at is None or (kept is None and self._waited(waiting))
@@ -307,18 +307,19 @@ class _Round:
     def _some_head_fits(self, heads: list[_Head]) -> bool:
         """Whether a head may still start. If not, the round is over: it can pass over no head either."""
         free = self.capacity - self.ledger.units
-        return any(head[5].line.admission_class.cost_units <= free for head in heads)
+        return any(head[5].queue.admission_class.cost_units <= free for head in heads)
 
-    def _start(self, lane: _Lane, waiting: QueuedJob, most: int) -> Reason | None:
+    def _start(self, open_queue: _OpenQueue, waiting: QueuedJob, most: int) -> Reason | None:
         """
         Start the head, or return the reason why it may not start. While the round keeps no units, jobs behind
         the head start with it, `most` in all: they get the same decision.
         """
-        admission_class, gates, kept, n = lane.line.admission_class, lane.gates, self.result.kept, 1
+        admission_class, gates = open_queue.queue.admission_class, open_queue.gates
+        kept, n = self.result.kept, 1
         if gates is None:
-            line = lane.line
-            gates = line.gates or self.inputs.gates(admission_class, urgent=line.urgent)
-            lane.gates = gates
+            queue = open_queue.queue
+            gates = queue.gates or self.inputs.gates(admission_class, urgent=queue.urgent)
+            open_queue.gates = gates
         if kept is None:
             n = min(gates.room_for(), most)
             reason = None if n else gates.refusal()
@@ -327,17 +328,17 @@ class _Round:
         if reason is not None:
             self._deny(admission_class, waiting, reason)
             return reason
-        if not self._has_worker(lane, waiting):
+        if not self._has_worker(open_queue, waiting):
             return AwaitsWorker(self.now)  # not recorded as a denial: admission lets the job start
         picks = [
-            Pick(job, admission_class, lane.offer, job.ends_at(self.now))
-            for job in (waiting, *islice(lane.line.jobs, n - 1))
+            Pick(job, admission_class, open_queue.offer, job.ends_at(self.now))
+            for job in (waiting, *islice(open_queue.queue.jobs, n - 1))
         ]
         if kept is not None and not kept.ends_before(picks[0].ends_at):
             kept.spare -= admission_class.cost_units
         self.ledger.take(admission_class, self.now, self.ordering.sharing, gates.keys, len(picks))
         self.shares.pop(admission_class.addon_id, None)
-        if lane.offer is _SET_ASIDE:
+        if open_queue.offer is _SET_ASIDE:
             self.result.set_aside += picks
             return None
         self.result.picks += picks
@@ -345,13 +346,13 @@ class _Round:
         self.refused_for_units.clear()
         return None
 
-    def _has_worker(self, lane: _Lane, waiting: QueuedJob) -> bool:
+    def _has_worker(self, open_queue: _OpenQueue, waiting: QueuedJob) -> bool:
         """Whether a worker will take this job up. Units reserved in vain would be missing elsewhere."""
-        if lane.offer is _LEASE:
+        if open_queue.offer is _LEASE:
             return True
-        if lane.offer is _SET_ASIDE:
-            return self.inputs.take_place(lane.line.admission_class)
-        admission_class, inputs = lane.line.admission_class, self.inputs
+        if open_queue.offer is _SET_ASIDE:
+            return self.inputs.take_place(open_queue.queue.admission_class)
+        admission_class, inputs = open_queue.queue.admission_class, self.inputs
         # Each start timeout raised the fence, so a lower fence needs no query.
         late = (
             waiting.fence >= MOST_START_TIMEOUTS
@@ -425,13 +426,13 @@ def decide_standalone_lease(
     reason = inputs.gates(admission_class).refusal()
     if reason is not None:
         return RoundResult(), reason
-    for line in view.lines():
-        head = next(line.jobs, None)
+    for queue in view.ready_queues():
+        head = next(queue.jobs, None)
         if head is None or effective(head.turn, view.now, ordering.aging) < priority:
             continue
-        if inputs.offer(line.admission_class) in LEFT:
+        if inputs.offer(queue.admission_class) in LEFT:
             continue  # no free worker of this host could take it
-        if inputs.gates(line.admission_class, urgent=line.urgent).refusal() is None:
+        if inputs.gates(queue.admission_class, urgent=queue.urgent).refusal() is None:
             return RoundResult(), QueuedAhead(head.job_id, head.priority)
     view.ledger.take(admission_class, view.now, ordering.sharing)
     return RoundResult(standalone_lease=admission_class), None

@@ -339,7 +339,7 @@ class _PlayedView:
         self.now, self.ledger = now, ledger
         self._queues, self._running = queues, running
 
-    def lines(self) -> Iterable[ReadyQueue]:
+    def ready_queues(self) -> Iterable[ReadyQueue]:
         for (admission_class, urgent), jobs in self._queues.items():
             if jobs:
                 yield ReadyQueue(admission_class, urgent, iter(jobs))

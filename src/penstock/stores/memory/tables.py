@@ -637,7 +637,7 @@ class MemoryAdmissionView:
         self.now, self.ledger = now, ledger
         self._lines, self._jobs, self._live, self._host = lines, jobs, live, host
 
-    def lines(self) -> Iterator[ReadyQueue]:
+    def ready_queues(self) -> Iterator[ReadyQueue]:
         for admission_class, line, jobs in self._lines.lines():
             yield ReadyQueue(admission_class, line == 2, self._pull(jobs))
 

@@ -220,7 +220,7 @@ class PostgresAdmissionView:
     def most_pulled(self) -> int:
         return max(self._pulled.values(), default=0)
 
-    def lines(self) -> Iterator[ReadyQueue]:
+    def ready_queues(self) -> Iterator[ReadyQueue]:
         queues = self._heads.queues
         classes = self._classes.read(self._session, {no for no, _ in queues})
         for key in sorted(queues):

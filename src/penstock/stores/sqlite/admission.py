@@ -91,7 +91,7 @@ class SqliteAdmissionView:
         self._session, self._host, self._classes = session, host, classes
         self._open: list[apsw.Cursor] = []
 
-    def lines(self) -> Iterator[ReadyQueue]:
+    def ready_queues(self) -> Iterator[ReadyQueue]:
         new = {key: sorted(jobs, key=_by_turn) for key, jobs in self._new.items()}
         at: tuple[int, int] | None = None if self._queue_is_empty else (0, 0)
         while at is not None and (at := self._session.one("next_line", at)) is not None:
