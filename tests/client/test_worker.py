@@ -35,7 +35,7 @@ class ThreadedWorker:
 
     def waits(self):
         """Wait until the worker has asked for jobs and got none."""
-        until(lambda: self._service.fetchers.at(self._service.store.now()))
+        until(lambda: self._service.pulling_workers.at(self._service.store.now()))
 
     def stop(self, within=LONG):
         self.worker.stop()

@@ -115,7 +115,7 @@ MUTANTS = [
         "commit: a report hides the places for which another claim of its worker waits",
         "penstock/scheduler/dispatcher.py",
         "Dispatcher._decider",
-        "with_report and self._fetchers.claim_waits(worker, here)",
+        "with_report and self._pulling_workers.claim_waits(worker, here)",
         "False",
         ("tests/scheduler/test_one_round.py", "-kmemory"),
     ),

@@ -88,7 +88,7 @@ MUTANTS = [
     Mutant(
         "jobs: a thread leaves when the function found its lease lost",
         "penstock/work/executors.py",
-        "ThreadExecutor._work_off",
+        "ThreadExecutor._run_ready",
         "                if attempt.given_up:\n",
         "                if attempt.lost:\n",
         ("tests/library/test_running.py",),
@@ -96,7 +96,7 @@ MUTANTS = [
     Mutant(
         "jobs: a thread from outside runs a function beside all the others",
         "penstock/work/executors.py",
-        "ThreadExecutor._work_off",
+        "ThreadExecutor._run_ready",
         "                self._places.pop()\n",
         "                pass\n",
         ("tests/library/test_job_runner.py",),

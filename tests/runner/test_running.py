@@ -352,7 +352,7 @@ def test_rounds_of_other_workers_know_of_the_places_that_the_runner_has_while_it
         plant.command("true")
 
     def begin(_):
-        rooms.append(plant.service.fetchers.at(plant.store.now()).free["runner"][1])
+        rooms.append(plant.service.pulling_workers.at(plant.store.now()).free["runner"][1])
 
     monkeypatch.setattr(runner, "_begin", begin)
     runner.exchange()

@@ -32,8 +32,8 @@ class SchedulerKit:
         from penstock.scheduler.waitlist import SubmitWaitlist
 
         self.store, self.clock, self.rules = store, clock, rules
-        self.machine, self.fetchers = HostLoad(rules), PullingWorkers()
-        self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
+        self.machine, self.pulling_workers = HostLoad(rules), PullingWorkers()
+        self.dispatcher = Dispatcher(store, rules, self.machine, self.pulling_workers)
         self.maintenance, self.budgets = Maintenance(store, rules), BudgetEnforcer(store, rules)
         self.woken = Event()  # somebody waits for room
         self.waitlist = SubmitWaitlist(store, self.dispatcher.commit_submits, rules.depth, self.woken.set)

@@ -22,7 +22,7 @@ ANY = WorkerKinds("a")
 def present(kit):
     """A worker that polls for every job, so that rounds reserve what may start."""
     for addon in ("a", "b", "c", "d", "large", "greedy"):
-        kit.fetchers.polled(WorkerKinds(addon), until=1 << 62)
+        kit.pulling_workers.polled(WorkerKinds(addon), until=1 << 62)
     return kit
 
 
@@ -780,7 +780,7 @@ def worker_on_another_host_that_is_full(kit):
         kit.store, RegisterHost(host(kit, "c-host", workers=(WorkerKinds(job_types=frozenset({"t"})),)))
     )
     committed(kit.store, DrainHost(HostId("c-host"), draining=True))
-    kit.fetchers.polled(WorkerKinds("b"), until=1 << 62)
+    kit.pulling_workers.polled(WorkerKinds("b"), until=1 << 62)
     running(kit, addon_id="b", cost_units=90)
     return kit, kit.submit()[0], {}
 

@@ -13,7 +13,7 @@ def test_before_the_first_round_anything_may_be_in_line(kit):
 
 
 def test_who_has_nothing_in_line_is_told_so_by_the_last_round(kit):
-    kit.fetchers.came(WorkerKinds(), kit.now + 30 * SECOND)
+    kit.pulling_workers.came(WorkerKinds(), kit.now + 30 * SECOND)
     kit.submit()
     kit.step()
 
@@ -21,7 +21,7 @@ def test_who_has_nothing_in_line_is_told_so_by_the_last_round(kit):
 
 
 def test_what_may_not_start_yet_is_in_line_all_the_same(kit):
-    kit.fetchers.came(WorkerKinds(), kit.now + 30 * SECOND)
+    kit.pulling_workers.came(WorkerKinds(), kit.now + 30 * SECOND)
     kit.machine.draining = True
     kit.submit()
     kit.step()
@@ -30,7 +30,7 @@ def test_what_may_not_start_yet_is_in_line_all_the_same(kit):
 
 
 def test_what_becomes_ready_is_in_line_from_the_round_of_that_moment_on(kit):
-    kit.fetchers.came(WorkerKinds(), kit.now + 30 * SECOND)
+    kit.pulling_workers.came(WorkerKinds(), kit.now + 30 * SECOND)
     kit.submit(earliest_start_at=kit.now + 10 * SECOND)
     kit.step()
     before = kit.dispatcher.awaits(A)

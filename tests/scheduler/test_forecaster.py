@@ -32,7 +32,7 @@ def busy(kit, n=3):
     kit.submit(n)
     claimed = kit.job_service.claim(ANY, n, "w")
     assert len(claimed) == n
-    return kit.fetchers.waiting("w", ANY, 10)
+    return kit.pulling_workers.waiting("w", ANY, 10)
 
 
 def range_sec(kit, job_id):

@@ -36,9 +36,9 @@ class HostKit(SchedulerKit):
         super().__init__(store, clock, rules)
         self.embeds = embeds
         if embeds:
-            self.fetchers.came(WorkerKinds(own=True), FOR_EVER)
+            self.pulling_workers.came(WorkerKinds(own=True), FOR_EVER)
         self.registration = HostRegistration(
-            store, rules, self.machine, Introduction(rules.host), workers=self.fetchers.registered
+            store, rules, self.machine, Introduction(rules.host), workers=self.pulling_workers.registered
         )
         self.registration.join()
         self.dispatcher.begin()
@@ -175,13 +175,13 @@ def test_a_program_that_is_gone_leaves_its_jobs_to_the_daemon(program, daemon):
 
 
 def test_a_daemon_keeps_no_units_for_a_job_of_another_host(program, daemon):
-    daemon.fetchers.polled(ONLY_B, until=FOR_EVER)
+    daemon.pulling_workers.polled(ONLY_B, until=FOR_EVER)
     daemon.submit(addon_id="b", cost_units=50)
     daemon.step()
     [large] = program.submit(cost_units=90, priority=95)
     for _ in range(20):
         daemon.later(2)
-        program.fetchers.came(T, program.now + 30 * SECOND)  # it is there, and takes nothing
+        program.pulling_workers.came(T, program.now + 30 * SECOND)  # it is there, and takes nothing
         program.step()
         daemon.step()
     [small] = daemon.submit(addon_id="b", cost_units=40)
@@ -193,7 +193,7 @@ def test_a_daemon_keeps_no_units_for_a_job_of_another_host(program, daemon):
 
 
 def test_a_daemon_asks_no_run_to_yield_to_a_job_of_another_host(program, daemon):
-    daemon.fetchers.polled(ONLY_B, until=FOR_EVER)
+    daemon.pulling_workers.polled(ONLY_B, until=FOR_EVER)
     [low] = daemon.submit(addon_id="b", cost_units=90, priority=10)
     daemon.step()
     daemon.job_service.lease(low)
@@ -248,7 +248,7 @@ def test_a_new_kind_of_worker_is_registered_before_the_registration_is_due(hosts
     assert host.store.hosts()[0].workers == ()
 
     woken = []
-    host.fetchers.on_new = lambda: woken.append(1)
+    host.pulling_workers.on_new = lambda: woken.append(1)
     host.claim()
     host.claim()
     host.step()

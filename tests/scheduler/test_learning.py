@@ -275,7 +275,7 @@ def test_explain_and_a_submit_with_a_deadline_are_predictions(kit):
     kit.job_service.learner.step(kit.now)
     kit.submit(9)
     kit.job_service.claim(WorkerKinds(), 9, "w")
-    with kit.fetchers.waiting("w", WorkerKinds(), 10):
+    with kit.pulling_workers.waiting("w", WorkerKinds(), 10):
         [explained] = kit.submit()
         kit.job_service.explain(explained)
         [due] = kit.submit(deadline_at=kit.now + 3_600 * SECOND)

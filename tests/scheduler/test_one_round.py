@@ -39,7 +39,9 @@ class PullingWorker:
         for job, dispatch, *_ in granted:
             self.ends[dispatch.dispatch_id] = now + self.length * SECOND
             self.started.append((now, job.job_id))
-        self.kit.fetchers.has_room(self.name, self.kinds, free - len(granted), now)  # its next claim waits
+        self.kit.pulling_workers.has_room(
+            self.name, self.kinds, free - len(granted), now
+        )  # its next claim waits
 
 
 class Host:
@@ -53,7 +55,7 @@ class Host:
     def worker(self, name, kinds, room=40, length=5, *, waits=True):
         worker = PullingWorker(self.kit, name, kinds, room, length)
         if waits:
-            self._waits.enter_context(self.kit.fetchers.waiting(name, kinds, room))
+            self._waits.enter_context(self.kit.pulling_workers.waiting(name, kinds, room))
         self.workers.append(worker)
         return worker
 
@@ -146,7 +148,7 @@ def test_a_claim_with_a_report_leaves_the_places_for_which_another_claim_waits(h
     service = host.kit.job_service
     host.kit.submit(n=2, addon_id="b", cost_units=1)
     [(_, ended, *_)] = service.claim(B, 1, "second")
-    host.kit.fetchers.has_room("second", B, 3, 0)  # the claim that waits has looked and found nothing
+    host.kit.pulling_workers.has_room("second", B, 3, 0)  # the claim that waits has looked and found nothing
     service.exchange([EndReport(ended.dispatch_id)], B, 1, "second")
     host.kit.submit(n=100, addon_id="b", cost_units=1, priority=95)
     host.kit.submit(n=100, cost_units=1, priority=10)
@@ -196,7 +198,7 @@ def test_workers_that_have_gone_are_forgotten_also_while_no_job_waits(host):
     host.run(4)
 
     in_the_past = 0  # at that moment each of them would be present, if it were still known
-    assert host.kit.fetchers.at(in_the_past).free == {}
+    assert host.kit.pulling_workers.at(in_the_past).free == {}
 
 
 def test_a_full_worker_that_renews_its_lease_is_present_and_gets_no_reservations(host):
@@ -277,6 +279,6 @@ def test_no_run_is_asked_to_yield_to_a_job_without_a_present_worker(host):
     preempter.step(host.kit.now)
     assert preempter.cycle is None
 
-    host.kit.fetchers.polled(WorkerKinds(AddonId("unserved")), until=host.kit.now + SECOND)
+    host.kit.pulling_workers.polled(WorkerKinds(AddonId("unserved")), until=host.kit.now + SECOND)
     preempter.step(host.kit.now)
     assert preempter.cycle is not None

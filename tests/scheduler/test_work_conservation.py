@@ -75,7 +75,7 @@ class World:
             self.waits.pop(worker).close()
         else:
             self.waits[worker] = stack = ExitStack()
-            stack.enter_context(self.kit.fetchers.waiting(worker.name, worker.kinds, worker.room))
+            stack.enter_context(self.kit.pulling_workers.waiting(worker.name, worker.kinds, worker.room))
 
     def idle(self):
         """The heads that a present worker with room could start now, if no rule keeps units free."""

@@ -163,8 +163,8 @@ class World:
     def start(self) -> None:
         tap: Any = Tap(self, self.store)
         self.waiting.clear()  # nobody will answer them
-        machine, fetchers = HostLoad(self.rules), PullingWorkers()
-        self.dispatcher = Dispatcher(tap, self.rules, machine, fetchers)
+        machine, pulling_workers = HostLoad(self.rules), PullingWorkers()
+        self.dispatcher = Dispatcher(tap, self.rules, machine, pulling_workers)
         self.maintenance = Maintenance(tap, self.rules)
         self.room, self.budgets = (
             SubmitWaitlist(tap, self.dispatcher.commit_submits, self.rules.depth),

@@ -154,7 +154,7 @@ def _start_all(settings: Settings, down: ExitStack, accept_loss: bool) -> Server
         if addon.webhook is not None:
             # The webhook gets each reservation, so its receiver counts as a polling worker that is always
             # present.
-            service.fetchers.polled(WorkerKinds(AddonId(name)), until=FOR_EVER)
+            service.pulling_workers.polled(WorkerKinds(AddonId(name)), until=FOR_EVER)
         if addon.weight is not None:
             committed(store, SetAddon(AddonId(name), weight=addon.weight, by="settings"))
     server = serve(service, _config(settings))

@@ -451,7 +451,7 @@ class BackgroundWork:
         kinds, service = self.job_runner.kinds, self.service
         # Before the registration, by which other hosts learn which functions this program runs.
         if kinds.job_types:
-            service.fetchers.came(kinds, service.store.now() + service.rules.fetch_for)
+            service.pulling_workers.came(kinds, service.store.now() + service.rules.fetch_for)
         self.service.start(f"{Path(sys.argv[0]).name or 'python'}, process {os.getpid()}")
         self.service.store.on_change(self._on_change)
         self._keeper_thread.start()

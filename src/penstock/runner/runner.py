@@ -309,13 +309,13 @@ class Runner:
         Which jobs to claim, and how many. `calls`: how many functions there is room for; `slots`: how many commands.
         """
         # Tell the scheduler even without room; otherwise it would reserve these jobs for workers that poll.
-        self._service.fetchers.came(_ALL, self._store.now() + self._rules.fetch_for)
+        self._service.pulling_workers.came(_ALL, self._store.now() + self._rules.fetch_for)
         slots = max(0, slots)
         if calls and slots:
             free = _ALL, min(calls, slots)
         else:
             free = (_FUNCTIONS, calls) if calls else (_COMMANDS, slots)
-        self._service.fetchers.has_room(WORKER, *free, FOR_EVER)
+        self._service.pulling_workers.has_room(WORKER, *free, FOR_EVER)
         return free
 
     def _begin(self, claimed: GrantedJob) -> None:
@@ -529,7 +529,7 @@ class Runner:
 
     def _drain(self, ends: float) -> None:
         self._give_up_at = ends + AFTER_STOP / 2
-        self._service.fetchers.has_room(WORKER, _ALL, 0, FOR_EVER)
+        self._service.pulling_workers.has_room(WORKER, _ALL, 0, FOR_EVER)
         self._carry_out(self._tracker.drain(_now(), max(0, int((ends - boot_time()) * SECOND))))
         # All stops in one transaction: a crash on the way has the same result. An earlier reason stays.
         now, grace = self._store.now(), self._rules.grace

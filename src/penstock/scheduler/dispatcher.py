@@ -86,9 +86,10 @@ class Dispatcher:
     """Runs the rounds of this host, and makes the claims of workers part of them."""
 
     def __init__(
-        self, store: Store, rules: SchedulerRules, machine: HostLoad, fetchers: PullingWorkers
+        self, store: Store, rules: SchedulerRules, machine: HostLoad, pulling_workers: PullingWorkers
     ) -> None:
-        self._store, self._rules, self._machine, self._fetchers = store, rules, machine, fetchers
+        self._store, self._rules, self._machine = store, rules, machine
+        self._pulling_workers = pulling_workers
         #: How often each head was refused for its present reason. The trail gets the count when the reason
         #: changes: writing each refusal would cost a write for each head and tick.
         self.refusals: dict[JobId, int] = {}
@@ -133,7 +134,7 @@ class Dispatcher:
         return any(over > now and kinds.fits(admission_class) for admission_class, over in until.items())
 
     def step(self, now: Moment) -> Moment:
-        self._fetchers.at(now)  # forgets workers that have gone, also while no job waits
+        self._pulling_workers.at(now)  # forgets workers that have gone, also while no job waits
         self._give_back(now)
         while len(self._round(now)) >= MOST_PICKS:
             pass
@@ -155,7 +156,7 @@ class Dispatcher:
         reports in the same request; for its other places another claim may wait.
         """
         now = self._store.now()
-        self._fetchers.came(kinds, now + self._rules.fetch_for)
+        self._pulling_workers.came(kinds, now + self._rules.fetch_for)
         return self.admit(self._decider(now, kinds, limit, worker, with_report=with_report), worker, preview)
 
     def admit(
@@ -212,7 +213,7 @@ class Dispatcher:
         that earlier rounds left in the queue.
         """
         until, others = now + self._rules.fetch_for, self.others is not None
-        if self._fetchers.polled(kinds, now, until=until, others=others):
+        if self._pulling_workers.polled(kinds, now, until=until, others=others):
             self._round(now)
 
     def renewed(self, dispatch_id: DispatchId) -> None:
@@ -221,17 +222,17 @@ class Dispatcher:
         for a while: workers with short jobs claim often, so their heartbeats cost nothing here.
         """
         now, fetch_for = self._store.now(), self._rules.fetch_for
-        if self._fetchers.fades(now + fetch_for // 2):
+        if self._pulling_workers.fades(now + fetch_for // 2):
             dispatch = self._store.dispatch(dispatch_id)
             if dispatch is not None and dispatch.worker:
-                self._fetchers.stays(dispatch.worker, now + fetch_for)
+                self._pulling_workers.stays(dispatch.worker, now + fetch_for)
 
     def _give_back(self, now: Moment) -> None:
         """Release the reservations of this host for which only a worker of another host is present."""
         reserved, others = list(self._reserved_until), self.others
         if not reserved or others is None:
             return
-        workers = RoundWorkers(self._fetchers, now, others=others)
+        workers = RoundWorkers(self._pulling_workers, now, others=others)
         classes = {each for each in reserved if workers.offer(each) is Placement.ELSEWHERE}
         if not classes:
             return
@@ -266,7 +267,7 @@ class Dispatcher:
 
         def decide(view: AdmissionView) -> RoundResult:
             # Made for each call: a store may call this twice.
-            workers = RoundWorkers(self._fetchers, now, here, worker, others=self.others)
+            workers = RoundWorkers(self._pulling_workers, now, here, worker, others=self.others)
             round_result = run_round(self.inputs(view, workers), most_leases=limit if here else None)
             if len(round_result.picks) > round_result.leases:
                 reserved = {p.admission_class for p in round_result.picks if p.offer is Placement.RESERVE}
@@ -278,9 +279,9 @@ class Dispatcher:
                 self._ready = workers.seen
                 return self._counted(round_result)
             # The worker's waiting claim has set its number of free places; the claim of a report keeps it.
-            if not (with_report and self._fetchers.claim_waits(worker, here)):
+            if not (with_report and self._pulling_workers.claim_waits(worker, here)):
                 room = limit - round_result.leases
-                self._fetchers.has_room(worker, here, room, now + self._rules.tick)
+                self._pulling_workers.has_room(worker, here, room, now + self._rules.tick)
             return round_result
 
         return decide
@@ -291,7 +292,7 @@ class Dispatcher:
         forecasts.
         """
         conditions, rules = self._machine.conditions(view.now), self._rules
-        workers = workers or RoundWorkers(self._fetchers, view.now, others=self.others)
+        workers = workers or RoundWorkers(self._pulling_workers, view.now, others=self.others)
         return RoundInputs(
             view,
             conditions,
@@ -321,7 +322,7 @@ class Dispatcher:
 
     @property
     def workers(self) -> PullingWorkers:
-        return self._fetchers
+        return self._pulling_workers
 
     def _counted(self, round_result: RoundResult) -> RoundResult:
         before = self.refusals

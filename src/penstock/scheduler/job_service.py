@@ -187,14 +187,10 @@ class JobService:
         self._store, self._rules, self._dispatcher = store, rules, dispatcher
         self.learner = learner or Learner(store)
         self.forecaster = Forecaster(store, rules, dispatcher, self.learner)
-        self._waitlist, self._budgets = (
-            waitlist or SubmitWaitlist(store, dispatcher.commit_submits, rules.depth),
-            BudgetEnforcer(store, rules),
-        )
-        self._yields, self.explainer = (
-            yields or YieldRequests(),
-            Explainer(store, rules, dispatcher, self.forecaster, self.learner),
-        )
+        self.explainer = Explainer(store, rules, dispatcher, self.forecaster, self.learner)
+        self._waitlist = waitlist or SubmitWaitlist(store, dispatcher.commit_submits, rules.depth)
+        self._budgets = BudgetEnforcer(store, rules)
+        self._yields = yields or YieldRequests()
         self._most_units = rules.capacity.most
         #: The fields of the last valid intent. A thread that sees an older value only checks once more.
         self._passed: object = None
@@ -251,10 +247,10 @@ class JobService:
                 self._passed = fields if intent.deadline_at is None else None
 
     def cancel(self, job_id: JobId, by: str = "") -> Job:
-        return self._settle(job_id, partial(self.decide, Move.CANCEL, by))
+        return self._change(job_id, partial(self.decide, Move.CANCEL, by))
 
     def retry(self, job_id: JobId, by: str = "") -> Job:
-        return self._settle(job_id, partial(self.decide, Move.RETRY, by))
+        return self._change(job_id, partial(self.decide, Move.RETRY, by))
 
     def decide(self, move: Move, by: str, job: Job) -> Change | None:
         """The change that cancels or retries the job; None: there is nothing to change."""
@@ -299,7 +295,7 @@ class JobService:
         for (job, _), answer in zip(decided, written, strict=True):
             try:
                 if answer is not True:
-                    self._settle(job.job_id, partial(self.decide, move, by))
+                    self._change(job.job_id, partial(self.decide, move, by))
                 changed += 1
             except Refused as refusal:
                 refused.append((job.job_id, str(refusal)))
@@ -343,7 +339,7 @@ class JobService:
             check(intent, now, most_units=self._most_units)
             return change
 
-        return self._settle(job_id, decide)
+        return self._change(job_id, decide)
 
     def type_stats(self) -> list[TypeStats]:
         """What was learned about each job type, and how good the predictions about it were."""
@@ -379,7 +375,8 @@ class JobService:
             )
             raise NotFound(f"addon {addon_id} has never had a job; {meant}", addon_id=addon_id)
 
-    def _settle(self, job_id: JobId, decide: Callable[[Job], Change | None]) -> Job:
+    def _change(self, job_id: JobId, decide: Callable[[Job], Change | None]) -> Job:
+        """Decide about the job and apply the change. If the job changed in between, decide again."""
         for _ in range(_TRIES):
             change = decide(self._job(job_id))
             if change is None or committed(self._store, Apply([change]))[0]:

@@ -76,8 +76,8 @@ class SchedulerService:
         self.store, self.rules = store, rules
         self._survivors = survivors
         self.machine = HostLoad(rules)
-        self.fetchers = PullingWorkers()
-        self.dispatcher = Dispatcher(store, rules, self.machine, self.fetchers)
+        self.pulling_workers = PullingWorkers()
+        self.dispatcher = Dispatcher(store, rules, self.machine, self.pulling_workers)
         self.waitlist = SubmitWaitlist(
             store, self.dispatcher.commit_submits, rules.depth, self._serve_waitlist
         )
@@ -89,7 +89,7 @@ class SchedulerService:
         self.learner.sample = self.job_service.forecaster.sample
         self.maintenance = Maintenance(store, rules, clock, on_shift=self.dispatcher.begin)
         self.registration = HostRegistration(
-            store, rules, self.machine, introduction, workers=self.fetchers.registered
+            store, rules, self.machine, introduction, workers=self.pulling_workers.registered
         )
         self.arrays = ArrayService(store, rules, self.job_service)
         self.batches = BatchService(store, rules, self.job_service)
@@ -101,7 +101,7 @@ class SchedulerService:
         if reserves:
             parts.append(self.dispatcher)
         else:
-            self.fetchers.came(WorkerKinds(own=True), FOR_EVER)
+            self.pulling_workers.came(WorkerKinds(own=True), FOR_EVER)
         upkeep = [
             TimedPart(self.registration, pause=_REGISTRATION),
             TimedPart(self.maintenance, pause=_MAINTENANCE),
@@ -122,7 +122,7 @@ class SchedulerService:
         self._learning = Driver(store.now, [], [learning], name="penstock-learning")
         self.wake = self.driver.wake
         if store.shared:
-            self.fetchers.on_new = self.wake
+            self.pulling_workers.on_new = self.wake
         self._on_commit = on_commit or self.wake
         self._waitlist_driver: Driver | None = None
         self._started, self._lock = False, Lock()

@@ -164,13 +164,13 @@ class ThreadExecutor(JobExecutor[A]):
         thread.start()
 
     def _run_thread(self) -> None:
-        while not (self._work_off() or self._closing):
+        while not (self._run_ready() or self._closing):
             self._wake.get()
 
     def work(self) -> None:
-        self._work_off()
+        self._run_ready()
 
-    def _work_off(self) -> bool:
+    def _run_ready(self) -> bool:
         """Return whether an attempt of this thread was given up: another thread has its place."""
         while self._ready:  # also after the place was given back: a thread that came meanwhile found none
             try:

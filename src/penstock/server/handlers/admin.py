@@ -76,7 +76,7 @@ def leases(request: Request[wire.LeasesQuery, None]) -> wire.LeaseList:
     leases_now = request.store.live(addon_id=addon_id, limit=request.query.limit)
     jobs = request.store.jobs([dispatch.job_id for dispatch in leases_now if dispatch.job_id is not None])
     titles = {job.job_id: title_of(job.intent) for job in jobs}
-    free = service.fetchers.at(request.store.now()).free
+    free = service.pulling_workers.at(request.store.now()).free
     return wire.LeaseList(
         leases=[
             as_answer(

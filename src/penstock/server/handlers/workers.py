@@ -59,7 +59,7 @@ async def claim(request: Request[None, wire.ClaimRequest]) -> wire.ClaimAnswer:
     def take() -> Awaitable[list[GrantedJob]]:
         return app_state.claims.take(request.run, kinds, body.limit, body.worker)
 
-    with app_state.service.fetchers.waiting(body.worker, kinds, body.limit):
+    with app_state.service.pulling_workers.waiting(body.worker, kinds, body.limit):
         claimed = await request.poll(body.wait_sec, take, bool, lambda event: event.kind in STARTABLE)
     if request.watch().done():
         # The client has gone: give its jobs back at once, not when their leases end.
