@@ -138,7 +138,9 @@ def migrate(session: CliSession, path: str | None) -> None:
 @passes
 def copy(session: CliSession, source: str, target: str) -> None:
     """
-    Copy the SQLite file SOURCE into the empty database TARGET (postgresql://...), and compare every count.
+    Copy a SQLite file to PostgreSQL, and compare every count.
+
+    SOURCE is the file; TARGET is the address of an empty database: postgresql://USER@HOST/NAME.
     """
     if not is_address(target):
         raise click.UsageError(f"TARGET is {shown(target)}; it must be postgresql://USER@HOST/NAME")

@@ -252,9 +252,10 @@ def import_file(
     session: CliSession, /, file: Any, addon: str, prefix: str, zone: str | None, dry_run: bool
 ) -> None:
     """
-    Add a schedule for each line of a crontab file: `crontab -l | penstock schedule import -`.
+    Add a schedule for each line of a crontab file.
 
-    If a line cannot be converted, it is reported with its number, and nothing is added.
+    `crontab -l | penstock schedule import -` adds those of this user. If a line cannot be converted, it is
+    reported with its number, and nothing is added.
     """
     from penstock.cli.crontab import read_crontab, shell_payload
     from penstock.client.client import job_of

@@ -30,7 +30,7 @@ _OPTIONS = (
                  default=10, help="Units that the job takes of the machine's 100."),
     click.option("-p", "--priority", type=PRIORITY, default="50",
                  help="1..100, or low, normal, high, urgent; higher goes first. A job may stop a running one "
-                      "with a priority that is 20 lower: see --no-preempt."),
+                      "with a priority that is at least 20 lower: see --no-preempt."),
     click.option("--when", "run_when", type=LOADS, default="normal",
                  help="The highest load of the machine at which the job may start."),
     click.option("--quiet-for", "quiet_for_sec", type=WHOLE_SECONDS,
