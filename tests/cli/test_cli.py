@@ -370,6 +370,7 @@ def test_capacity_says_that_nothing_starts_because_of_a_pause_or_a_drain(alone):
     open_answer = alone.answer("capacity")
     alone("pause")
     alone("drain", "local")
+    until(lambda: alone.answer("capacity")["draining"])
     text = alone("capacity").stdout
     answer = alone.answer("capacity")
 

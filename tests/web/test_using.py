@@ -82,7 +82,7 @@ def test_what_happens_elsewhere_shows_without_a_reload(home):
     home.open("")
 
     assert home.shows("canceled", ".activity")
-    assert home.shows(f"{home.addon} send", ".activity")
+    assert home.shows(f"{home.addon} · send", ".activity")
     assert home.page.evaluate("window.same")
 
 
@@ -553,6 +553,18 @@ def test_a_schedule_shows_its_moments_and_can_be_run_paused_and_resumed(fresh, t
     assert not fresh.client.schedule("nightly").paused
     tab.page.get_by_role("link", name="nightly", exact=True).click()
     tab.shows(fired.job_id[-8:])
+
+
+def test_a_long_name_in_the_list_of_jobs_ends_in_an_ellipsis(fresh, tabs):
+    fresh.client.submit("a", "t", {"words": "long " * 60})
+    tab = tabs(fresh).sign_in()
+    tab.open("jobs")
+    tab.page.locator("td.what a").wait_for()
+    style = (
+        "a => [getComputedStyle(a).textOverflow, getComputedStyle(a).display, a.scrollWidth > a.clientWidth]"
+    )
+
+    assert ["ellipsis", "block", True] == tab.page.locator("td.what a").evaluate(style)
 
 
 # arrays

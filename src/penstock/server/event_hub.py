@@ -21,6 +21,7 @@ import msgspec
 
 from penstock import wire
 from penstock.core.jobs.admission import EVERYTHING
+from penstock.core.jobs.intent import title_of
 from penstock.core.jobs.job import Event, EventKind
 from penstock.core.jobs.states import JobState
 from penstock.core.jobs.types import AddonId, Moment, seconds, when
@@ -332,7 +333,7 @@ class StatsStream:
 
 def _names(store: Store, events: Sequence[Event]) -> dict[str, tuple[str, str]]:
     jobs = store.jobs(list({event.job_id: None for event in events if event.job_id is not None}))
-    return {str(job.job_id): (str(job.intent.addon_id), job.intent.job_type) for job in jobs}
+    return {str(job.job_id): (str(job.intent.addon_id), title_of(job.intent)) for job in jobs}
 
 
 def all_paused(store: Store) -> bool:

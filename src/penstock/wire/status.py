@@ -319,7 +319,7 @@ class StatsFrame(WireAnswer):
     attempt: tuple[float, float] | None
     #: The newest events of this second; a busy second has more.
     events: list[EventInfo]
-    #: The addon and the type of each job in `events`.
+    #: The addon of each job in `events`, and in one line what the job is.
     names: dict[str, tuple[str, str]]
     #: Refusals of the last quarter of an hour, by reason.
     denials: dict[str, int]

@@ -107,7 +107,7 @@ async function loadHistory() {
 
 function show(events, names) {
   const seen = new Set(activity.value.map((e) => e.seq));
-  const fresh = events.filter((e) => !seen.has(e.seq)).map((e) => ({ ...e, name: (names[e.job_id] || []).join(" ") }));
+  const fresh = events.filter((e) => !seen.has(e.seq)).map((e) => ({ ...e, name: (names[e.job_id] || []).join(" · ") }));
   activity.value = [...fresh, ...activity.value].sort((a, b) => b.seq - a.seq).slice(0, SHOWN);
 }
 

@@ -63,7 +63,7 @@ export function Batch({ name }) {
     <${Card} title="Jobs" wide>${
       jobs.length
         ? html`<div class="scroll"><table class="cards"><thead><tr><th>State</th><th>Job</th><th>What</th><th>Why</th></tr></thead><tbody>${jobs.map(
-            (job) => html`<tr key=${job.job_id}><td data-label="State"><${State} state=${job.state} /></td><td data-label="Job"><${JobLink} id=${job.job_id} /></td><td class="whole" data-label="What"><span class="one-line" title=${job.title}>${job.title}</span></td><td class="whole muted" data-label=${job.why ? "Why" : undefined}>${job.why}</td></tr>`,
+            (job) => html`<tr key=${job.job_id}><td data-label="State"><${State} state=${job.state} /></td><td data-label="Job"><${JobLink} id=${job.job_id} /></td><td class="whole" data-label="What"><span class="one-line" title=${job.title}>${job.title}</span></td><td class="why whole muted" data-label=${job.why ? "Why" : undefined}>${job.why}</td></tr>`,
           )}</tbody></table></div>${batch.total > jobs.length && html`<p><a href=${`#/jobs?q=${encodeURIComponent(`batch:${name}`)}`}>All jobs of the batch</a></p>`}`
         : html`<${Empty}>${batch.total ? "Its jobs have been pruned; the counts stay." : "It has no jobs yet."}<//>`
     }<//>`;

@@ -147,7 +147,7 @@ function Row({ job, chosen, onChoose }) {
     <td class="what whole"><a class="plain" href=${`#/jobs/${job.job_id}`} title=${job.title}>${job.title}</a></td>
     <td data-label="Addon"><a class="plain" href=${`#/jobs?addon=${encodeURIComponent(job.addon_id)}`}>${job.addon_id}</a></td>
     <td class="n spare">${job.cost_units}</td><td class="n spare">${job.priority}</td><td class="n spare">${job.attempts}</td>
-    <td data-label="Age"><${Since} iso=${job.created_at} /></td><td class="muted whole">${job.why}</td></tr>`;
+    <td data-label="Age"><${Since} iso=${job.created_at} /></td><td class="why muted whole">${job.why}</td></tr>`;
 }
 
 function Search({ value, onSearch }) {

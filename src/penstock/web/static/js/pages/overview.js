@@ -83,7 +83,7 @@ function Activity() {
   return html`<ol class="activity">${events.slice(0, 14).map(
     (e) => html`<li key=${e.seq}>
     <time>${clock(e.at)}</time><span class="kind" data-kind=${e.kind}>${e.kind.toLowerCase().replaceAll("_", " ")}</span>
-    ${e.job_id ? html`<${JobLink} id=${e.job_id} />` : ""}<span class="name">${e.name}</span><span class="muted">${e.reason.replaceAll("_", " ")}</span></li>`,
+    ${e.job_id ? html`<${JobLink} id=${e.job_id} />` : ""}<span class="name" title=${e.name}>${e.name}</span><span class="muted">${e.reason.replaceAll("_", " ")}</span></li>`,
   )}</ol>`;
 }
 
