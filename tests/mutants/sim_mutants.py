@@ -9,8 +9,8 @@ MUTANTS = [
         "sim: fence check dropped",
         "penstock/core/jobs/job.py",
         "JobStep.applies_to",
-        "job.state is self.source and job.fence == self.fence",
-        "job.state is self.source",
+        "job is None or job.state is not self.source or job.fence != self.fence",
+        "job is None or job.state is not self.source",
         (
             "tests/contract/test_apply.py::test_a_change_that_was_decided_before_another_attempt_changes_nothing",
         ),
