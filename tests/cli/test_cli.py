@@ -791,6 +791,8 @@ def test_jobs_are_added_to_an_open_batch_and_its_callback_waits_for_the_close(sh
 
 def test_a_job_waits_for_an_array(shell):
     array_id = shell("submit", "--array", "1-3%1", "--", "true").stdout.strip()
+    behind = shell("submit", "--after", "last:done", "--", "true").stdout.strip()
+    assert shell.answer("show", behind)["after"] == [f"{array_id}:done"]
     child = shell("submit", "--after", f"{array_id[-8:]}:done", "--", "true").stdout.strip()
     assert shell.answer("show", child)["after"] == [f"{array_id}:done"]
     assert shell("wait", child).returncode == 0

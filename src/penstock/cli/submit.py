@@ -235,8 +235,11 @@ def _parent(session: CliSession, word: str) -> str:
 
 def _job_or_array(session: CliSession, part: str) -> str:
     """
-    The id of a job or an array. The ids of an array's jobs contain its own, so a part of it means the array.
+    The id of a job or an array. The ids of an array's jobs contain its own, so a part of it means the array, and so
+    does `last` behind the submit of an array.
     """
+    if part == "last":
+        return session.job_id(part).partition("_")[0]
     if not re.fullmatch("[0-9a-f-]{4,35}", part):
         return session.job_id(part)
     ids = session.client.find(part, limit=6)
