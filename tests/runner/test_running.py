@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -159,6 +160,16 @@ def test_output_can_be_followed_while_the_job_runs(plant, tmp_path):
     go.touch()
     plant.settled(job)
     assert [piece.data for piece in output.read(first.end)] == [b"two\n"]
+
+
+@pytest.mark.parametrize("kind", ["command", "function"])
+def test_a_job_runs_after_somebody_removed_the_folder_of_all_outputs(plant, kind):
+    shutil.rmtree(plant.data / "runs")
+
+    job = plant.command("sh", "-c", "echo once") if kind == "command" else plant.function("shout", "once")
+
+    assert str(plant.settled(job).end) == "completed"
+    assert "once" in plant.output(job)["stdout"].lower()
 
 
 def test_a_link_in_place_of_an_output_folder_is_not_followed(plant, tmp_path):

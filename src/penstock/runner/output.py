@@ -37,8 +37,11 @@ class OutputLimits:
 
 def open_folder(root: str, *parts: str) -> int:
     """
-    The descriptor of a folder below `root`, made if it is missing. No part of its path may be a link.
+    The descriptor of a folder below `root`, made if it is missing. No part of its path may be a link. `root`
+    itself is made anew if somebody removed it with the old outputs.
     """
+    with contextlib.suppress(FileExistsError):
+        Path(root).mkdir(0o700)
     handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in parts:
         if not _PART.fullmatch(part):
