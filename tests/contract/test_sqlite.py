@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from threading import Event
 
 import apsw
@@ -738,3 +739,26 @@ def test_a_new_file_and_its_backup_are_their_owners_alone(tmp_path):
 
     assert shared == set()
     assert (tmp_path / "copy.db").exists()
+
+
+class InterruptedAfterCommit:
+    """A connection on which Ctrl-C comes when the first COMMIT has returned."""
+
+    def __init__(self, con):
+        self._con = con
+
+    def __getattr__(self, name):
+        return getattr(self._con, name)
+
+    def execute(self, sql, *values):
+        rows = self._con.execute(sql, *values)
+        if sql == "COMMIT":
+            raise KeyboardInterrupt
+        return rows
+
+
+def test_a_ctrl_c_behind_a_step_of_the_schema_stays_a_ctrl_c(path):
+    with closing(connection.connect(path)) as con, closing(WriteLock(path)) as lock:
+        with pytest.raises(KeyboardInterrupt):
+            connection.migrate(InterruptedAfterCommit(con), path, lock)
+        connection.migrate(con, path, lock)

@@ -142,7 +142,8 @@ def _climb(con: apsw.Connection, path: Path, steps: Sequence[str]) -> None:
             con.execute(f"PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID}")
             con.execute("COMMIT")
         except BaseException:  # Ctrl-C included: an interrupted step must leave the file as it was
-            con.execute("ROLLBACK")
+            if con.in_transaction:  # else it came after the commit
+                con.execute("ROLLBACK")
             raise
 
 
