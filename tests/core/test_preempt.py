@@ -13,7 +13,17 @@ from penstock.core.jobs.admission import (
 )
 from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.ordering import Ordering, QueuedJob
-from penstock.core.jobs.preemption import Act, Candidate, Cycle, Preemption, advance, begin, choose, wanted
+from penstock.core.jobs.preemption import (
+    Act,
+    Candidate,
+    Cycle,
+    Preemption,
+    advance,
+    begin,
+    choose,
+    still_wanted,
+    wanted,
+)
 from penstock.core.jobs.round import Placement, ReadyQueue, RoundInputs
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND
@@ -163,3 +173,29 @@ def test_a_victim_is_asked_twice_and_then_made_to():
 @pytest.mark.parametrize("seconds", [1, 60, 300])
 def test_a_victim_that_ended_or_a_job_that_found_room_closes_the_cycle(how, seconds):
     assert go_on(begin("x.1", "w", NOW, RULES), seconds, **how) == (None, None)
+
+
+def is_wanted(*, due=True, ending=(), **view_options):
+    running = [flight("x", 30, cost=80), *(flight(f"e{n}", 30, cost=cost) for n, cost in enumerate(ending))]
+    fixed = view(cost=60, running=running, **view_options)
+    classes = [admission_class(cost) for cost in ending]
+    victim = running[0].dispatch.admission_class
+    return still_wanted(fixed.inputs, admission_class(60), victim, classes, due=due)
+
+
+@pytest.mark.parametrize("due", [True, False])
+def test_a_cycle_goes_on_while_the_job_would_start_without_the_victim(due):
+    assert is_wanted(due=due)
+
+
+@pytest.mark.parametrize("due", [True, False])
+@pytest.mark.parametrize("change", [{"paused": ("a",)}, {"caps": Caps(addons={"a": 0})}])
+def test_a_cycle_ends_at_once_if_the_job_may_not_start_in_any_case(change, due):
+    assert not is_wanted(due=due, **change)
+
+
+@pytest.mark.parametrize("change", [{"capacity": 200}, {"capacity": 50}, {"ending": (70,), "capacity": 160}])
+def test_units_end_a_cycle_only_when_its_next_act_is_due(change):
+    """Because they come and go: there are enough now, or too few even with the victim's."""
+    assert is_wanted(due=False, **change)
+    assert not is_wanted(due=True, **change)

@@ -282,3 +282,40 @@ def test_no_run_is_asked_to_yield_to_a_job_without_a_present_worker(host):
     host.kit.pulling_workers.polled(WorkerKinds(AddonId("unserved")), until=host.kit.now + SECOND)
     preempter.step(host.kit.now)
     assert preempter.cycle is not None
+
+
+PREEMPTING_CHANGES = {
+    "everything paused": lambda host, _: host.kit.job_service.pause(),
+    "its addon paused": lambda host, _: host.kit.job_service.pause("b"),
+    "priority lowered": lambda host, job_id: host.kit.job_service.edit(job_id, priority=20),
+    "put off": lambda host, job_id: host.kit.job_service.edit(
+        job_id, earliest_start_at=host.kit.now + 3_600 * SECOND
+    ),
+    "drained": lambda host, _: setattr(host.kit.machine, "draining", True),
+}
+
+
+@pytest.mark.parametrize("change", PREEMPTING_CHANGES)
+def test_no_run_is_stopped_for_a_job_that_may_no_longer_start(host, change):
+    """The run would lose what it has done, and nothing would start in its place."""
+    first = host.worker("first", A, room=1, length=1_000)
+    host.worker("second", B)
+    host.kit.submit(cost_units=40, priority=10)
+    first.turn()
+    [wanted_by] = host.kit.submit(addon_id="b", cost_units=40, priority=95)
+    preempter = Preempter(
+        host.kit.store, host.kit.rules, host.kit.dispatcher, host.kit.job_service, YieldRequests()
+    )
+    preempter.step(host.kit.now)
+    [victim] = first.ends
+    assert preempter.cycle.victim == victim
+
+    PREEMPTING_CHANGES[change](host, wanted_by)
+    preempter.step(host.kit.now)
+    assert preempter.cycle is None
+
+    for _ in range(10):
+        host.kit.later(20)
+        host.kit.job_service.heartbeat(victim)
+        preempter.step(host.kit.now)
+    assert host.kit.store.dispatch(victim).phase is DispatchPhase.LEASED

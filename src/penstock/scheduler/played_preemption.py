@@ -8,8 +8,10 @@ priority high enough above that of a running job, and while a cycle goes on.
 
 from __future__ import annotations
 
+from penstock.core.jobs.admission import admission_class_of
 from penstock.core.jobs.job import Dispatch
-from penstock.core.jobs.preemption import Act, Candidate, Cycle, advance, begin, choose, wanted
+from penstock.core.jobs.ordering import urgent_from
+from penstock.core.jobs.preemption import Act, Candidate, Cycle, advance, begin, choose, still_wanted, wanted
 from penstock.core.jobs.round import RoundInputs
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import DispatchId, EndReason, JobId, Moment
@@ -136,7 +138,7 @@ class PlayedPreemption:
         host.cycle, act = advance(
             cycle,
             victim_runs=victim_runs,
-            still_wanted=play.state[int(cycle.wanted_by)] == PlayedState.QUEUED,
+            still_wanted=run is not None and self._is_still_wanted(host, cycle, run),
             now=play.now,
             preemption=play.rules.preemption,
         )
@@ -146,6 +148,24 @@ class PlayedPreemption:
             self._attempts.finish(run, EndReason.PREEMPTION_TIMEOUT)
         if host.cycle is not None:
             self._wait_for_cycle(host.cycle)
+
+    def _is_still_wanted(self, host: HostInPlay, cycle: Cycle, run: RunInPlay) -> bool:
+        play, job = self._play, int(cycle.wanted_by)
+        if play.state[job] != PlayedState.QUEUED:
+            return False
+        intent = play.load.intent_of(job)
+        urgent_at = urgent_from(intent, play.ordering)
+        host.view.now, host.view.ledger = play.now, host.ledger
+        conditions, offers = host.conditions(play.now), host.offers(play.now)
+        return still_wanted(
+            RoundInputs(host.view, conditions, play.limits, play.ordering, *offers),
+            admission_class_of(intent),
+            run.queue.admission_class,
+            [r.queue.admission_class for r in host.runs.values() if r.phase is DispatchPhase.ENDING],
+            due=play.now >= cycle.due,
+            urgent=urgent_at is not None and urgent_at <= play.now,
+            ready_at=self._queues.ready_at.get(job, 0),
+        )
 
 
 def _dispatch_of(run: RunInPlay) -> Dispatch:

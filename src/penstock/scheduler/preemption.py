@@ -10,9 +10,21 @@ from typing import Final
 
 from penstock.core.errors import Refused
 from penstock.core.jobs import changes
+from penstock.core.jobs.admission import admission_class_of
 from penstock.core.jobs.changes import Note
-from penstock.core.jobs.job import Dispatch, EventKind
-from penstock.core.jobs.preemption import Act, Candidate, Cycle, Want, advance, begin, choose, wanted
+from penstock.core.jobs.job import Dispatch, EventKind, Job
+from penstock.core.jobs.ordering import urgent_from
+from penstock.core.jobs.preemption import (
+    Act,
+    Candidate,
+    Cycle,
+    Want,
+    advance,
+    begin,
+    choose,
+    still_wanted,
+    wanted,
+)
 from penstock.core.jobs.round import AdmissionView
 from penstock.core.jobs.states import DispatchPhase, JobState
 from penstock.core.jobs.types import EndReason, Moment
@@ -85,7 +97,7 @@ class Preempter:
         self.cycle, act = advance(
             cycle,
             victim_runs=victim is not None and victim.phase is DispatchPhase.LEASED,
-            still_wanted=wanted_by is not None and wanted_by.state is JobState.QUEUED,
+            still_wanted=self._is_still_wanted(cycle, victim, wanted_by, now),
             now=now,
             preemption=self._preemption,
         )
@@ -98,6 +110,35 @@ class Preempter:
                 self._job_service.stop(cycle.victim, EndReason.PREEMPTION_TIMEOUT)
             except Refused:
                 log.debug("%s ended before it was told to stop", cycle.victim)
+
+    def _is_still_wanted(
+        self, cycle: Cycle, victim: Dispatch | None, wanted_by: Job | None, now: Moment
+    ) -> bool:
+        """Whether the waiting job, which may have been edited or paused, would start if the victim ended."""
+        threshold = self._preemption.threshold
+        if victim is None or wanted_by is None or wanted_by.state is not JobState.QUEUED or threshold is None:
+            return False
+        running = self._running()
+        priority = next((run.priority for run in running if run.dispatch.dispatch_id == cycle.victim), None)
+        if priority is None or wanted_by.intent.priority < priority + threshold:
+            return False
+        ending = [
+            run.dispatch.admission_class for run in running if run.dispatch.phase is DispatchPhase.ENDING
+        ]
+        urgent_at = urgent_from(wanted_by.intent, self._rules.ordering)
+
+        def decide(view: AdmissionView) -> bool:
+            return still_wanted(
+                self._dispatcher.inputs(view),
+                admission_class_of(wanted_by.intent),
+                victim.admission_class,
+                ending,
+                due=now >= cycle.due,
+                urgent=urgent_at is not None and urgent_at <= now,
+                ready_at=wanted_by.ready_at,
+            )
+
+        return self._store.read_view(self._rules.host, decide)
 
     def request(self, cycle: Cycle, now: Moment) -> None:
         """Ask the victim to yield, and write the request into the trail."""

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from penstock.core.jobs.admission import AdmissionClass
 from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.ordering import QueuedJob
+from penstock.core.jobs.reasons import NotEnoughUnits, Reason
 from penstock.core.jobs.round import Placement, RoundInputs
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import SECOND, DispatchId, JobId, Moment, Span
@@ -95,6 +96,32 @@ def choose(want: Want, running: Sequence[Candidate], preemption: Preemption) -> 
     return next(
         (run.dispatch for run in lower if want.fits_without([*ending, run.dispatch.admission_class])), None
     )
+
+
+def still_wanted(
+    inputs: RoundInputs,
+    admission_class: AdmissionClass,
+    victim: AdmissionClass,
+    ending: Sequence[AdmissionClass],
+    *,
+    due: bool,
+    urgent: bool = False,
+    ready_at: Moment = 0,
+) -> bool:
+    """
+    Whether a waiting job of this class would start if the victim ended, so that the victim does not stop in
+    vain: the job or everything may have been paused since the last request. Units come and go between two
+    rounds, so they count only when the next act is `due`. `ending`: attempts that end already.
+    """
+
+    def refusal(ended: Iterable[AdmissionClass]) -> Reason | None:
+        ledger = inputs.view.ledger.without(ended)
+        return inputs.gates(admission_class, ledger=ledger, urgent=urgent, ready_at=ready_at).refusal()
+
+    reason = refusal([*ending, victim])
+    if not due:
+        return reason is None or isinstance(reason, NotEnoughUnits)
+    return reason is None and refusal(ending) is not None and _has_worker(inputs, admission_class)
 
 
 class Act(Enum):
