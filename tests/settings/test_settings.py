@@ -426,3 +426,33 @@ def test_the_table_in_the_documentation_is_made_from_the_settings():
     page = (ROOT / "docs" / "settings.md").read_text()
 
     assert re.search(r"^\| setting .*?(?=\n\n|\Z)", page, re.DOTALL | re.MULTILINE)[0].strip() == table()
+
+
+def test_a_flag_sets_one_entry_of_a_table_and_leaves_the_others(tmp_path):
+    """`penstock explain` suggests such flags: a whole table would drop what the file says of other types."""
+    path = tmp_path / "penstock.toml"
+    path.write_text('[caps]\ntypes = { "mail/send" = 1, resize = 3 }\n')
+    flags = {
+        "caps.types.mail/send": "2",
+        "caps.types.v1.x/thumb.nail": "4",
+        "caps.constraints.cpu_heavy": "5",
+    }
+    caps = load(path, environ=HOME, flags=flags).caps
+
+    assert caps.types == {"mail/send": 2, "resize": 3, "v1.x/thumb.nail": 4}
+    assert caps.constraints == {"cpu_heavy": 5}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("caps.types.mail/send", "many"), ("caps.types.", "1"), ("caps.constraints.gpu", "1")]
+)
+def test_a_wrong_entry_of_a_table_is_refused_under_the_name_of_the_table(key, value):
+    [problem] = problems_of(flags={key: value})
+
+    assert problem.key == ".".join(key.split(".")[:2])
+
+
+def test_a_flag_names_an_addon_with_dots():
+    addons = load(environ=HOME, flags={"addons.my.addon.concurrent": "3"}).addons
+
+    assert addons["my.addon"].concurrent == 3

@@ -16,7 +16,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -110,6 +110,8 @@ _PREFIX = "PENSTOCK_"
 _PLAIN = [path for path in KEYS if "*" not in path]
 _DOTTED: dict[str, KeyPath] = {".".join(path): path for path in _PLAIN}
 _VARIABLES: dict[str, KeyPath] = {_PREFIX + "_".join(path).upper(): path for path in _PLAIN}
+#: Settings that are tables. A flag may also set one entry of them: `caps.types.mail/send=2`.
+_TABLES = {path for path in _PLAIN if get_origin(KEYS[path].hint) is Mapping}
 _SECTIONS = {path[:depth] for path in KEYS for depth in range(1, len(path))}
 
 
@@ -218,8 +220,19 @@ def _from_environ(environ: Mapping[str, str]) -> Iterator[_Written]:
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[_Written]:
     """The settings in flags, such as `{"leases.ttl": "10s"}`. Text is parsed as in the environment."""
     for name, value in flags.items():
-        path = _DOTTED.get(name, tuple(name.split(".")))
-        yield _Written(path, _parsed(value) if isinstance(value, str) else value, "--set")
+        yield _Written(_flag_path(name), _parsed(value) if isinstance(value, str) else value, "--set")
+
+
+def _flag_path(name: str) -> KeyPath:
+    """The path of a key in a flag. The name of an addon, and that of an entry of a table, may contain dots."""
+    parts = tuple(name.split("."))
+    if name in _DOTTED:
+        return _DOTTED[name]
+    if parts[0] == "addons" and len(parts) > 3:
+        return ("addons", ".".join(parts[1:-1]).strip('"'), parts[-1])
+    if parts[:2] in _TABLES and len(parts) > 2:
+        return (*parts[:2], ".".join(parts[2:]).strip('"'))
+    return parts
 
 
 def _parsed(value: str) -> Any:
@@ -262,6 +275,9 @@ class _Reader:
             if general(path) in KEYS:
                 done = path
                 self._read(path, value, source)
+            elif path[:2] in _TABLES:
+                entries = self._table(path[:1]).get(path[1], {})
+                self._read(path[:2], {**entries, path[2]: value}, source)
             elif general(path) not in _SECTIONS:
                 done = path
                 self._refuse(dotted(path), source, "is not a setting", _nearest(path, source))
