@@ -319,3 +319,47 @@ def test_a_program_runs_its_jobs_beside_a_daemon_that_reserves_none_of_them(post
         kinds = Counter(str(event.kind) for event in store.events(before, 10_000) if event.job_id is not None)
         del kinds["DENIED"]
         assert kinds == {"SUBMITTED": 40, "DISPATCHING": 40, "RUNNING": 40, "DONE": 40}
+
+
+def denials(kit, job_id):
+    return [event.reason for event in kit.store.events(0, 1_000, job_id) if event.kind == "DENIED"]
+
+
+def test_hosts_that_refuse_a_job_for_different_reasons_record_each_reason_once(hosts):
+    """Each record wakes the other hosts. They would write some twenty events in a second for each waiting job."""
+    full, other = hosts("full"), hosts("other")
+    for kit in (full, other):
+        kit.fetchers.polled(T, until=FOR_EVER)
+        kit.step()
+    for kit in (full, other):
+        kit.submit(cost_units=90)
+        kit.step()
+    job, *_ = full.submit(cost_units=90)
+    other.machine.draining = True
+    for _ in range(5):
+        other.step()
+        full.step()
+
+    assert denials(full, job) == ["draining", "no_room"]
+    assert full.store.job(job).denied == "no_room"
+
+    full.job_service.pause()
+    for _ in range(5):
+        full.step()
+        other.step()
+    assert denials(full, job) == ["draining", "no_room", "paused"]
+
+
+def test_every_host_explains_that_an_attempt_is_asked_to_yield(hosts):
+    first, other = hosts("first"), hosts("other")
+    [low] = first.submit(cost_units=90, priority=10)
+    assert first.claim() == [low]
+    [high] = first.submit(cost_units=90, priority=95)
+    preempter = Preempter(first.store, first.rules, first.dispatcher, first.job_service, YieldRequests())
+    preempter.step(first.now)
+    first.job_service.explainer.preemption = lambda: preempter.cycle
+
+    explanations = [kit.job_service.explain(low) for kit in (first, other)]
+    assert [explanation.reason for explanation in explanations] == ["asked_to_yield"] * 2
+    assert explanations[0].preemption == explanations[1].preemption
+    assert explanations[1].preemption.wanted_by == high

@@ -41,8 +41,9 @@ from msgspec.structs import replace
 
 from penstock.core.errors import Unavailable
 from penstock.core.jobs import changes
-from penstock.core.jobs.admission import AdmissionClass
+from penstock.core.jobs.admission import AdmissionClass, Conditions
 from penstock.core.jobs.load import Host
+from penstock.core.jobs.reasons import Draining
 from penstock.core.jobs.round import MOST_PICKS, AdmissionView, Placement, RoundInputs, RoundResult, run_round
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import OWN_TYPES, AddonId, DispatchId, EndReason, HostId, JobId, Moment, Span
@@ -93,6 +94,8 @@ class Dispatcher:
         #: How often each head was refused for its present reason. The trail gets the count when the reason
         #: changes: writing each refusal would cost a write for each head and tick.
         self.refusals: dict[JobId, int] = {}
+        #: On a shared store, the last reason for which this host refused each head.
+        self._recorded: dict[JobId, str] = {}
         #: By class, when its last reservation ends. Readers need no lock: a change replaces the whole dict.
         self._reserved_until: dict[AdmissionClass, Moment] = {}
         self._alone, self._lock = False, Lock()
@@ -269,6 +272,8 @@ class Dispatcher:
             # Made for each call: a store may call this twice.
             workers = RoundWorkers(self._pulling_workers, now, here, worker, others=self.others)
             round_result = run_round(self.inputs(view, workers), most_leases=limit if here else None)
+            if self._store.shared:
+                self._drop_repeated(round_result)
             if len(round_result.picks) > round_result.leases:
                 reserved = {p.admission_class for p in round_result.picks if p.offer is Placement.RESERVE}
                 # Remember reservations before they are written: if the write fails, claims read in vain for a
@@ -291,7 +296,7 @@ class Dispatcher:
         The data by which a round decides. Without `workers`: those of the next round, for explain and
         forecasts.
         """
-        conditions, rules = self._machine.conditions(view.now), self._rules
+        conditions, rules = self.conditions(view.now), self._rules
         workers = workers or RoundWorkers(self._pulling_workers, view.now, others=self.others)
         return RoundInputs(
             view,
@@ -320,9 +325,40 @@ class Dispatcher:
         """
         return self._machine.drained
 
+    def conditions(self, now: Moment) -> Conditions:
+        return self._machine.conditions(now)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(sorted(self._machine.labels))
+
     @property
     def workers(self) -> PullingWorkers:
         return self._pulling_workers
+
+    def _drop_repeated(self, round_result: RoundResult) -> None:
+        """
+        Drop denials that this host has recorded before and another host has replaced. Each host may refuse a
+        head for a reason of its own, and each record wakes the others: they would take turns for ever. A host
+        that drains replaces no reason, because another host decides when the job starts.
+        """
+        reasons = {denial.waiting.job_id: denial.reason.code for denial in round_result.denials}
+        with self._lock:
+            mine = self._recorded
+            round_result.denials = [
+                denial
+                for denial in round_result.denials
+                if not denial.waiting.denied
+                or (
+                    mine.get(denial.waiting.job_id) != denial.reason.code
+                    and not isinstance(denial.reason, Draining)
+                )
+            ]
+            for waiting in round_result.refused:
+                mine.pop(waiting.job_id, None)
+                mine[waiting.job_id] = reasons.get(waiting.job_id, waiting.denied)
+            while len(mine) > MOST_REMEMBERED:
+                del mine[next(iter(mine))]
 
     def _counted(self, round_result: RoundResult) -> RoundResult:
         before = self.refusals
@@ -379,7 +415,7 @@ class OtherHosts:
 FOR_EVER: Final[Moment] = 1 << 62
 #: The most kinds of jobs that a host registers for its workers. Other hosts reserve jobs of further kinds.
 MOST_REGISTERED: Final = 500
-#: The most absent workers that are remembered, for explain.
+#: The most absent workers that are remembered, for explain, and the most heads with the reason of a refusal.
 MOST_REMEMBERED: Final = 1_000
 
 
