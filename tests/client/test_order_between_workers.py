@@ -19,10 +19,19 @@ pytestmark = pytest.mark.skipif(SOAK == 1, reason="in real time: make soak runs 
 LENGTH = 3.0
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def start(request, daemon):
+    """A function that starts a daemon with these settings, on each database."""
+    if request.param == "sqlite":
+        return daemon
+    place = request.getfixturevalue("postgres")
+    return lambda *flags: daemon(f"database={place.dsn}", f"postgres.schema={place.schema}", *flags)
+
+
 @pytest.fixture
-def host(daemon, workers):
+def host(start, workers):
     """40 units, and a worker with 40 threads for each of two addons."""
-    host = daemon("capacity.units=40")
+    host = start("capacity.units=40")
     for addon in ("first", "second"):
         workers.start(host, "--concurrency=40", addon=addon)
     until(lambda: all(begins(host, workers, addon) for addon in ("first", "second")))
@@ -62,9 +71,9 @@ def test_equal_addons_get_equal_shares_of_a_thousand_starts(host, workers):
     assert len(started() & of_second) == pytest.approx(len(started() & of_first), rel=0.1)
 
 
-def test_units_kept_for_a_large_command_are_given_to_no_addon_job(daemon, workers):
+def test_units_kept_for_a_large_command_are_given_to_no_addon_job(start, workers):
     """Without kept units the command waits for the last of the small jobs: there is never a moment without them."""
-    host = daemon("capacity.units=40", "order.patience=1s")
+    host = start("capacity.units=40", "order.patience=1s")
     workers.start(host, "--concurrency=40", addon="first")
     begins(host, workers, "first")
     small = [
@@ -81,8 +90,8 @@ def test_units_kept_for_a_large_command_are_given_to_no_addon_job(daemon, worker
     assert {"no_room"} == {e.reason for e in events_of(host, command) if e.kind == "DENIED"}
 
 
-def test_jobs_without_a_worker_hold_no_units_after_the_third_start_timeout(daemon, workers):
-    host = daemon("capacity.units=40", "leases.start_timeout=1s", "retry.start=1s")
+def test_jobs_without_a_worker_hold_no_units_after_the_third_start_timeout(start, workers):
+    host = start("capacity.units=40", "leases.start_timeout=1s", "retry.start=1s")
     workers.start(host, "--concurrency=40", addon="first")
     begins(host, workers, "first")
     alone = submit(host, "absent", 3, 0, priority=95)

@@ -63,7 +63,7 @@ def test_the_json_has_what_the_words_say():
     told = json.loads(json.dumps(explain(job(), NOW, outlook=Outlook(NotEnoughUnits(8, 5, 90))).as_json()))
 
     assert told["reason"] == "no_room"
-    assert told["reason_data"] == {"needs": 8, "free": 5, "capacity": 90, "until": None}
+    assert told["reason_data"] == {"needs": 8, "free": 5, "capacity": 90, "until": None, "most": None}
     assert told["retry_after_sec"] >= 1
     assert told["recorded"] is False
     assert told["allowed"] == ["admit", "cancel", "fail"]

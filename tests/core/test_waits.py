@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from penstock.core.jobs.dependencies import Dependency
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.job import Event, EventKind, Job
 from penstock.core.jobs.reason_base import SHORT
-from penstock.core.jobs.standing import recorded_reason, standing
-from penstock.core.jobs.states import Counters, JobState
+from penstock.core.jobs.standing import recorded_reason, recorded_standing, standing
+from penstock.core.jobs.states import DEFAULT, Counters, JobState
 from penstock.core.jobs.types import SECOND
 from penstock.core.jobs.waits import wait_words, waits_of
 
@@ -85,12 +86,24 @@ def test_the_earliest_start_is_waited_for_before_the_turn():
     }
 
 
+def test_a_job_waits_for_its_parents_only_if_one_had_not_ended():
+    job = replace(JOB, intent=replace(JOB.intent, after=(Dependency("job-00000000"),)))
+
+    assert waited(job, 50, (0, "SUBMITTED"), (30, "DISPATCHING"), (30, "RUNNING")) == {"turn": 30}
+    assert waited(job, 50, (0, "SUBMITTED")) == {"turn": 50}
+    assert waited(replace(job, unmet=1), 50, (0, "SUBMITTED")) == {"waits_for_parents": 50}
+    assert waited(job, 50, (0, "SUBMITTED"), (20, "READY"), (30, "RUNNING")) == {
+        "waits_for_parents": 20,
+        "turn": 10,
+    }
+
+
 def test_the_words_name_the_longest_first_and_leave_out_what_took_no_time():
     waits = waits_of(
         JOB, trail((0, "SUBMITTED"), (5, "DENIED", "no_room"), (300, "RUNNING")), T0 + 400 * SECOND
     )
 
-    assert wait_words(waits) == "It waited 5 min: 4 min for units, 5 s for its turn."
+    assert wait_words(waits) == "It waited 5 min: 4 min for units, 5 s for its turn or a worker."
     assert wait_words(()) == ""
 
 
@@ -133,3 +146,11 @@ def test_the_clause_of_a_list_comes_from_the_row(fields, why):
 
     assert clause == why
     assert len(clause) <= SHORT
+
+
+@pytest.mark.parametrize("state", [JobState.CANCELED, JobState.FAILED, JobState.DONE, JobState.RUNNING])
+def test_the_last_denial_is_not_told_of_a_job_that_waits_no_more(state):
+    denied = {"denied": "no_room", "denied_data": '{"needs": 8, "free": 5, "capacity": 90}'}
+    job = replace(JOB, state=state, ended_at=T0, **denied)
+
+    assert "needs 8 units" not in recorded_standing(job, T0, None, DEFAULT)

@@ -149,6 +149,22 @@ def panic(kit):
     return kit, kit.submit(run_when="any")[0], {}
 
 
+def large_and_panic(kit):
+    kit = measured(kit, 0.1, memory=0.96)
+    return kit, kit.submit(run_when="any", cost_units=70)[0], {}
+
+
+def above_all_units_of_the_host(kit):
+    """The job was submitted when the host gave more."""
+    [job_id] = kit.submit(cost_units=80)
+    return present(kit.under(capacity=Capacity(fixed=40))), job_id, {}
+
+
+def one_unit(kit):
+    other = running(present(kit), addon_id="b", cost_units=90)
+    return kit, kit.submit(cost_units=1)[0], {"other": other}
+
+
 def no_signal(kit):
     kit = present(kit.under(capacity=Capacity()))
     return kit, kit.submit(run_when="any")[0], {}
@@ -183,6 +199,30 @@ def everything_paused(kit):
 def addon_paused(kit):
     present(kit).job_service.pause("a")
     return kit, kit.submit()[0], {}
+
+
+def behind_another_addon(kit):
+    """A round that has no units left looks at the first head only, so it records no denial of this job."""
+    running(present(kit), addon_id="b", cost_units=90)
+    kit.submit(addon_id="c", priority=90)
+    [job_id] = kit.submit()
+    kit.step()
+    kit.later(10)
+    return job_id
+
+
+def paused_while_another_job_has_all_units(kit):
+    job_id = behind_another_addon(kit)
+    kit.job_service.pause()
+    kit.step()
+    return kit, job_id, {}
+
+
+def drained_while_another_job_has_all_units(kit):
+    job_id = behind_another_addon(kit)
+    kit, _, _ = drained(kit)
+    kit.step()
+    return kit, job_id, {}
 
 
 def paused_twice_and_more(kit):
@@ -488,9 +528,27 @@ def runner_full(kit):
     return kit, kit.submit(job_type="penstock.command")[0], {"first": first}
 
 
+def runner_full_of_functions(kit):
+    """The runner has other slots for functions than for commands, and one of those is taken too."""
+    kit.submit(job_type="penstock.command")
+    kit.job_service.claim(
+        WorkerKinds(job_types=frozenset({"penstock.command", "penstock.function"})), 1, "runner"
+    )
+    first, second = kit.submit(job_type="penstock.function", n=2)
+    kit.job_service.claim(WorkerKinds(job_types=frozenset({"penstock.function"})), 2, "runner")
+    return kit, kit.submit(job_type="penstock.function")[0], {"first": first, "second": second}
+
+
 def runner_disabled(kit):
     kit.job_service.explainer.runner_disabled = True
     return kit, kit.submit(job_type="penstock.command")[0], {}
+
+
+def runner_disabled_and_reserved(kit):
+    kit.job_service.explainer.runner_disabled = True
+    [job_id] = kit.submit(job_type="penstock.command")
+    kit.step()
+    return kit, job_id, {}
 
 
 # retries and interruptions
@@ -529,6 +587,16 @@ def yielded_and_waits(kit):
     job_id = running(present(kit), cost_units=50)
     end(kit, job_id, EndReason.COOPERATIVE_PREEMPTION)
     other = running(kit, addon_id="b", cost_units=60, priority=90)
+    return kit, job_id, {"other": other}
+
+
+def yielded_after_a_minute(kit):
+    """It keeps its turn, and so the moment since when it is ready."""
+    job_id = running(present(kit), cost_units=50)
+    kit.later(20)
+    end(kit, job_id, EndReason.COOPERATIVE_PREEMPTION)
+    other = running(kit, addon_id="b", cost_units=60, priority=90)
+    kit.later(5)
     return kit, job_id, {"other": other}
 
 

@@ -222,7 +222,7 @@ def test_who_asks_at_another_host_is_told_where_it_will_run(kit):
     )
     committed(kit.store, RegisterHost(here))
 
-    assert "This host lacks the label gpu; render-1 can run it" in kit.job_service.explain(job_id).text
+    assert "This host lacks the label gpu; render-1 has it" in kit.job_service.explain(job_id).text
     kit.later(31)
     assert "No running host has the label gpu" in kit.job_service.explain(job_id).text
 

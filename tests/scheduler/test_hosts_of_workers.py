@@ -329,7 +329,7 @@ def test_hosts_that_refuse_a_job_for_different_reasons_record_each_reason_once(h
     """Each record wakes the other hosts. They would write some twenty events in a second for each waiting job."""
     full, other = hosts("full"), hosts("other")
     for kit in (full, other):
-        kit.fetchers.polled(T, until=FOR_EVER)
+        kit.pulling_workers.polled(T, until=FOR_EVER)
         kit.step()
     for kit in (full, other):
         kit.submit(cost_units=90)

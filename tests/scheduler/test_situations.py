@@ -19,7 +19,8 @@ from penstock.cli.main import cli
 from penstock.core.jobs.explain import Explanation
 from penstock.core.jobs.reason_base import SHORT
 from penstock.core.jobs.reasons import REASONS
-from penstock.core.jobs.states import JobState
+from penstock.core.jobs.states import SETTLED, JobState
+from penstock.core.jobs.types import dispatch_id_of
 from penstock.settings import describe, load
 
 
@@ -64,18 +65,48 @@ TABLE = [
     ),
     Row(
         s.label_that_no_host_has,
-        "Waiting for 0 s. No running host has the labels gpu and large. A restart with `penstock up --set host.labels=gpu,large` changes that.",
-        {"reason": "label_missing", "gates": ["label_missing"], "short": "waits for a host with the labels gpu and large", "next_step": "a host with the labels gpu and large takes it", "way_out": "penstock up --set host.labels=gpu,large"},
+        "Waiting for 0 s. No running host has the labels gpu and large. `penstock stop && penstock up --set host.labels=gpu,large` changes that.",
+        {"reason": "label_missing", "gates": ["label_missing"], "short": "waits for a host with the labels gpu and large", "next_step": "a host with the labels gpu and large takes it", "way_out": "penstock stop && penstock up --set host.labels=gpu,large"},
     ),
     Row(
         s.label_of_another_host,
-        "Waiting for 0 s. This host lacks the label gpu; render-1 can run it. A restart with `penstock up --set host.labels=gpu` changes that.",
-        {"reason": "label_missing", "gates": ["label_missing"], "short": "waits for a host with the label gpu", "next_step": "a host with the label gpu takes it", "way_out": "penstock up --set host.labels=gpu"},
+        "Waiting for 0 s. This host lacks the label gpu; render-1 has it. `penstock stop && penstock up --set host.labels=gpu` changes that.",
+        {"reason": "label_missing", "gates": ["label_missing"], "short": "waits for a host with the label gpu", "next_step": "a host with the label gpu takes it", "way_out": "penstock stop && penstock up --set host.labels=gpu"},
     ),
     Row(
         s.busy_and_wants_normal,
         "Waiting for 0 s. The machine is busy (busy score 6.2 of 10, from cpu). This job starts when the load drops to NORMAL. `penstock edit {job} --when any` changes that.",
         {"reason": "not_quiet", "gates": ["not_quiet"], "short": "the machine is busy; waits for NORMAL", "next_step": "the load of the machine drops to NORMAL", "way_out": "penstock edit {job} --when any"},
+    ),
+    Row(
+        s.large_and_panic,
+        "Waiting for 0 s. The machine is overloaded (busy score 9.6 of 10, from memory). This job starts when the load drops to BUSY. Besides: It needs 70 units; 0 may be used now, because the machine is busy. `penstock stop && penstock up --set capacity.units=70` changes that.",
+        {"reason": "not_quiet", "gates": ["not_quiet", "no_room"], "short": "the machine is overloaded; waits for BUSY", "next_step": "the load of the machine drops to BUSY", "way_out": "penstock stop && penstock up --set capacity.units=70"},
+    ),
+    Row(
+        s.above_all_units_of_the_host,
+        "Waiting for 0 s. It needs 80 units; this host gives 40 at most, by its settings. `penstock stop && penstock up --set capacity.units=80` changes that.",
+        {"reason": "no_room", "gates": ["no_room"], "short": "needs 80 units; the host gives 40 at most", "next_step": "a host with more units takes it", "way_out": "penstock stop && penstock up --set capacity.units=80"},
+    ),
+    Row(
+        s.one_unit,
+        "Waiting for 0 s. It needs 1 unit; 0 of 90 are free. Job {other} uses the rest.",
+        {"reason": "no_room", "gates": ["no_room"], "short": "needs 1 unit; 0 of 90 are free", "next_step": "running jobs end and free their units", "way_out": "penstock cancel {other}", "held_by": ["other"]},
+    ),
+    Row(
+        s.yielded_after_a_minute,
+        "Waiting for 5 s. Its last attempt yielded to another job. It needs 50 units; 30 of 90 are free. Job {other} uses the rest.",
+        {"reason": "no_room", "gates": ["no_room"], "short": "needs 50 units; 30 of 90 are free", "next_step": "running jobs end and free their units", "way_out": "penstock cancel {other}", "held_by": ["other"]},
+    ),
+    Row(
+        s.paused_while_another_job_has_all_units,
+        "Waiting for 10 s. Everything is paused; `penstock resume` ends that. Besides: It needs 10 units; 0 of 90 are free.",
+        {"reason": "paused", "gates": ["paused", "no_room"], "short": "everything is paused", "next_step": "the pause ends", "way_out": "penstock resume", "waited": [["turn", 10.0]]},
+    ),
+    Row(
+        s.drained_while_another_job_has_all_units,
+        "Waiting for 10 s. Host local starts no more jobs: an operator drained it. Besides: It needs 10 units; 0 of 90 are free. `penstock undrain local` changes that.",
+        {"reason": "draining", "gates": ["draining", "no_room"], "short": "the host is drained", "next_step": "the drain ends", "way_out": "penstock undrain local"},
     ),
     Row(
         s.normal_and_wants_quiet,
@@ -84,13 +115,13 @@ TABLE = [
     ),
     Row(
         s.panic,
-        "Waiting for 0 s. The machine is overloaded (busy score 9.6 of 10, from memory). This job starts when the load drops to BUSY. Besides: It needs 10 units; 0 may be used now, because the machine is busy. A restart with `penstock up --set capacity.units=50` changes that.",
-        {"reason": "not_quiet", "gates": ["not_quiet", "no_room"], "short": "the machine is overloaded; waits for BUSY", "next_step": "the load of the machine drops to BUSY", "way_out": "penstock up --set capacity.units=50"},
+        "Waiting for 0 s. The machine is overloaded (busy score 9.6 of 10, from memory). This job starts when the load drops to BUSY. Besides: It needs 10 units; 0 may be used now, because the machine is busy. `penstock stop && penstock up --set capacity.units=50` changes that.",
+        {"reason": "not_quiet", "gates": ["not_quiet", "no_room"], "short": "the machine is overloaded; waits for BUSY", "next_step": "the load of the machine drops to BUSY", "way_out": "penstock stop && penstock up --set capacity.units=50"},
     ),
     Row(
         s.no_signal,
-        "Waiting for 0 s. The load of the machine is unknown (no fresh cpu reading), which counts as overloaded. This job starts when the load is known to be BUSY at most. Besides: It needs 10 units; 0 may be used now, because the machine is busy. A restart with `penstock up --set capacity.units=50` changes that.",
-        {"reason": "not_quiet", "gates": ["not_quiet", "no_room"], "short": "the load of the machine is unknown (no fresh cpu reading)", "next_step": "the load of the machine drops to BUSY", "way_out": "penstock up --set capacity.units=50"},
+        "Waiting for 0 s. The load of the machine is unknown (no fresh cpu reading), which counts as overloaded. This job starts when the load is known to be BUSY at most. Besides: It needs 10 units; 0 may be used now, because the machine is busy. `penstock stop && penstock up --set capacity.units=50` changes that.",
+        {"reason": "not_quiet", "gates": ["not_quiet", "no_room"], "short": "the load of the machine is unknown (no fresh cpu reading)", "next_step": "the load of the machine drops to BUSY", "way_out": "penstock stop && penstock up --set capacity.units=50"},
     ),
     Row(
         s.signal_of_an_application,
@@ -104,8 +135,8 @@ TABLE = [
     ),
     Row(
         s.above_the_present_capacity,
-        "Waiting for 0 s. It needs 80 units; 45 may be used now, because the machine is busy. A restart with `penstock up --set capacity.units=80` changes that.",
-        {"reason": "no_room", "gates": ["no_room"], "short": "needs 80 units; 45 may be used now", "next_step": "the load of the machine falls, so that jobs get more units", "way_out": "penstock up --set capacity.units=80"},
+        "Waiting for 0 s. It needs 80 units; 45 may be used now, because the machine is busy. `penstock stop && penstock up --set capacity.units=80` changes that.",
+        {"reason": "no_room", "gates": ["no_room"], "short": "needs 80 units; 45 may be used now", "next_step": "the load of the machine falls, so that jobs get more units", "way_out": "penstock stop && penstock up --set capacity.units=80"},
     ),
     Row(
         s.everything_paused,
@@ -134,48 +165,48 @@ TABLE = [
     ),
     Row(
         s.all_slots,
-        "Waiting for 0 s. The only slot is taken. Job {other} counts for it. A restart with `penstock up --set caps.concurrent=2` changes that.",
-        {"reason": "cap_reached", "gates": ["cap_reached"], "short": "the only slot is taken", "next_step": "a job that counts for this cap ends", "way_out": "penstock up --set caps.concurrent=2", "held_by": ["other"]},
+        "Waiting for 0 s. The only slot is taken. Job {other} counts for it. `penstock stop && penstock up --set caps.concurrent=2` changes that.",
+        {"reason": "cap_reached", "gates": ["cap_reached"], "short": "the only slot is taken", "next_step": "a job that counts for this cap ends", "way_out": "penstock stop && penstock up --set caps.concurrent=2", "held_by": ["other"]},
     ),
     Row(
         s.cap_of_an_addon,
-        "Waiting for 0 s. Addon a has 2 in flight, its limit. Job {second} and job {first} count for it. A restart with `penstock up --set addons.a.concurrent=3` changes that.",
-        {"reason": "cap_reached", "gates": ["cap_reached"], "short": "addon a is at its limit of 2", "next_step": "a job that counts for this cap ends", "way_out": "penstock up --set addons.a.concurrent=3", "held_by": ["second", "first"]},
+        "Waiting for 0 s. Addon a has 2 in flight, its limit. Job {second} and job {first} count for it. `penstock stop && penstock up --set addons.a.concurrent=3` changes that.",
+        {"reason": "cap_reached", "gates": ["cap_reached"], "short": "addon a is at its limit of 2", "next_step": "a job that counts for this cap ends", "way_out": "penstock stop && penstock up --set addons.a.concurrent=3", "held_by": ["second", "first"]},
     ),
     Row(
         s.cap_of_a_type,
-        "Waiting for 0 s. Type a/t has 1 in flight, its limit. Job {other} counts for it. A restart with `penstock up --set 'caps.types={\"a/t\"=2}'` changes that.",
-        {"reason": "cap_reached", "gates": ["cap_reached"], "short": "type a/t is at its limit of 1", "next_step": "a job that counts for this cap ends", "way_out": "penstock up --set 'caps.types={\"a/t\"=2}'", "held_by": ["other"]},
+        "Waiting for 0 s. Type a/t has 1 in flight, its limit. Job {other} counts for it. `penstock stop && penstock up --set caps.types.a/t=2` changes that.",
+        {"reason": "cap_reached", "gates": ["cap_reached"], "short": "type a/t is at its limit of 1", "next_step": "a job that counts for this cap ends", "way_out": "penstock stop && penstock up --set caps.types.a/t=2", "held_by": ["other"]},
     ),
     Row(
         s.cap_of_a_constraint,
-        "Waiting for 0 s. Constraint disk_write_heavy has 1 in flight, its limit. Job {other} counts for it. A restart with `penstock up --set 'caps.constraints={\"disk_write_heavy\"=2}'` changes that.",
-        {"reason": "cap_reached", "gates": ["cap_reached"], "short": "constraint disk_write_heavy is at its limit of 1", "next_step": "a job that counts for this cap ends", "way_out": "penstock up --set 'caps.constraints={\"disk_write_heavy\"=2}'", "held_by": ["other"]},
+        "Waiting for 0 s. Constraint disk_write_heavy has 1 in flight, its limit. Job {other} counts for it. `penstock stop && penstock up --set caps.constraints.disk_write_heavy=2` changes that.",
+        {"reason": "cap_reached", "gates": ["cap_reached"], "short": "constraint disk_write_heavy is at its limit of 1", "next_step": "a job that counts for this cap ends", "way_out": "penstock stop && penstock up --set caps.constraints.disk_write_heavy=2", "held_by": ["other"]},
     ),
     Row(
         s.cap_with_many_holders,
-        "Waiting for 0 s. Addon a has 4 in flight, its limit. Job {n3}, job {n2} and 2 more jobs count for it. A restart with `penstock up --set addons.a.concurrent=5` changes that.",
-        {"reason": "cap_reached", "gates": ["cap_reached"], "short": "addon a is at its limit of 4", "next_step": "a job that counts for this cap ends", "way_out": "penstock up --set addons.a.concurrent=5", "held_by": ["n3", "n2", "n1", "n0"]},
+        "Waiting for 0 s. Addon a has 4 in flight, its limit. Job {n3}, job {n2} and 2 more jobs count for it. `penstock stop && penstock up --set addons.a.concurrent=5` changes that.",
+        {"reason": "cap_reached", "gates": ["cap_reached"], "short": "addon a is at its limit of 4", "next_step": "a job that counts for this cap ends", "way_out": "penstock stop && penstock up --set addons.a.concurrent=5", "held_by": ["n3", "n2", "n1", "n0"]},
     ),
     Row(
         s.cap_of_zero,
-        "Waiting for 0 s. Type a/t may have no job in flight: its limit is 0. A restart with `penstock up --set 'caps.types={\"a/t\"=1}'` changes that.",
-        {"reason": "cap_reached", "gates": ["cap_reached"], "short": "type a/t is at its limit of 0", "next_step": "the limit is raised", "way_out": "penstock up --set 'caps.types={\"a/t\"=1}'"},
+        "Waiting for 0 s. Type a/t may have no job in flight: its limit is 0. `penstock stop && penstock up --set caps.types.a/t=1` changes that.",
+        {"reason": "cap_reached", "gates": ["cap_reached"], "short": "type a/t is at its limit of 0", "next_step": "the limit is raised", "way_out": "penstock stop && penstock up --set caps.types.a/t=1"},
     ),
     Row(
         s.cap_and_units,
-        "Waiting for 0 s. Type a/t has 1 in flight, its limit. Job {other} counts for it. Besides: It needs 10 units; 5 of 90 are free. A restart with `penstock up --set 'caps.types={\"a/t\"=2}'` changes that.",
-        {"reason": "cap_reached", "gates": ["cap_reached", "no_room"], "short": "type a/t is at its limit of 1", "next_step": "a job that counts for this cap ends", "way_out": "penstock up --set 'caps.types={\"a/t\"=2}'", "held_by": ["other"]},
+        "Waiting for 0 s. Type a/t has 1 in flight, its limit. Job {other} counts for it. Besides: It needs 10 units; 5 of 90 are free. `penstock stop && penstock up --set caps.types.a/t=2` changes that.",
+        {"reason": "cap_reached", "gates": ["cap_reached", "no_room"], "short": "type a/t is at its limit of 1", "next_step": "a job that counts for this cap ends", "way_out": "penstock stop && penstock up --set caps.types.a/t=2", "held_by": ["other"]},
     ),
     Row(
         s.budget_of_the_day,
-        "Waiting for 0 s. The budget of addon a of this day is spent (1.50 of 1.50). The next day begins in about 6 h. Likely start in about 6 h. A restart with `penstock up --set addons.a.budget_day=3` changes that.",
-        {"reason": "budget_spent", "gates": ["budget_spent"], "short": "this day's budget is spent (1.50 of 1.50)", "next_step": "the next day begins", "way_out": "penstock up --set addons.a.budget_day=3"},
+        "Waiting for 0 s. The budget of addon a of this day is spent (1.50 of 1.50). The next day begins in about 6 h. Likely start in about 6 h. `penstock stop && penstock up --set addons.a.budget_day=3` changes that.",
+        {"reason": "budget_spent", "gates": ["budget_spent"], "short": "this day's budget is spent (1.50 of 1.50)", "next_step": "the next day begins", "way_out": "penstock stop && penstock up --set addons.a.budget_day=3"},
     ),
     Row(
         s.budget_of_the_month,
-        "Waiting for 0 s. The budget of addon a of this month is spent (1.50 of 1.00). The next month begins in about 14 days. Likely start in about 14 days. A restart with `penstock up --set addons.a.budget_month=2` changes that.",
-        {"reason": "budget_spent", "gates": ["budget_spent"], "short": "this month's budget is spent (1.50 of 1.00)", "next_step": "the next month begins", "way_out": "penstock up --set addons.a.budget_month=2"},
+        "Waiting for 0 s. The budget of addon a of this month is spent (1.50 of 1.00). The next month begins in about 14 days. Likely start in about 14 days. `penstock stop && penstock up --set addons.a.budget_month=2` changes that.",
+        {"reason": "budget_spent", "gates": ["budget_spent"], "short": "this month's budget is spent (1.50 of 1.00)", "next_step": "the next month begins", "way_out": "penstock stop && penstock up --set addons.a.budget_month=2"},
     ),
     Row(
         s.budget_and_pause,
@@ -319,13 +350,23 @@ TABLE = [
     ),
     Row(
         s.runner_full,
-        "Waiting for 0 s. The only slot of the runner is taken. Job {first} runs there. A restart with `penstock up --set runner.slots=2` changes that.",
-        {"reason": "workers_full", "gates": ["workers_full"], "short": "all slots of the runner are taken", "next_step": "a job of its worker ends", "way_out": "penstock up --set runner.slots=2", "held_by": ["first"]},
+        "Waiting for 0 s. The only slot of the runner is taken. Job {first} runs there. `penstock stop && penstock up --set runner.slots=2` changes that.",
+        {"reason": "workers_full", "gates": ["workers_full"], "short": "all slots of the runner are taken", "next_step": "a job of its worker ends", "way_out": "penstock stop && penstock up --set runner.slots=2", "held_by": ["first"]},
+    ),
+    Row(
+        s.runner_full_of_functions,
+        "Waiting for 0 s. All 2 slots of the runner for functions are taken. Job {first} and job {second} run there. `penstock stop && penstock up --set runner.workers=3` changes that.",
+        {"reason": "workers_full", "gates": ["workers_full"], "short": "all slots of the runner for functions are taken", "next_step": "a job of its worker ends", "way_out": "penstock stop && penstock up --set runner.workers=3", "held_by": ["first", "second"]},
     ),
     Row(
         s.runner_disabled,
-        "Waiting for 0 s. The runner of host local is disabled (`runner.enabled = false`): it runs no commands and functions. A restart with `penstock up --set runner.enabled=true` changes that.",
-        {"reason": "runner_disabled", "gates": ["runner_disabled"], "short": "the runner is disabled", "next_step": "a runner or a worker that claims commands starts", "way_out": "penstock up --set runner.enabled=true"},
+        "Waiting for 0 s. The runner of host local is disabled (`runner.enabled = false`): it runs no commands and functions. `penstock stop && penstock up --set runner.enabled=true` changes that.",
+        {"reason": "runner_disabled", "gates": ["runner_disabled"], "short": "the runner is disabled", "next_step": "a runner or a worker that claims commands starts", "way_out": "penstock stop && penstock up --set runner.enabled=true"},
+    ),
+    Row(
+        s.runner_disabled_and_reserved,
+        "10 units are reserved; its worker has 30 s to ask for the lease. The runner of host local is disabled (`runner.enabled = false`): it runs no commands and functions. `penstock stop && penstock up --set runner.enabled=true` changes that.",
+        {"reason": "runner_disabled", "gates": [], "short": "reserved; waits for its worker", "next_step": "its worker asks for the lease", "way_out": "penstock stop && penstock up --set runner.enabled=true"},
     ),
     Row(
         s.retry_of_an_error,
@@ -591,6 +632,40 @@ def could_start(kit, job_id) -> bool:
     }
 
 
+def clause_of(kit, job_id) -> str:
+    """The clause of a list for this job."""
+    job = kit.store.job(job_id)
+    ended = job.state in SETTLED or job.state is JobState.QUEUED
+    last = kit.store.dispatches([dispatch_id_of(job_id, job.fence)]) if job.fence and ended else {}
+    [clause] = kit.job_service.explainer.standings([job], last)
+    return clause
+
+
+#: A list tries no round, so it does not know which job goes first and for which one units are kept.
+FROM_A_ROUND = {"queued_ahead", "room_kept"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in [*TABLE, *FLEET] if "gates" in row.json and row.json["reason"] not in FROM_A_ROUND],
+    ids=lambda row: row.situation.__name__,
+)
+def test_a_list_says_in_short_what_explain_says(every_kit, row):
+    if row in FLEET and not every_kit.store.shared:
+        pytest.skip("only hosts of one database know of each other")
+    kit, job_id, _ = row.situation(every_kit)
+    explanation, clause = kit.job_service.explain(job_id), clause_of(kit, job_id)
+
+    if explanation.line_ahead and explanation.reason not in ("paused", "draining"):
+        assert clause.startswith(f"behind {explanation.line_ahead} job")
+    elif explanation.reason == "no_room" and "are free" in explanation.short:
+        assert clause == explanation.short.partition(";")[0] + "; too few are free"
+    elif explanation.state is JobState.QUEUED and explanation.reason == "":
+        assert clause == "waits for its turn"
+    elif explanation.state is not JobState.RUNNING:
+        assert clause == explanation.short
+
+
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.situation.__name__)
 def test_every_situation_is_told_in_words_and_as_json(kit, row):
     check(kit, row)
@@ -626,7 +701,9 @@ def test_every_queued_job_has_a_way_out_and_a_next_step():
     sorted({row.json["way_out"] for row in TABLE if row.json["way_out"].startswith("penstock")}),
 )
 def test_every_way_out_is_a_command_that_exists(way_out):
-    _, verb, *words = shlex.split(way_out)
+    *before, last = way_out.split(" && ")
+    assert before in ([], ["penstock stop"])
+    _, verb, *words = shlex.split(last)
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
 

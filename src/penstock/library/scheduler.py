@@ -58,6 +58,7 @@ from penstock.library.options import (
     store_at,
 )
 from penstock.library.schedules import ScheduleHandle, ScheduleOptions, declare, make_schedule
+from penstock.library.ways_out import with_calls
 from penstock.scheduler.arrays import ArrayService
 from penstock.scheduler.batches import BatchService
 from penstock.scheduler.driver import SteadyClock
@@ -299,6 +300,8 @@ class Scheduler:
         Why the job is in its state. Says also if no program runs such jobs, or this one has no such function.
         """
         explanation = self.job_service.explain(job_id)
+        if self.work is not None and not is_address(self.location):
+            explanation = with_calls(explanation)
         if explanation.state is not JobState.QUEUED:
             return explanation
         job_type = JobHandle(self, job_id).job.intent.job_type

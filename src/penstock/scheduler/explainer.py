@@ -10,13 +10,13 @@ an explanation.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, NamedTuple, TypeGuard
 
 from msgspec.structs import replace
 
 from penstock.core.errors import NotFound
-from penstock.core.jobs.admission import AdmissionClass, admission_class_of, keys_of
+from penstock.core.jobs.admission import AdmissionClass, Gates, admission_class_of, keys_of
 from penstock.core.jobs.dependencies import DependencyStatus
 from penstock.core.jobs.explain import Explanation, Findings, HostStanding, PreemptionInfo, explain
 from penstock.core.jobs.forecast import Outlook, likely_starts, outlook, reachable
@@ -30,6 +30,7 @@ from penstock.core.jobs.reasons import (
     Draining,
     LabelMissing,
     NotEnoughUnits,
+    Paused,
     QueuedAhead,
     Reason,
     UnitsKept,
@@ -37,11 +38,22 @@ from penstock.core.jobs.reasons import (
 )
 from penstock.core.jobs.refusals import all_refusals, refusal_on
 from penstock.core.jobs.round import AdmissionView, Placement, RoundInputs
+from penstock.core.jobs.standing import MOST_BEFORE, recorded_reason, recorded_standing, waits_for_turn
 from penstock.core.jobs.states import DispatchPhase, JobState
-from penstock.core.jobs.types import MINUTE, OWN_TYPES, HostId, JobId, Moment, Priority, dispatch_id_of
+from penstock.core.jobs.types import (
+    MINUTE,
+    OWN_TYPES,
+    DispatchId,
+    HostId,
+    JobId,
+    Moment,
+    Priority,
+    dispatch_id_of,
+)
 from penstock.core.jobs.viewer import Viewer
 from penstock.core.jobs.waits import waits_of
 from penstock.core.jobs.worker_reasons import (
+    RUNNER,
     AwaitsWorker,
     NoWorkerSeen,
     RunnerDisabled,
@@ -60,8 +72,20 @@ _MOST_EVENTS: Final = 5_000
 _MOST_HOLDERS: Final = 20
 #: For this long after a start, absent workers may not have connected again yet.
 _STARTED_LATELY: Final = 10 * MINUTE
+#: For how many jobs of one list a missing worker is searched: it takes a few reads for each.
+_MOST_SEARCHES: Final = 20
 #: The most parents that an explanation names.
 _NAMED: Final = 3
+
+
+#: The runner has places of their own for functions.
+_FUNCTION: Final = f"{OWN_TYPES}function"
+
+
+def _in_same_place(dispatch: Dispatch, admission_class: AdmissionClass) -> bool:
+    """Whether the attempt takes a place of its worker that a job of this class could have."""
+    is_function = dispatch.admission_class.job_type == _FUNCTION
+    return dispatch.worker != RUNNER or is_function == (admission_class.job_type == _FUNCTION)
 
 
 class _View(NamedTuple):
@@ -70,6 +94,19 @@ class _View(NamedTuple):
     outlook: Outlook
     refusals: tuple[Reason, ...]
     hosts: tuple[HostStanding, ...]
+
+
+def _is_shown_to_all(reason: Reason | None, *, shared: bool) -> TypeGuard[Reason]:
+    """Whether a list shows this reason for every job that it holds, in place of a recorded one."""
+    match reason:
+        case Paused():
+            return True
+        case Draining():  # of several hosts another may start the job
+            return not shared
+        case NotEnoughUnits(most=most):
+            return most is not None
+        case _:
+            return False
 
 
 def _of_hosts(seen: _View, hosts: Collection[str]) -> _View:
@@ -145,6 +182,67 @@ class Explainer:
         findings = self._with_priorities(job, current, findings)
         return explain(job, now, last, current, viewer=viewer, findings=findings)
 
+    def standings(
+        self, jobs: Sequence[Job], last: Mapping[DispatchId, Dispatch], viewer: Viewer | None = None
+    ) -> list[str]:
+        """
+        The clause of each job for a list. No round is tried: a list has many rows. `last`: the last dispatches
+        of the jobs whose attempt has ended.
+        """
+        now = self._store.now()
+        waiting = [job.no for job in jobs if waits_for_turn(job, now)]
+        before = self._store.jobs_before(waiting, MOST_BEFORE)
+        present = self._present_reasons(jobs, before, last, viewer)
+        return [
+            recorded_standing(
+                job,
+                now,
+                last.get(dispatch_id_of(job.job_id, job.fence)),
+                self._rules.schedules,
+                before=before.get(job.no, 0),
+                present=present.get(job.no),
+            )
+            for job in jobs
+        ]
+
+    def _present_reasons(
+        self,
+        jobs: Sequence[Job],
+        before: Mapping[int, int],
+        last: Mapping[DispatchId, Dispatch],
+        viewer: Viewer | None,
+    ) -> dict[int, Reason]:
+        """
+        By job number: why queued jobs do not start now, where the recorded denials do not say it. After a
+        pause or a drain rounds record nothing for most jobs, and they never record that a worker is missing.
+        `before`: how many jobs are before each in its ready queue.
+        """
+        queued = [job for job in jobs if job.state is JobState.QUEUED and not job.unmet]
+        if not queued:
+            return {}
+        now, rules = self._store.now(), self._rules
+        ledger, conditions = self._store.ledger(rules.host), self._dispatcher.conditions(now)
+        reasons, searches = dict[int, Reason](), 0
+        for job in queued:
+            admission_class = admission_class_of(job.intent)
+            gates = Gates(admission_class, ledger, conditions, rules.limits, now, ready_at=job.ready_at)
+            reason = gates.refusal()
+            if isinstance(reason, Draining | NotEnoughUnits):
+                reason = self._named(reason, admission_class, now)
+            if _is_shown_to_all(reason, shared=self._store.shared):
+                reasons[job.no] = reason
+                continue
+            if job.ready_at > now or before.get(job.no) or recorded_reason(job, now) is not None:
+                continue
+            if (reason is None or (reason.of_host and self._store.shared)) and searches < _MOST_SEARCHES:
+                searches += 1
+                attempt = last.get(dispatch_id_of(job.job_id, job.fence))
+                worker = self._worker_reason(job, attempt, admission_class, viewer)
+                reason = worker if isinstance(worker, WorkerElsewhere) else reason or worker
+            if reason is not None:
+                reasons[job.no] = reason
+        return reasons
+
     def _unmet_parents(self, job: Job) -> WaitsForParents:
         """The reason that names the first parents that the job still waits for."""
         unmet = [
@@ -215,17 +313,23 @@ class Explainer:
                 current = replace(current, reason=worker, likely_start_at=None)
                 return current, self._holders(worker, admission_class)
             case NotEnoughUnits() as reason:
-                current = replace(current, next_when_ends=self._run_that_ends_at(current.likely_start_at))
-                return current, self._holders(reason, admission_class)
+                ends = self._run_that_ends_at(current.likely_start_at)
+                named = self._named(reason, admission_class, now)
+                return replace(current, reason=named, next_when_ends=ends), self._holders(
+                    reason, admission_class
+                )
             case reason:
                 current = replace(current, reason=self._named(reason, admission_class, now))
                 return current, self._holders(reason, admission_class)
 
     def _named(self, reason: Reason, admission_class: AdmissionClass, now: Moment) -> Reason:
-        """The reason with the names of hosts, which the core does not know."""
+        """The reason with names and settings of hosts, which the core does not know."""
         match reason:
             case LabelMissing():
-                return replace(reason, hosts=self._hosts_with(admission_class, now))
+                hosts = self._hosts_with(admission_class, now)
+                return replace(reason, hosts=hosts, present=self._dispatcher.labels)
+            case NotEnoughUnits(needs) if needs > self._rules.capacity.most:
+                return replace(reason, most=self._rules.capacity.most)
             case Draining():
                 return Draining(self._rules.host, self._dispatcher.drained_by_operator)
             case _:
@@ -268,7 +372,7 @@ class Explainer:
                 holds = lambda d: d.host == host  # noqa: E731 - as above
             case WorkersFull():
                 names = self._dispatcher.workers.names_for(admission_class)
-                holds = lambda d: d.worker in names  # noqa: E731 - as above
+                holds = lambda d: d.worker in names and _in_same_place(d, admission_class)  # noqa: E731 - as above
             case _:
                 return ()
         held = [d for d in self._store.live() if holds(d)]
@@ -377,12 +481,13 @@ class Explainer:
         running = Counter(
             dispatch.worker
             for dispatch in self._store.live(phases=[DispatchPhase.LEASED, DispatchPhase.ENDING])
-            if dispatch.worker in names
+            if dispatch.worker in names and _in_same_place(dispatch, admission_class)
         )
         if not running:
             return None
         [(name, most)] = running.most_common(1)
-        return WorkersFull(name, most, len(running), names[name].addon_id or "")
+        functions = name == RUNNER and admission_class.job_type == _FUNCTION
+        return WorkersFull(name, most, len(running), names[name].addon_id or "", functions)
 
     def _known_types(self, viewer: Viewer | None) -> tuple[str, ...]:
         """The types that a worker asked for, or that run or ran; for a viewer, those of its addon only."""
@@ -420,7 +525,9 @@ class Explainer:
         if job.state is not JobState.RUNNING or not self._store.shared:
             return None
         for event in reversed(self._store.events(0, _MOST_EVENTS, job.job_id)):
-            if event.kind is EventKind.PREEMPT_REQUESTED and event.dispatch_id == job.dispatch_id:
+            if event.kind in (EventKind.DISPATCHING, EventKind.RUNNING):
+                return None  # no request to this attempt
+            if event.kind is EventKind.PREEMPT_REQUESTED:
                 data = event.data
                 victim, until = job.dispatch_id, data["until"]
                 if victim is None or until < now:  # its host has given up asking

@@ -35,7 +35,7 @@ class HostLoad:
 
     def __init__(self, rules: SchedulerRules) -> None:
         self._rules = rules
-        self._labels = frozenset(rules.labels)
+        self.labels = frozenset(rules.labels)
         self._readings: dict[tuple[str, str], Reading] = {}
         self._quiet: Quiet | None = None
         self._lock = Lock()
@@ -94,13 +94,13 @@ class HostLoad:
         if rules.capacity.fixed is not None:
             # With a fixed capacity the load is not measured: the host counts as quiet for longer than a job
             # can ask.
-            return Conditions(rules.capacity.fixed, streak=now, draining=draining, labels=self._labels)
+            return Conditions(rules.capacity.fixed, streak=now, draining=draining, labels=self.labels)
         with self._lock:
             thresholds = rules.thresholds
             score = busy(self._readings.values(), now, rules.senses, thresholds)
             self._quiet = quiet = observe(self._quiet, score, now, thresholds)
         units, streak = rules.capacity.units(score.score), quiet.streak(now)
-        return Conditions(units, quiet.state, streak, score, draining=draining, labels=self._labels)
+        return Conditions(units, quiet.state, streak, score, draining=draining, labels=self.labels)
 
 
 def _installed() -> str:

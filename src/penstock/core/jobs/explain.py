@@ -19,7 +19,7 @@ from msgspec.structs import asdict, replace
 from penstock.core.jobs.dependencies import VERDICTS, ParentCondition, Verdict
 from penstock.core.jobs.forecast import NOTHING_HOLDS, Ahead, Outlook
 from penstock.core.jobs.job import DEADLINE_PASSED, DEPENDENCY_UNMET, Dispatch, Job, outcome_of
-from penstock.core.jobs.reason_base import due_in, named
+from penstock.core.jobs.reason_base import due_in, named, units_of
 from penstock.core.jobs.reasons import NotReady, QueuedAhead, Reason, UnitsKept, retry_after_sec
 from penstock.core.jobs.standing import LastFailure, end_words, last_failure, last_line, standing
 from penstock.core.jobs.start_ranges import StartRange
@@ -198,13 +198,15 @@ def _queued(
     reason = outlook.reason
     failure = last_failure(job, last, findings.schedules)
     held = [] if reason is None else [reason, *_other_gates(reason, findings)]
-    lead = [f"Waiting for {spelled(now - job.ready_at)}."] if job.ready_at <= now else []
+    since = job.ready_at  # an attempt that was interrupted keeps its turn, and so this moment
+    if last is not None and last.ended_at is not None:
+        since = max(since, last.ended_at)
+    lead = [f"Waiting for {spelled(now - since)}."] if since <= now else []
     sentences = list(_waiting_words(job, last, outlook, findings, now))
     way_out = _way_out(job, reason, findings, retried=failure is not None)
     text = " ".join([*lead, *sentences])
     if not way_out.startswith("penstock cancel") and f"`{way_out}`" not in text:
-        restart = "A restart with " if way_out.startswith("penstock up --set") else ""
-        text += f" {restart}`{way_out}` changes that."
+        text += f" `{way_out}` changes that."
     next_at = outlook.likely_start_at if reason is None else reason.next_at() or outlook.likely_start_at
     return Explanation(
         job_id=job.job_id,
@@ -213,7 +215,7 @@ def _queued(
         short="starts with the next round"
         if reason is None
         else standing(job, now, reason, last=last, schedules=findings.schedules),
-        waiting_sec=seconds(max(0, now - job.ready_at)),
+        waiting_sec=seconds(max(0, now - since)),
         reason="" if reason is None else reason.code,
         reason_data=None if reason is None else asdict(reason),
         gates=tuple(
@@ -280,7 +282,7 @@ def _way_out(job: Job, reason: Reason | None, findings: Findings, retried: bool)
     name = job.job_id[-8:]
     if reason is None or (retried and isinstance(reason, NotReady)):  # no edit ends the delay of a retry
         return f"penstock cancel {name}"
-    way_out = reason.way_out(name)
+    way_out = reason.way_out(name, job.intent.cost_units)
     if "--priority" in way_out and (findings.preemption is not None or not findings.priority_helps):
         holder = next((one for one in findings.holders if one is not None), job.job_id)
         return f"penstock cancel {holder[-8:]}"
@@ -428,7 +430,10 @@ def _in_flight(job: Job, dispatch: Dispatch | None, findings: Findings, now: Mom
     elif dispatch.phase is DispatchPhase.RESERVED:
         remaining = spelled(dispatch.expires_at - now)
         units = dispatch.admission_class.cost_units
-        sentences.append(f"{units} units are reserved; its worker has {remaining} to ask for the lease.")
+        verb = "is" if units == 1 else "are"
+        sentences.append(
+            f"{units_of(units)} {verb} reserved; its worker has {remaining} to ask for the lease."
+        )
         step, moment, reason = "its worker asks for the lease", dispatch.expires_at, "reserved"
         if findings.worker is not None:
             sentences.append(findings.worker.words(now))
@@ -451,6 +456,8 @@ def _in_flight(job: Job, dispatch: Dispatch | None, findings: Findings, now: Mom
     )
     if waited := wait_words(before):
         sentences.append(waited)
+    if not way_out.startswith("penstock cancel"):
+        sentences.append(f"`{way_out}` changes that.")
     short = standing(job, now, None, last=dispatch, schedules=findings.schedules)
     return Explanation(
         job_id=job.job_id,

@@ -6,6 +6,7 @@ has the reasons.
 from __future__ import annotations
 
 from collections.abc import Callable
+from shlex import quote
 from typing import ClassVar, Final, NamedTuple, Self
 
 from msgspec import Struct
@@ -47,8 +48,9 @@ class BaseReason(Struct, frozen=True):
         """What must happen before the job starts, as a clause."""
         raise NotImplementedError
 
-    def way_out(self, job: str) -> str:
-        """A command that would help. `job`: the end of the id, as people type it."""
+    def way_out(self, job: str, units: int = 0) -> str:
+        """A command that would help. `job`: the end of the id, as people type it. `units`: what it costs."""
+        del units
         return f"penstock cancel {job}"
 
     def next_at(self) -> Moment | None:
@@ -67,6 +69,15 @@ class BaseReason(Struct, frozen=True):
 
 def named(job_id: JobId | None) -> str:
     return "another job" if job_id is None else f"job {job_id[-8:]}"
+
+
+def with_setting(setting: str) -> str:
+    """The command that changes a setting: a scheduler reads its settings when it starts."""
+    return f"penstock stop && penstock up --set {quote(setting)}"
+
+
+def units_of(count: int) -> str:
+    return "1 unit" if count == 1 else f"{count} units"
 
 
 def due_in(moment: Moment, now: Moment) -> str:

@@ -19,7 +19,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from penstock.core.jobs.load import QuietState
-from penstock.core.jobs.reason_base import BaseReason, Hides, cut, due_in, named
+from penstock.core.jobs.reason_base import BaseReason, Hides, cut, due_in, named, units_of, with_setting
 from penstock.core.jobs.types import BATCH_TAG, JobId, Moment, seconds
 from penstock.core.jobs.worker_reasons import (
     AwaitsWorker,
@@ -58,13 +58,14 @@ class Draining(BaseReason, frozen=True):
     def next_step(self) -> str:
         return "the drain ends" if self.by_operator else "a scheduler starts again"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         return f"penstock undrain {self.host or 'HOST'}" if self.by_operator else "penstock up"
 
 
 class LabelMissing(BaseReason, frozen=True):
     labels: tuple[str, ...]
     hosts: tuple[str, ...] = ()  # living hosts that have all labels of the job
+    present: tuple[str, ...] = ()  # labels of this host
 
     code: ClassVar = "label_missing"
     waited: ClassVar = "for a host with its labels"
@@ -78,7 +79,8 @@ class LabelMissing(BaseReason, frozen=True):
     def words(self, now: Moment) -> str:
         if not self.hosts:
             return f"No running host has {self._labels}."
-        return f"This host lacks {self._labels}; {', '.join(self.hosts)} can run it."
+        have = "have" if len(self.hosts) > 1 else "has"
+        return f"This host lacks {self._labels}; {', '.join(self.hosts)} {have} {'them' if len(self.labels) > 1 else 'it'}."
 
     def short(self, now: Moment) -> str:
         return cut(f"waits for a host with {self._labels}")
@@ -86,8 +88,8 @@ class LabelMissing(BaseReason, frozen=True):
     def next_step(self) -> str:
         return f"a host with {self._labels} takes it"
 
-    def way_out(self, job: str) -> str:
-        return f"penstock up --set host.labels={','.join(self.labels)}"
+    def way_out(self, job: str, units: int = 0) -> str:
+        return with_setting(f"host.labels={','.join((*self.present, *self.labels))}")
 
 
 class Paused(BaseReason, frozen=True):
@@ -108,7 +110,7 @@ class Paused(BaseReason, frozen=True):
     def next_step(self) -> str:
         return "the pause ends"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         return "penstock resume" if self.scope == "*" else f"penstock resume {self.scope}"
 
 
@@ -127,7 +129,7 @@ class NotReady(BaseReason, frozen=True):
     def next_step(self) -> str:
         return "its time comes"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         return f"penstock edit {job} --not-before-none"
 
     def next_at(self) -> Moment | None:
@@ -164,10 +166,10 @@ class NotQuiet(BaseReason, frozen=True):
     def next_step(self) -> str:
         return f"the load of the machine drops to {self.wants}"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         if self.state in _SETTING and not self.by.startswith("no fresh"):
             return f"penstock edit {job} --when {_SETTING[self.state]}"
-        return "penstock up --set capacity.units=50"
+        return with_setting(f"capacity.units={max(_SOME_UNITS, units)}")
 
     def hidden(self, hides: Hides) -> Self:
         return replace(self, by=hides.signal(self.by))
@@ -181,6 +183,8 @@ _LOAD: Final = {
 }
 #: The `run_when` that lets a job start now, by the state of the machine. None lets it start in a panic.
 _SETTING: Final = {QuietState.NORMAL: "normal", QuietState.BUSY: "any"}
+#: A capacity by a setting that leaves the other half of the machine to others.
+_SOME_UNITS: Final = 50
 
 
 class NotQuietLongEnough(BaseReason, frozen=True):
@@ -203,7 +207,7 @@ class NotQuietLongEnough(BaseReason, frozen=True):
     def next_step(self) -> str:
         return f"the machine has been quiet for {self.wants_sec} s"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         return f"penstock edit {job} --quiet-for 0s"
 
     def retry_sec(self, now: Moment) -> float:
@@ -233,7 +237,7 @@ class CapReached(BaseReason, frozen=True):
     def next_step(self) -> str:
         return "a job that counts for this cap ends" if self.limit else "the limit is raised"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         more = self.limit + 1
         match self.scope:
             case "concurrent":
@@ -241,8 +245,8 @@ class CapReached(BaseReason, frozen=True):
             case "addon":
                 setting = f"addons.{self.name}.concurrent={more}"
             case scope:
-                setting = f"'caps.{scope}s={{\"{self.name}\"={more}}}'"
-        return f"penstock up --set {setting}"
+                setting = f"caps.{scope}s.{self.name}={more}"
+        return with_setting(setting)
 
 
 class BudgetSpent(BaseReason, frozen=True):
@@ -269,9 +273,9 @@ class BudgetSpent(BaseReason, frozen=True):
     def next_step(self) -> str:
         return f"the next {self.window} begins"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         key = f"addons.{self.addon_id or 'ADDON'}.budget_{self.window}"
-        return f"penstock up --set {key}={2 * self.limit / 1e6:g}"
+        return with_setting(f"{key}={2 * self.limit / 1e6:g}")
 
     def next_at(self) -> Moment | None:
         return self.until
@@ -282,32 +286,38 @@ class NotEnoughUnits(BaseReason, frozen=True):
     free: int
     capacity: int
     until: Moment | None = None  # when enough runs are expected to have ended
+    #: The units that the host gives at most, by its settings, if that is less than the job needs.
+    most: int | None = None
 
     code: ClassVar = "no_room"
     waited: ClassVar = "for units"
     of_host: ClassVar = True
 
     def words(self, now: Moment) -> str:
+        if self.most is not None:
+            return f"It needs {units_of(self.needs)}; this host gives {self.most} at most, by its settings."
         if self.needs > self.capacity:
-            return (
-                f"It needs {self.needs} units; {self.capacity} may be used now, because the machine is busy."
-            )
+            return f"It needs {units_of(self.needs)}; {self.capacity} may be used now, because the machine is busy."
         when = "" if self.until is None else f", and enough are expected {due_in(self.until, now)}"
-        return f"It needs {self.needs} units; {self.free} of {self.capacity} are free{when}."
+        return f"It needs {units_of(self.needs)}; {self.free} of {self.capacity} are free{when}."
 
     def short(self, now: Moment) -> str:
+        if self.most is not None:
+            return f"needs {units_of(self.needs)}; the host gives {self.most} at most"
         if self.needs > self.capacity:
-            return f"needs {self.needs} units; {self.capacity} may be used now"
-        return f"needs {self.needs} units; {self.free} of {self.capacity} are free"
+            return f"needs {units_of(self.needs)}; {self.capacity} may be used now"
+        return f"needs {units_of(self.needs)}; {self.free} of {self.capacity} are free"
 
     def next_step(self) -> str:
+        if self.most is not None:
+            return "a host with more units takes it"
         if self.needs > self.capacity:
             return "the load of the machine falls, so that jobs get more units"
         return "running jobs end and free their units"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         if self.needs > self.capacity:
-            return f"penstock up --set capacity.units={self.needs}"
+            return with_setting(f"capacity.units={self.needs}")
         return f"penstock edit {job} --priority urgent"
 
     def next_at(self) -> Moment | None:
@@ -326,17 +336,21 @@ class UnitsKept(BaseReason, frozen=True):
     waited: ClassVar = "while units were kept for another job"
     of_host: ClassVar = True
 
+    @property
+    def _are(self) -> str:
+        return "is" if self.needs == 1 else "are"
+
     def words(self, now: Moment) -> str:
         when = "" if self.until is None else f", which is to start {due_in(self.until, now)}"
-        return f"{self.needs} units are kept for {named(self.kept_for)}{when}."
+        return f"{units_of(self.needs)} {self._are} kept for {named(self.kept_for)}{when}."
 
     def short(self, now: Moment) -> str:
-        return f"{self.needs} units are kept for another job"
+        return f"{units_of(self.needs)} {self._are} kept for another job"
 
     def next_step(self) -> str:
         return "the job that units are kept for starts"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         return f"penstock edit {job} --priority urgent"
 
     def next_at(self) -> Moment | None:
@@ -369,7 +383,7 @@ class QueuedAhead(BaseReason, frozen=True):
     def next_step(self) -> str:
         return "the jobs that go first have started"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         return f"penstock edit {job} --priority urgent"
 
     def hidden(self, hides: Hides) -> Self:
@@ -404,7 +418,7 @@ class WaitsForParents(BaseReason, frozen=True):
     def next_step(self) -> str:
         return "the job that it waits for ends" if self.unmet == 1 else "the jobs that it waits for end"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         """A command for a parent that waits for a user, if there is one."""
         for parent, state in zip(self.parents, self.states, strict=True):
             if parent is None:
@@ -418,7 +432,7 @@ class WaitsForParents(BaseReason, frozen=True):
                 )
             if state in ("FAILED", "BLOCKED"):
                 return f"penstock retry {parent[-8:]}"
-        return super().way_out(job)
+        return super().way_out(job, units)
 
     def hidden(self, hides: Hides) -> Self:
         return replace(self, parents=tuple(map(hides.job, self.parents)))

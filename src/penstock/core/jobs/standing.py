@@ -15,7 +15,7 @@ from msgspec import Struct, ValidationError
 from msgspec.json import decode
 
 from penstock.core.jobs.job import DEPENDENCY_UNMET, Dispatch, Job, outcome_of
-from penstock.core.jobs.reason_base import cut, due_in
+from penstock.core.jobs.reason_base import cut, due_in, units_of
 from penstock.core.jobs.reasons import (
     REASONS,
     LabelMissing,
@@ -180,16 +180,24 @@ def waits_for_turn(job: Job, now: Moment) -> bool:
 
 
 def recorded_standing(
-    job: Job, now: Moment, last: Dispatch | None, schedules: Schedules, before: int = 0
+    job: Job,
+    now: Moment,
+    last: Dispatch | None,
+    schedules: Schedules,
+    *,
+    before: int = 0,
+    present: Reason | None = None,
 ) -> str:
     """
     The clause by the denial that a round has recorded. A denial is recorded only when its reason changes, so
     its numbers may be old. `before`: how many jobs are before this one in its ready queue, up to
-    `MOST_BEFORE`.
+    `MOST_BEFORE`. `present`: a reason that holds now, in place of the recorded one.
     """
-    reason = recorded_reason(job, now)
+    reason = present or recorded_reason(job, now)
+    if job.state is not JobState.QUEUED:  # the last denial outlives the wait
+        reason = None
     if isinstance(reason, NotEnoughUnits) and reason.needs <= reason.capacity:
-        return f"needs {reason.needs} units; too few are free"
+        return f"needs {units_of(reason.needs)}; too few are free"
     text = standing(job, now, reason, last=last, schedules=schedules)
     return _behind(before) if before and text == _TURN else text
 

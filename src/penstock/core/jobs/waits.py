@@ -3,7 +3,7 @@ How long a job waited, by reason, from its trail.
 
 A denial is recorded for the head of a ready queue, and only when its reason changes (SPEC JB-3). So the time
 between two events counts for the reason that was recorded last. Before the first denial a job waits for its
-turn behind jobs of its own kind.
+turn behind jobs of its own kind, or for a worker or a host with its labels: rounds record no lack of these.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from penstock.core.jobs.job import Event, EventKind, Job
+from penstock.core.jobs.job import DEPENDENCY_UNMET, Event, EventKind, Job
 from penstock.core.jobs.reasons import REASONS
 from penstock.core.jobs.types import SECOND, EndReason, Moment, Span, seconds, spelled
 
 #: Parts of a wait that are no reasons of denials, with the words that follow a duration.
 PARTS: Final = {
-    "turn": "for its turn",
+    "turn": "for its turn or a worker",
     "retry_delay": "for the delay before a retry",
     "start_delay": "because no worker took it up",
     "reserved": "for its worker to start it",
@@ -79,6 +80,9 @@ _OVER: Final = frozenset(
 def _parts(job: Job, events: Iterable[Event]) -> Iterator[_Part]:
     """The parts of the wait in order of time. A foreseen part is dropped if another event comes before it."""
     foreseen: _Part | None = None
+    events = list(events)
+    if not _waited_for_parents(job, events):
+        job = replace(job, intent=replace(job.intent, after=()))
     for event in events:
         if foreseen is not None and foreseen.at < event.at:
             yield foreseen
@@ -90,6 +94,13 @@ def _parts(job: Job, events: Iterable[Event]) -> Iterator[_Part]:
             foreseen = later[0] if later else None
     if foreseen is not None:
         yield foreseen
+
+
+def _waited_for_parents(job: Job, events: Iterable[Event]) -> bool:
+    """Whether the job had unmet parents. No event says that all of its parents had ended before its submit."""
+    if job.unmet or job.denied == DEPENDENCY_UNMET:
+        return True
+    return any(event.kind is EventKind.READY for event in events)
 
 
 def _begun_by(event: Event, job: Job) -> list[_Part]:

@@ -7,7 +7,7 @@ from typing import ClassVar, Final, Self
 
 from msgspec.structs import replace
 
-from penstock.core.jobs.reason_base import BaseReason, Hides, cut
+from penstock.core.jobs.reason_base import BaseReason, Hides, cut, with_setting
 from penstock.core.jobs.types import Moment, spelled
 
 #: The name under which the runner of a daemon claims.
@@ -71,40 +71,35 @@ class WorkersFull(BaseReason, frozen=True):
     workers: int = 1
     #: The addon to which the worker is bound; empty: none.
     of: str = ""
+    #: Whether they are the runner's places for functions.
+    functions: bool = False
 
     code: ClassVar = "workers_full"
     waited: ClassVar = "for a free worker"
     of_host: ClassVar = True
 
     def words(self, now: Moment) -> str:
-        places = f"All {self.running} slots" if self.worker == RUNNER else f"All {self.running} threads"
-        if self.running == 1:
-            places = "The only slot" if self.worker == RUNNER else "The only thread"
+        noun, of = "thread", f"worker {self.worker}" if self.worker else "its worker"
+        if self.worker == RUNNER:
+            noun, of = "slot", "the runner for functions" if self.functions else "the runner"
+        places = f"The only {noun}" if self.running == 1 else f"All {self.running} {noun}s"
         verb = "is" if self.running == 1 else "are"
-        of = (
-            "the runner"
-            if self.worker == RUNNER
-            else f"worker {self.worker}"
-            if self.worker
-            else "its worker"
-        )
         more = "" if self.workers == 1 else f", and so are those of {self.workers - 1} more"
         return f"{places} of {of} {verb} taken{more}."
 
     def short(self, now: Moment) -> str:
-        return (
-            "all slots of the runner are taken"
-            if self.worker == RUNNER
-            else "its workers have no free thread"
-        )
+        if self.worker == RUNNER:
+            return f"all slots of the runner{' for functions' * self.functions} are taken"
+        return "its workers have no free thread"
 
     def next_step(self) -> str:
         return "a job of its worker ends"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         if self.worker == RUNNER:
-            return f"penstock up --set runner.slots={self.running + 1}"
-        return super().way_out(job)
+            setting = "runner.workers" if self.functions else "runner.slots"
+            return with_setting(f"{setting}={self.running + 1}")
+        return super().way_out(job, units)
 
     def hidden(self, hides: Hides) -> Self:
         return self if self.worker == RUNNER or self.of == hides.addon_id else replace(self, worker="", of="")
@@ -196,8 +191,8 @@ class RunnerDisabled(BaseReason, frozen=True):
     def next_step(self) -> str:
         return "a runner or a worker that claims commands starts"
 
-    def way_out(self, job: str) -> str:
-        return "penstock up --set runner.enabled=true"
+    def way_out(self, job: str, units: int = 0) -> str:
+        return with_setting("runner.enabled=true")
 
 
 class NotDispatched(BaseReason, frozen=True):
@@ -218,7 +213,7 @@ class NotDispatched(BaseReason, frozen=True):
     def next_step(self) -> str:
         return "a program or a daemon runs the jobs of this database"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         return "with scheduler: ..."
 
 
@@ -244,5 +239,5 @@ class NoFunction(BaseReason, frozen=True):
     def next_step(self) -> str:
         return f"a program registers a function for {self.job_type}"
 
-    def way_out(self, job: str) -> str:
+    def way_out(self, job: str, units: int = 0) -> str:
         return f'@scheduler.job(name="{self.job_type}")'

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -23,12 +23,12 @@ from penstock.core.jobs.dependencies import StoredDependency, batch_of, parse, s
 from penstock.core.jobs.groups import group_of_array, unknown_batch
 from penstock.core.jobs.intent import Intent, check, title_of
 from penstock.core.jobs.job import Dispatch, Job, outcome_of
-from penstock.core.jobs.standing import MOST_BEFORE, recorded_standing, waits_for_turn
 from penstock.core.jobs.states import SETTLED, JobState, Move, allowed
 from penstock.core.jobs.types import (
     BATCH_TAG,
     AddonId,
     Constraint,
+    DispatchId,
     JobId,
     Moment,
     Money,
@@ -213,13 +213,12 @@ def _job(request: Request[Any, Any], job: Job) -> wire.JobInfo:
     last = request.store.dispatch(dispatch_id_of(job.job_id, job.fence)) if job.fence else None
     job = _without_foreign_names(request, job)
     end, error = outcome_of(job, last)
+    [why] = _standings(request, [job], {} if last is None else {last.dispatch_id: last})
     return as_answer(
         wire.JobInfo,
         job,
         job.intent,
-        **_derived_fields(
-            request, job, _standing(request, job, last, _before(request, [job]).get(job.no, 0))
-        ),
+        **_derived_fields(request, job, why),
         payload=raw_json(job.intent.payload),
         checkpoint=raw_json(request.store.checkpoint(job.job_id) if job.fence else None),
         result=raw_json(None if last is None else last.result),
@@ -229,24 +228,15 @@ def _job(request: Request[Any, Any], job: Job) -> wire.JobInfo:
     )
 
 
+def _standings(
+    request: Request[Any, Any], jobs: Sequence[Job], last: Mapping[DispatchId, Dispatch]
+) -> list[str]:
+    return request.app_state.service.job_service.explainer.standings(jobs, last, request.viewer)
+
+
 def _without_foreign_names(request: Request[Any, Any], job: Job) -> Job:
     viewer = request.viewer
     return job if viewer is None else viewer.ended_job(job)
-
-
-def _before(request: Request[Any, Any], jobs: Sequence[Job]) -> dict[int, int]:
-    """
-    By job number: how many jobs are before it in its ready queue. Only for jobs that wait for their turn.
-    """
-    now = request.store.now()
-    return request.store.jobs_before([job.no for job in jobs if waits_for_turn(job, now)], MOST_BEFORE)
-
-
-def _standing(request: Request[Any, Any], job: Job, last: Dispatch | None, before: int) -> str:
-    """The standing of a job, from data that was read already: a list must not run a round for each row."""
-    rules = request.app_state.service.rules
-    now = request.store.now()
-    return recorded_standing(job, now, last, rules.schedules, before)
 
 
 def _derived_fields(request: Request[Any, Any], job: Job, why: str) -> dict[str, object]:
@@ -322,26 +312,11 @@ def listing(request: Request[wire.JobsQuery, None]) -> wire.Jobs:
     )
     jobs = [_without_foreign_names(request, job) for job in request.store.find(search)]
     # Only the standing of these jobs says how their last attempt ended.
-    now = request.store.now()
-    failed = [
-        job for job in jobs if job.state in _FAILED or (job.state == JobState.QUEUED and job.ready_at > now)
-    ]
+    failed = [job for job in jobs if job.state in _FAILED or job.state is JobState.QUEUED]
     ended = request.store.dispatches([dispatch_id_of(job.job_id, job.fence) for job in failed if job.fence])
-    before = _before(request, jobs)
     summaries = [
-        as_answer(
-            wire.JobSummary,
-            job,
-            job.intent,
-            **_derived_fields(
-                request,
-                job,
-                _standing(
-                    request, job, ended.get(dispatch_id_of(job.job_id, job.fence)), before.get(job.no, 0)
-                ),
-            ),
-        )
-        for job in jobs
+        as_answer(wire.JobSummary, job, job.intent, **_derived_fields(request, job, why))
+        for job, why in zip(jobs, _standings(request, jobs, ended), strict=True)
     ]
     return wire.Jobs(summaries, jobs[-1].no if len(jobs) == query.limit else None)
 
