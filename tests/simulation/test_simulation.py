@@ -333,6 +333,15 @@ def test_every_setting_is_played_or_said_not_to_be():
     assert "never die" in why
 
 
+def test_a_setting_of_an_addon_without_jobs_is_said_to_change_nothing():
+    addons = made_up(20).addons()
+    keys = [f"addons.{name}.weight" for name in (min(addons), "my.addon")]
+    [(setting, why)] = unplayed(keys, host_load=False, fixed=False, addons=addons)
+
+    assert setting == "addons.my.addon.weight"
+    assert why == "the load has no job of addon my.addon"
+
+
 def _is_section(kind):
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 

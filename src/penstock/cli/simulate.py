@@ -257,9 +257,11 @@ def _unplayed(tried: Sequence[Mapping[str, str]], every: Sequence[Settings], sce
     from penstock.simulation import unplayed
 
     named: set[str] = set()
+    addons = scene.load.addons()
     for flags, settings in zip(tried, every, strict=True):
+        fixed = settings.capacity.units is not None
         for setting, why in unplayed(
-            _settings_of(flags), host_load=scene.host_load, fixed=settings.capacity.units is not None
+            _settings_of(flags), host_load=scene.host_load, fixed=fixed, addons=addons
         ):
             if setting not in named:
                 named.add(setting)

@@ -101,6 +101,12 @@ class Load:
         for arrival in arrivals:
             self.append(arrival)
 
+    def addons(self) -> set[str]:
+        """The addons that have jobs."""
+        arrays = (array.intent for array in self.arrays)
+        schedules = (one.record.schedule.intent for one in self.schedules)
+        return {intent.addon_id for intent in (*self.intents, *arrays, *schedules)}
+
     def group_of(self, name: JobId) -> int:
         """The number that stands for this group among the parents of a job."""
         return self.groups.setdefault(name, -1 - len(self.groups))

@@ -409,9 +409,9 @@ def without_runner(host: PlayedHost) -> PlayedHost:
 # what is left out
 
 _WORDS: Final[dict[str, str]] = {
-    "EDITED": "{n} edits of priorities, times or loads: each job is played with its last ones",
-    "RETRIED": "{n} retries by a person: the job is played as if it had ended before them",
-    "lease": "{n} leases without a job: their units count as free",
+    "EDITED": "edits of priorities, times or loads ({n}): each job is played with its last ones",
+    "RETRIED": "retries by a person ({n}): the job is played as if it had ended before them",
+    "lease": "leases without a job ({n}): their units count as free",
 }
 
 
@@ -421,7 +421,7 @@ def _notes(trail: _Trail, jobs: Iterable[Job], hosts: list[PlayedHost]) -> Itera
             yield words.format(n=trail.unplayed[what])
     if trail.unplayed["quiet"]:
         yield (
-            f"{trail.unplayed['quiet']} times jobs waited for a quieter machine: every host counts as quiet "
+            f"waits for a quieter machine ({trail.unplayed['quiet']}): every host counts as quiet "
             "without --host-load"
         )
     kinds = [worker.kinds for host in hosts for worker in host.workers]

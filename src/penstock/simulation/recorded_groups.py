@@ -234,7 +234,7 @@ class RecordedGroups:
         )
         if old:
             yield (
-                f"{old} jobs of schedules that were edited or removed since are played when they were submitted: "
+                f"jobs of schedules that were edited or removed since ({old}) are played when they were submitted: "
                 "the database has a schedule only as it is now"
             )
 

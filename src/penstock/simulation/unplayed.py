@@ -5,7 +5,7 @@ setting that is not played: a difference between two plays is not its effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 #: Settings that change what is played. A name with `*` stands for a whole section.
@@ -59,12 +59,25 @@ class UnplayedSetting(NamedTuple):
     why: str
 
 
-def unplayed(keys: Iterable[str], *, host_load: bool, fixed: bool) -> list[UnplayedSetting]:
+def unplayed(
+    keys: Iterable[str], *, host_load: bool, fixed: bool, addons: Collection[str] | None = None
+) -> list[UnplayedSetting]:
     """
     The settings among `keys` that a play does not follow, with the reason. `host_load`: the load of the hosts
-    is given. `fixed`: the capacity is a number, so the load does not matter.
+    is given. `fixed`: the capacity is a number, so the load does not matter. `addons`: those that have jobs.
     """
-    return [UnplayedSetting(key, why) for key in keys if (why := _why(key, host_load=host_load, fixed=fixed))]
+    return [
+        UnplayedSetting(key, why)
+        for key in keys
+        if (why := _why(key, host_load=host_load, fixed=fixed) or _without_jobs(key, addons))
+    ]
+
+
+def _without_jobs(key: str, addons: Collection[str] | None) -> str:
+    section, _, rest = key.partition(".")
+    name = rest.rpartition(".")[0].strip('"')
+    known = addons is None or section != "addons" or name in addons
+    return "" if known else f"the load has no job of addon {name}"
 
 
 def _why(key: str, *, host_load: bool, fixed: bool) -> str:
