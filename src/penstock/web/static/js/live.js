@@ -99,7 +99,7 @@ async function loadHistory() {
       get(`events?after=${Math.max(0, newest - SHOWN)}&limit=${SHOWN}`),
       get(`queue/jobs?newest_first=true&limit=${SHOWN}`),
     ]);
-    show(events, Object.fromEntries(jobs.map((job) => [job.job_id, [job.addon_id, job.job_type]])));
+    show(events, Object.fromEntries(jobs.map((job) => [job.job_id, [job.addon_id, job.title]])));
   } catch {
     /* the stream says when it is back */
   }
