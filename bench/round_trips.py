@@ -4,9 +4,9 @@ How many round trips and statements our library costs on PostgreSQL, by what eac
     python -m bench.round_trips [--only NAME] [--each]
 
 A server of its own is started, one process submits, and this one runs the jobs and counts what it sends. A round trip
-is an exchange whose answer the process waits for; statements behind it, whose answer it does not wait for, are counted
-apart. The counts hardly depend on what else the machine does. The most frequent kinds of round trips of each load are
-listed with their statements. `--each`: list the last ones in the order in which they came, with their threads.
+is an exchange whose answer the process waits for. Upkeep follows the clock and is counted apart; the other counts hardly
+depend on what else the machine does. The most frequent round trips of each load are listed with their statements,
+behind a bar those whose answers are not waited for. `--each`: list the last ones in order, with their threads.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ from penstock.stores.postgres.pipeline import Call, PipelineConnection
 DSN: Final = "BENCH_SERVER"
 #: How many kinds of round trips are listed.
 KINDS: Final = 12
+#: A round trip with none of these is upkeep.
+FOR_JOBS: Final = frozenset(
+    (
+        *("complete", "lock_ledger", "heads", "heads_from", "in_line", "lock_heads", "start_jobs"),
+        *("write_start", "write_batch", "lock_children", "job_results"),
+    )
+)
 
 
 class Exchange(NamedTuple):
@@ -66,8 +73,8 @@ def array(_: Scheduler, job: Any, count: int) -> None:
 
 def idle(_: Scheduler, job: Any, count: int) -> None:
     for _number in range(count):
-        job.enqueue()
-        sleep(0.03)
+        job.enqueue().result()
+        sleep(0.03)  # until the scheduler is idle again
 
 
 def drain(_: Scheduler, job: Any, count: int) -> None:
@@ -149,14 +156,13 @@ def measure(name: str, dsn: str, recorder: Recorder, each: int) -> None:
 def _show(name: str, load: Load, exchanges: Sequence[Exchange]) -> None:
     steps = load.jobs / load.per
     trips = [one for one in exchanges if one.calls]
-    sent = sum(len(one.calls) for one in exchanges)
-    behind = sum(len(one.behind) for one in exchanges)
+    for_jobs = [one for one in trips if FOR_JOBS & {*one.calls}]
+    sent = sum(len(one.calls) for one in for_jobs)
     unit = "a job" if load.per == 1 else f"{load.per} jobs"
     print(
-        f"{name}: {len(trips) / steps:.1f} round trips {unit}, {sent / steps:.1f} statements in them, ",
-        end="",
+        f"{name}: {len(for_jobs) / steps:.1f} round trips {unit} with {sent / steps:.1f} statements, "
+        f"and {(len(trips) - len(for_jobs)) / steps:.1f} for upkeep"
     )
-    print(f"{behind / steps:.1f} behind them")
     kinds = Counter((one.calls, one.behind) for one in exchanges)
     for (calls, after), count in kinds.most_common(KINDS):
         print(f"  {count / steps:5.2f}  {' '.join(calls) or '-'} | {' '.join(after)}")
