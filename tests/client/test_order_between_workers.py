@@ -20,12 +20,18 @@ LENGTH = 3.0
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def start(request, daemon):
-    """A function that starts a daemon with these settings, on each database."""
+def database(request):
+    """The settings that name the database."""
     if request.param == "sqlite":
-        return daemon
+        return ()
     place = request.getfixturevalue("postgres")
-    return lambda *flags: daemon(f"database={place.dsn}", f"postgres.schema={place.schema}", *flags)
+    return f"database={place.dsn}", f"postgres.schema={place.schema}"
+
+
+@pytest.fixture
+def start(database, daemon):
+    """A function that starts a daemon with these settings. It ends before the tables of its database."""
+    return lambda *flags: daemon(*database, *flags)
 
 
 @pytest.fixture
