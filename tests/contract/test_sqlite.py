@@ -302,7 +302,7 @@ def test_a_job_that_goes_back_can_start_again_in_the_same_commit(store):
     )
 
     moved, started = store.commit(Apply([back]), reserving())
-    [(second, _)] = started.result()
+    [(second, *_)] = started.result()
 
     assert moved.result() == [True]
     assert (second.job_id, second.fence) == (first.job_id, 2)
@@ -315,7 +315,7 @@ def test_who_has_just_come_takes_its_turn_among_those_in_the_file(store, waiting
     [before] = committed(store, Submit([old], Depth()))
 
     submitted, started = store.commit(Submit([new]), reserving())
-    [after], [(dispatch, _)] = submitted.result(), started.result()
+    [after], [(dispatch, *_)] = submitted.result(), started.result()
 
     assert dispatch.job_id == (before, after)[first].job_id
 
