@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Caps, Conditions, Ledger
 from penstock.core.jobs.explain import due_between
-from penstock.core.jobs.learning import Distribution, Sketch
+from penstock.core.jobs.learning import Distribution, Sketch, Stretch
 from penstock.core.jobs.ordering import Ordering, QueuedJob, order_key
 from penstock.core.jobs.start_ranges import (
     ArrivalStream,
@@ -194,3 +194,10 @@ def test_work_is_bounded_by_the_stages_that_the_caller_allows():
 )
 def test_a_range_in_words(low, high, words):
     assert due_between(StartRange(T0 + low, T0 + low, T0 + high), T0) == words
+
+
+def test_a_stretched_range_keeps_its_middle_and_does_not_begin_before_now():
+    played = StartRange(T0 + 10, T0 + 20, T0 + 25)
+
+    assert played.stretched(Stretch(0.5, 3), T0) == StartRange(T0 + 15, T0 + 20, T0 + 35)
+    assert played.stretched(Stretch(8, 1), T0) == StartRange(T0, T0 + 20, T0 + 25)

@@ -136,15 +136,19 @@ def test_ranges_grow_where_past_starts_lay_outside_of_them(every_kit):
         middle, high = kit.now + 10 * SECOND, kit.now + 12 * SECOND
         for job_id in late:
             learner.predicted(Prediction(job_id, 0, "a t", kit.now, kit.now, middle, high, kit.now, high))
-        kit.later(30)
-        while kit.job_service.claim(ANY, 3, "w"):
+        kit.later(25)
+        while kit.store.job(last).state is JobState.QUEUED:
             for run in kit.store.live():
                 kit.job_service.end(run.dispatch_id, EndReason.COMPLETED)
-            if kit.store.job(last).state is not JobState.QUEUED:
-                break
+            kit.job_service.claim(ANY, 3, "w")
         learner.changed.set()
         learner.step(kit.now)
         *_, last = kit.submit(41)
+        made = []
+        learner.predicted = made.append
         after = range_sec(kit, last)
+        kit.job_service.forecaster.predict([last])
+    [played] = made
 
     assert after[2] - after[1] > 2 * (before[2] - before[1])
+    assert played.high_at - played.middle_at > 2 * (played.played_high_at - played.middle_at)
