@@ -19,7 +19,15 @@ from penstock.core.jobs.admission import (
 )
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.load import QuietState
-from penstock.core.jobs.ordering import Aging, Ordering, QueuedJob, band, effective, order_key, urgent_from
+from penstock.core.jobs.ordering import (
+    Aging,
+    Ordering,
+    QueuedJob,
+    effective,
+    head_key,
+    order_key,
+    urgent_from,
+)
 from penstock.core.jobs.round import Placement, ReadyQueue, RoundInputs, RunningJob, run_round
 from penstock.core.jobs.types import MINUTE, SECOND, AddonId, RunWhen
 
@@ -101,6 +109,11 @@ def test_ten_points_for_every_ten_minutes():
 
     assert effective(key, NOW, AGING) == 20
     assert effective(key, NOW + 10 * MINUTE, AGING) == 30
+
+
+def band(turn, now, aging):
+    job = QueuedJob(no=1, job_id="1", priority=50, turn=turn, fence=0)
+    return -head_key(job, False, 0.0, now, aging)[0]
 
 
 def test_the_lowest_job_is_in_the_top_band_after_ninety_minutes_at_most():

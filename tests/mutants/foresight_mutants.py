@@ -72,8 +72,8 @@ MUTANTS = [
     Mutant(
         "simulation: a deadline passes unnoticed",
         "penstock/scheduler/playing.py",
-        "Player._pass_moments",
-        "self._queues.leave(number, PlayedState.FAILED)",
+        "Player._pass_deadline",
+        "self._queues.leave(job, PlayedState.FAILED)",
         "pass",
         ("tests/simulation/test_simulation.py::test_a_deadline_that_passes_in_the_queue_is_late",),
     ),
@@ -89,9 +89,9 @@ MUTANTS = [
     ),
     Mutant(
         "simulation: the gates of an earlier round hold after a pause",
-        "penstock/scheduler/played_state.py",
-        "Play.conditions_changed",
-        "            host.view.gates.clear()\n",
+        "penstock/scheduler/played_hosts.py",
+        "HostInPlay.forget_conditions",
+        "        self.view.forget_gates()\n",
         "",
         ("tests/simulation/test_simulation.py::test_a_pause_holds_the_addon_until_it_is_resumed",),
     ),

@@ -40,6 +40,11 @@ _SETTLED: Final = {
 }
 
 
+#: Looked up once: in Python 3.11 the lookup of an enum's member takes longer than its use.
+_RESERVED, _LEASED, _ENDED = DispatchPhase.RESERVED, DispatchPhase.LEASED, DispatchPhase.ENDED
+_RUNNING, _DONE, _COMPLETED = PlayedState.RUNNING, PlayedState.DONE, EndReason.COMPLETED
+
+
 class PlayedAttempts:
     """
     Starts and ends attempts. `ends` is a heap of future ends; `used`, `preemptions` and `retries` are figures
@@ -71,15 +76,15 @@ class PlayedAttempts:
         """Start the attempt, and fix when and how it ends."""
         play = self._play
         job, load = run.job, play.load
-        run.phase, run.worker, run.started_at = DispatchPhase.LEASED, worker, started_at
+        run.phase, run.worker, run.started_at = _LEASED, worker, started_at
         play.count_change(run.host)
         if worker is not None:
             worker.take(run.queue)
         if play.started_at[job] == NOT_STARTED:
             play.started_at[job] = started_at
-        play.state[job], play.host[job] = PlayedState.RUNNING, run.host.number
+        play.state[job], play.host[job] = _RUNNING, run.host.number
         count_in(self.priorities, run.priority, 1)
-        run.over_at, run.reason = started_at + load.runs_for[job], EndReason.COMPLETED
+        run.over_at, run.reason = started_at + load.runs_for[job], _COMPLETED
         intent = load.intents[load.intent[job]]
         if job in load.extras or job in self._remaining:
             self._plan_attempt(run, intent)
@@ -124,7 +129,7 @@ class PlayedAttempts:
         ends, now = self.ends, self._play.now
         while ends and ends[0][0] <= now:
             over_at, _, _, run = heappop(ends)
-            if run.over_at == over_at and run.phase is not DispatchPhase.ENDED:
+            if run.over_at == over_at and run.phase is not _ENDED:
                 self.finish(run, run.reason)
 
     def run_of(self, job: int) -> RunInPlay:
@@ -135,7 +140,7 @@ class PlayedAttempts:
         """End a dispatch; the end rules decide where its job goes."""
         play = self._play
         job, queue, host, phase = run.job, run.queue, run.host, run.phase
-        run.phase = DispatchPhase.ENDED
+        run.phase = _ENDED
         del host.runs[job]
         ledger, now = host.ledger, play.now
         ledger.units -= queue.cost
@@ -153,7 +158,7 @@ class PlayedAttempts:
         play.ask[host.number] = None
         if freed_cap and len(play.hosts) > 1:
             play.ask_all()
-        if phase is DispatchPhase.RESERVED:
+        if phase is _RESERVED:
             host.reserved.pop(job, None)
         else:
             count_in(self.priorities, run.priority, -1)
@@ -161,8 +166,8 @@ class PlayedAttempts:
             if run.worker is not None:
                 run.worker.report(run.queue, now)
                 self.show_room(host, run.worker)
-        if reason is EndReason.COMPLETED and job not in play.load.extras:
-            self._queues.settle(job, PlayedState.DONE)
+        if reason is _COMPLETED and job not in play.load.extras:
+            self._queues.settle(job, _DONE)
         else:
             self._resolve(run, phase, reason)
 

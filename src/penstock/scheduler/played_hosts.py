@@ -15,7 +15,7 @@ from penstock.core.jobs.admission import AdmissionClass, Conditions, Kept, Ledge
 from penstock.core.jobs.load import Capacity, Quiet
 from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.preemption import Cycle
-from penstock.core.jobs.round import Placement, RunningJob, no_place
+from penstock.core.jobs.round import Placement, RoundInputs, RunningJob, no_place
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import OWN_TYPES, EndReason, HostId, Moment, Span
 from penstock.core.jobs.workers import WorkerKinds
@@ -28,6 +28,10 @@ NEVER: Final[Moment] = -1
 ANY_JOB: Final = WorkerKinds(own=True)
 COMMANDS: Final = WorkerKinds(job_types=frozenset({f"{OWN_TYPES}command", f"{OWN_TYPES}shell"}))
 FUNCTIONS: Final = WorkerKinds(job_types=frozenset({f"{OWN_TYPES}function"}))
+
+
+#: Looked up once: in Python 3.11 the lookup of an enum's member takes longer than its use.
+_RESERVED, _COMPLETED = DispatchPhase.RESERVED, EndReason.COMPLETED
 
 
 class PlayedWorker(NamedTuple):
@@ -67,11 +71,10 @@ class PlayedHost(NamedTuple):
 
 
 class RunInPlay:
-    """A dispatch in a play. `ends_at`: its expected end, as rounds see it; `over_at`: when it ends."""
+    """A dispatch in a play. `as_seen`: as rounds see it, with its expected end; `over_at`: when it ends."""
 
     __slots__ = (
-        "admitted_at",
-        "ends_at",
+        "as_seen",
         "fence",
         "host",
         "job",
@@ -86,15 +89,21 @@ class RunInPlay:
     )  # fmt: skip
 
     def __init__(
-        self, job: int, queue: PlayedQueue, host: HostInPlay, waiting: QueuedJob, ready_at: Moment
+        self,
+        job: int,
+        queue: PlayedQueue,
+        host: HostInPlay,
+        waiting: QueuedJob,
+        ready_at: Moment,
+        *,
+        as_seen: RunningJob,
     ) -> None:
-        self.job, self.queue, self.host = job, queue, host
+        self.job, self.queue, self.host, self.as_seen = job, queue, host, as_seen
         self.priority, self.fence, self.ready_at = waiting.priority, waiting.fence + 1, ready_at
         self.worker: WorkerInPlay | None = None
-        self.phase = DispatchPhase.RESERVED
-        self.admitted_at = self.started_at = self.over_at = 0
-        self.ends_at: Moment | None = None
-        self.reason = EndReason.COMPLETED
+        self.phase = _RESERVED
+        self.started_at = self.over_at = 0
+        self.reason = _COMPLETED
 
 
 class WorkerInPlay:
@@ -172,12 +181,12 @@ class WorkerInPlay:
 
 class Rivals(NamedTuple):
     """
-    The heads that may come before the job that units are kept for: by addon, urgent or not, the queue with
-    the first head that may start or for which units may be kept. Valid until a head changes, and until the
-    moment `until`, from which units may be kept for another head.
+    The heads of which one is the first that may start or for which units may be kept; only fair share decides
+    between them. Valid until a head changes, and until the moment `until`, from which units may be kept for
+    another head or a head enters the next band.
     """
 
-    queues: list[PlayedQueue]
+    heads: list[QueuedJob]
     head_changes: int
     until: Moment
 
@@ -186,16 +195,25 @@ class HostInPlay:
     """A host in a play. `view`: what its rounds see."""
 
     def __init__(
-        self, number: int, host: PlayedHost, capacity: Capacity, ledger: Ledger, waiting: WaitingJobs
+        self,
+        number: int,
+        host: PlayedHost,
+        capacity: Capacity,
+        ledger: Ledger,
+        waiting: WaitingJobs,
+        *,
+        has_budgets: bool,
     ) -> None:
         self.number, self.name, self.labels = number, host.name, frozenset(host.labels)
         self.capacity, self.preempts, self.ledger = capacity, host.preempts, ledger
-        self.view = PlayedView(ledger, waiting, self.running)
         self.workers = [WorkerInPlay(worker) for worker in host.workers]
         #: Whether it has a single worker, which runs every job: then rounds need not ask which workers are
         #: present.
         self.alone = len(self.workers) == 1 and self.workers[0].kinds == ANY_JOB
         self.reserves = host.reserves and not self.alone
+        # With several workers each round has a copy of the ledger, which its gates read.
+        keeps_gates = self.alone and not has_budgets
+        self.view = PlayedView(ledger, waiting, self.running, keeps_gates=keeps_gates)
         self.present = PullingWorkers()
         #: None: there is no other host.
         self.others: WorkersOfOtherHosts | None = None
@@ -204,6 +222,8 @@ class HostInPlay:
         self.runs: dict[int, RunInPlay] = {}
         self.reserved: dict[int, RunInPlay] = {}
         self.quiet: Quiet | None = None
+        #: The units that may be in use now.
+        self.units = capacity.most
         self.draining = False
         #: Counts the starts and ends on this host.
         self.changes = 0
@@ -215,6 +235,8 @@ class HostInPlay:
         self.kept_holds = False
         self.tick_planned = False
         self.rivals: Rivals | None = None
+        #: The inputs of its rounds, if they hold until conditions change.
+        self.inputs: RoundInputs | None = None
         self.cycle: Cycle | None = None
 
     def offers(
@@ -229,19 +251,20 @@ class HostInPlay:
 
     def conditions(self, now: Moment) -> Conditions:
         if self.quiet is None:  # no load is given: the host counts as quiet for longer than a job can ask
-            return Conditions(self.capacity.most, streak=now, draining=self.draining, labels=self.labels)
-        quiet = self.quiet
-        units = self.capacity.units(quiet.busy.score)
-        streak = quiet.streak(now)
-        return Conditions(units, quiet.state, streak, quiet.busy, draining=self.draining, labels=self.labels)
+            return Conditions(self.units, streak=FOR_EVER, draining=self.draining, labels=self.labels)
+        state, streak, busy = self.quiet.state, self.quiet.streak(now), self.quiet.busy
+        return Conditions(self.units, state, streak, busy, draining=self.draining, labels=self.labels)
 
-    @property
-    def units(self) -> int:
-        """The units that may be in use now."""
-        return self.capacity.most if self.quiet is None else self.capacity.units(self.quiet.busy.score)
+    def forget_conditions(self) -> None:
+        """Forget what was kept for later rounds: the load, a drain, a pause or a budget has changed."""
+        self.view.forget_gates()
+        self.rivals = self.inputs = None
+
+    def set_quiet(self, quiet: Quiet) -> None:
+        self.quiet, self.units = quiet, self.capacity.units(quiet.busy.score)
 
     def running(self) -> list[RunningJob]:
-        return [RunningJob(run.queue.cost, run.admitted_at, run.ends_at) for run in self.runs.values()]
+        return [run.as_seen for run in self.runs.values()]
 
 
 class WorkersOfOtherHosts:

@@ -8,11 +8,12 @@ priority high enough above that of a running job, and while a cycle goes on.
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.core.jobs.admission import admission_class_of
 from penstock.core.jobs.job import Dispatch
 from penstock.core.jobs.ordering import urgent_from
 from penstock.core.jobs.preemption import Act, Candidate, Cycle, advance, begin, choose, still_wanted, wanted
-from penstock.core.jobs.round import RoundInputs
 from penstock.core.jobs.states import DispatchPhase
 from penstock.core.jobs.types import DispatchId, EndReason, JobId, Moment
 from penstock.scheduler.dispatcher import FOR_EVER
@@ -21,6 +22,9 @@ from penstock.scheduler.played_hosts import HostInPlay, RunInPlay
 from penstock.scheduler.played_queues import PlayedQueue
 from penstock.scheduler.played_state import MomentKind, Play, PlayedState
 from penstock.scheduler.played_waiting import PlayedQueues
+
+#: Looked up once: in Python 3.11 the lookup of an enum's member takes longer than its use.
+_LEASED: Final = DispatchPhase.LEASED
 
 
 class PlayedPreemption:
@@ -50,6 +54,9 @@ class PlayedPreemption:
         waits, runs = self._queues.priorities, self._attempts.priorities
         return bool(waits) and bool(runs) and max(waits) - min(runs) >= threshold
 
+    def wake(self, _: int) -> None:
+        """The moment of a planned look is there: the loop calls `look` at every moment."""
+
     def look(self) -> None:
         """Look for victims and go on with cycles, if the present moment is a tick or a planned one."""
         now = self._play.now
@@ -70,33 +77,39 @@ class PlayedPreemption:
         play = self._play
         preemption = play.rules.preemption
         threshold = preemption.threshold or 0
-        runs = [run for run in host.runs.values() if run.phase is DispatchPhase.LEASED]
+        runs = [run for run in host.runs.values() if run.phase is _LEASED]
         most: dict[int, int] = {}  # by priority, the units of the largest dispatch
         for run in runs:
             if run.queue.cost > most.get(run.priority, 0):
                 most[run.priority] = run.queue.cost
         lowest = min(most, default=101) + threshold
         free, view = host.units - host.ledger.units, host.view
+        room: dict[int, int] = {}  # by the priority of a head, the units with its largest possible victim
         heads = []
         for queue in self._queues.ready.values():
             head = queue.head
             if head is None or head.priority < lowest:
                 continue
-            limit = head.priority - threshold
-            # Skip a job that would lack units even without the largest possible victim.
-            if queue.cost <= free + max(units for priority, units in most.items() if priority <= limit):
+            if head.priority not in room:
+                limit = head.priority - threshold
+                room[head.priority] = free + max(
+                    units for priority, units in most.items() if priority <= limit
+                )
+            if queue.cost <= room[head.priority]:
                 heads.append((-head.priority, head.turn, head.no, queue))
         heads.sort()
-        view.now = play.now
+        if not heads:
+            return
+        runs.sort(key=lambda run: (run.as_seen.started_at, run.job))  # as a store lists them
+        view.now, view.ledger = play.now, host.ledger
+        inputs = play.round_inputs(host)
         for priority, _, _, queue in heads:
             candidates = [
                 self._candidate(run)
-                for run in sorted(runs, key=lambda run: (run.admitted_at, run.job))  # as a store lists them
+                for run in runs
                 if run.priority <= -priority - threshold and run.queue.cost + free >= queue.cost
             ]
-            view.queues, view.ledger = [queue], host.ledger
-            conditions, offers = host.conditions(play.now), host.offers(play.now)
-            inputs = RoundInputs(view, conditions, play.limits, play.ordering, *offers)
+            view.queues = [queue]
             for want in wanted(inputs):
                 victim = choose(want, candidates, preemption)
                 if victim is not None:
@@ -156,9 +169,8 @@ class PlayedPreemption:
         intent = play.load.intent_of(job)
         urgent_at = urgent_from(intent, play.ordering)
         host.view.now, host.view.ledger = play.now, host.ledger
-        conditions, offers = host.conditions(play.now), host.offers(play.now)
         return still_wanted(
-            RoundInputs(host.view, conditions, play.limits, play.ordering, *offers),
+            play.round_inputs(host),
             admission_class_of(intent),
             run.queue.admission_class,
             [r.queue.admission_class for r in host.runs.values() if r.phase is DispatchPhase.ENDING],
@@ -173,5 +185,5 @@ def _dispatch_of(run: RunInPlay) -> Dispatch:
     admission_class = run.queue.admission_class
     return Dispatch(
         DispatchId(str(run.job)), JobId(str(run.job)), admission_class.addon_id, run.host.name,
-        admission_class, run.fence, run.phase, run.admitted_at, FOR_EVER, run.started_at,
+        admission_class, run.fence, run.phase, run.as_seen.started_at, FOR_EVER, run.started_at,
     )  # fmt: skip

@@ -12,9 +12,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import chain
 from math import isnan
 
-from penstock.core.jobs.admission import AdmissionClass, Gates, Ledger, keys_of
+from penstock.core.jobs.admission import AdmissionClass, Ledger, keys_of
 from penstock.core.jobs.ordering import QueuedJob
 from penstock.core.jobs.round import ReadyQueue, RunningJob
 from penstock.core.jobs.states import Counters
@@ -58,9 +59,14 @@ class WaitingJobs:
 
 
 class PlayedQueue:
-    """The ready jobs of one admission class, urgent or not."""
+    """
+    The ready jobs of one admission class, urgent or not. As an iterator it drops its head and gives the next
+    one.
+    """
 
-    __slots__ = ("_heap", "_waiting", "admission_class", "alike", "cost", "head", "keys", "number", "urgent")
+    __slots__ = (
+        "_heap", "_waiting", "admission_class", "alike", "cost", "head", "keys", "number", "urgent",
+    )  # fmt: skip
 
     def __init__(
         self, number: int, admission_class: AdmissionClass, waiting: WaitingJobs, *, urgent: bool, alike: int
@@ -111,31 +117,57 @@ class PlayedQueue:
             self._waiting.head_changes += 1
             self.head = self._waiting.head(self.head.turn, job)
 
-    def pull(self) -> Iterator[QueuedJob]:
-        while (head := self.head) is not None:
-            yield head
+    def __iter__(self) -> Iterator[QueuedJob]:
+        return self
+
+    def __next__(self) -> QueuedJob:
+        if self.head is not None:
             self.drop_head()
+        if self.head is None:
+            raise StopIteration
+        return self.head
 
 
 class PlayedView:
-    """The admission view of a host in a play. `queues`: those that the next round looks at."""
+    """
+    The admission view of a host in a play. `queues`: those that the next round looks at. `keeps_gates`:
+    whether gates hold from one round to the next, until conditions change.
+    """
 
     def __init__(
-        self, ledger: Ledger, waiting: WaitingJobs, running: Callable[[], Sequence[RunningJob]]
+        self,
+        ledger: Ledger,
+        waiting: WaitingJobs,
+        running: Callable[[], Sequence[RunningJob]],
+        *,
+        keeps_gates: bool,
     ) -> None:
         self.now: Moment = 0
         self.ledger, self.running = ledger, running
         self.queues: Sequence[PlayedQueue] = ()
-        #: By the number of a queue, its gates, until conditions change.
-        self.gates: dict[int, Gates] = {}
+        self._keeps_gates = keeps_gates
+        #: By the number of a queue, what rounds see of it, with its gates.
+        self._ready: dict[int, ReadyQueue] = {}
         self._waiting = waiting
 
+    def forget_gates(self) -> None:
+        self._ready.clear()
+
     def ready_queues(self) -> list[ReadyQueue]:
-        gates = self.gates
-        return [
-            ReadyQueue(queue.admission_class, queue.urgent, queue.pull(), gates.get(queue.number))
-            for queue in self.queues
-        ]
+        shown = []
+        for queue in self.queues:
+            if queue.head is None:
+                continue
+            jobs = chain((queue.head,), queue)
+            ready = self._ready.get(queue.number)
+            if ready is None:
+                ready = ReadyQueue(queue.admission_class, queue.urgent, jobs)
+                # How long the machine has been quiet changes from round to round.
+                if self._keeps_gates and not queue.admission_class.quiet_for_sec:
+                    self._ready[queue.number] = ready
+            ready.jobs = jobs
+            shown.append(ready)
+        return shown
 
     def start_timeouts(self, waiting: QueuedJob) -> int:
         counters = self._waiting.counters.get(waiting.no)

@@ -8,26 +8,31 @@ do something (the docstring of `playing` says why this is enough).
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from penstock.core.jobs.admission import Kept
-from penstock.core.jobs.ordering import QueuedJob, head_key
+from penstock.core.jobs.ordering import QueuedJob, band_ends_at, head_key
 from penstock.core.jobs.reasons import BudgetSpent, CapReached, Paused
 from penstock.core.jobs.round import (
     MOST_PICKS,
     Pick,
     Placement,
-    RoundInputs,
     RoundResult,
+    RunningJob,
     run_round,
 )
-from penstock.core.jobs.types import AddonId, EndReason, JobId, Moment
+from penstock.core.jobs.types import AddonId, EndReason, Moment
 from penstock.scheduler.dispatcher import FOR_EVER
 from penstock.scheduler.played_attempts import PlayedAttempts
 from penstock.scheduler.played_hosts import HostInPlay, Rivals, RunInPlay, WorkerInPlay
 from penstock.scheduler.played_queues import NOWHERE, PlayedQueue
 from penstock.scheduler.played_state import MomentKind, Play, PlayedState
 from penstock.scheduler.played_waiting import PlayedQueues
+
+#: Looked up once: in Python 3.11 the lookup of an enum's member takes longer than its use.
+_LEASE: Final = Placement.LEASE
 
 
 class PlayedRounds:
@@ -84,20 +89,16 @@ class PlayedRounds:
             return False
         if rivals is None or rivals.head_changes != play.waiting.head_changes or rivals.until <= play.now:
             rivals = host.rivals = self._rivals(host)
-        first: tuple[tuple[float, ...], JobId] | None = None
-        for queue in rivals.queues:
-            if (head := queue.head) is None:
-                continue
-            share = host.ledger.share(queue.admission_class.addon_id, play.now, play.sharing)
-            key = head_key(head, urgent=queue.urgent, share=share, now=play.now, aging=play.aging)
-            first = min(first or (key, head.job_id), (key, head.job_id))
-        return first is None or first[1] != host.kept.job_id
+        heads = rivals.heads
+        if len(heads) > 1:
+            heads = [min(heads, key=lambda head: self._key_of(head, host))]
+        return not heads or heads[0].job_id != host.kept.job_id
 
     def _rivals(self, host: HostInPlay) -> Rivals:
         play, until = self._play, FOR_EVER
         units, patience = host.units, play.ordering.patience
         free = units - host.ledger.units
-        firsts: dict[tuple[AddonId, bool], tuple[Moment, int, PlayedQueue]] = {}
+        firsts: dict[tuple[AddonId, bool], QueuedJob] = {}
         for queue in self._queues.ready.values():
             head = queue.head
             if head is None or queue.cost > units:
@@ -108,13 +109,31 @@ class PlayedRounds:
                 if play.now - head.passed_at < patience:
                     until = min(until, head.passed_at + patience)
                     continue
-            key, this = (queue.admission_class.addon_id, queue.urgent), (head.turn, head.no, queue)
-            if key not in firsts or this[:2] < firsts[key][:2]:
-                firsts[key] = this
-        return Rivals([queue for *_, queue in firsts.values()], play.waiting.head_changes, until)
+            key = (queue.admission_class.addon_id, queue.urgent)
+            first = firsts.get(key)
+            if first is None or (head.turn, head.no) < (first.turn, first.no):
+                firsts[key] = head
+        # Until the band of a head changes, only the heads of the best band and urgency can be the first.
+        best: tuple[int, bool] | None = None
+        heads: list[QueuedJob] = []
+        for (_, urgent), head in firsts.items():
+            rank = head_key(head, urgent, 0.0, play.now, play.aging)[:2]
+            until = min(until, band_ends_at(head.turn, play.now, play.aging) or FOR_EVER)
+            if best is None or rank < best:
+                best, heads = rank, []
+            if rank == best:
+                heads.append(head)
+        return Rivals(heads, play.waiting.head_changes, until)
 
-    def tick(self, host: HostInPlay) -> None:
+    def _key_of(self, head: QueuedJob, host: HostInPlay) -> tuple[int, bool, float, Moment, int]:
+        play = self._play
+        queue = self._queues.all[play.waiting.queue[head.no]]
+        share = host.ledger.share(queue.admission_class.addon_id, play.now, play.sharing)
+        return head_key(head, queue.urgent, share, play.now, play.aging)
+
+    def tick(self, number: int) -> None:
         """Ask a host that keeps units, if it may keep them for another job now; plan its next tick."""
+        host = self._play.hosts[number]
         host.tick_planned = False
         # A single host is checked at every moment by `start`.
         if len(self._play.hosts) > 1 and self._order_changed(host):
@@ -129,8 +148,7 @@ class PlayedRounds:
             play.plan(play.next_tick(), MomentKind.TICK, host.number)
 
     def _some_queue_fits(self, host: HostInPlay) -> bool:
-        costs = self._queues.costs
-        return bool(costs) and min(costs) <= host.units - host.ledger.units
+        return self._queues.cheapest <= host.units - host.ledger.units
 
     def _offer_head(self, queue: PlayedQueue) -> None:
         """Ask the hosts that may have room for the head of this queue, until one of them starts it."""
@@ -160,7 +178,7 @@ class PlayedRounds:
         """Let the workers of a host claim until none of them gets a job. Returns the last result."""
         if host.alone:
             worker, result = host.workers[0], None
-            while worker.free > 0 and (latest := self._round(host, worker, worker.free)) is not None:
+            while (free := worker.free) > 0 and (latest := self._round(host, worker, free)) is not None:
                 result = latest
                 if len(result.picks) < MOST_PICKS and not self._may_go_on(result):
                     break
@@ -236,14 +254,7 @@ class PlayedRounds:
             # A copy, as in a store: units that the round sets aside must not change the accounts.
             accounts = {addon: replace(account) for addon, account in ledger.accounts.items()}
             view.ledger = replace(ledger, counts=dict(ledger.counts), accounts=accounts)
-        conditions = host.conditions(play.now)
-        offers = host.offers(play.now, worker)
-        inputs = RoundInputs(view, conditions, play.limits, play.ordering, *offers, records=False)
-        if host.alone and not play.limits.budgets:
-            for queue in queues:
-                if queue.number not in view.gates and not queue.admission_class.quiet_for_sec:
-                    view.gates[queue.number] = inputs.gates(queue.admission_class, urgent=queue.urgent)
-        result = run_round(inputs, most_leases=limit)
+        result = run_round(play.round_inputs(host, worker), most_leases=limit)
         if result.set_aside:  # `_dispatch` drops the queues that are empty otherwise
             for queue in queues:
                 self._queues.drop_empty(queue)
@@ -260,14 +271,19 @@ class PlayedRounds:
             return []
         units, now, patience = host.units, play.now, play.ordering.patience
         free = units - host.ledger.units
-        chosen, startable = [], False
+        ready = self._queues.ready.values()
+        chosen = [queue for queue in ready if queue.cost <= free]
+        if worker is None:
+            present = host.present.at(now)
+            startable = any(not present.claims(queue.admission_class) for queue in chosen)
+        else:
+            startable = host.alone or any(worker.runs(queue) for queue in chosen)
+        if not startable:
+            return []
         waited: dict[int, PlayedQueue] = {}
-        for queue in self._queues.ready.values():
+        for queue in ready:
             head = queue.head
-            if queue.cost <= free:
-                chosen.append(queue)
-                startable = startable or worker is None or host.alone or worker.runs(queue)
-            elif queue.cost <= units and head is not None:
+            if free < queue.cost <= units and head is not None:
                 if head.passed_at is None:
                     chosen.append(queue)
                 elif now - head.passed_at >= patience:
@@ -276,12 +292,7 @@ class PlayedRounds:
                     if first is not None and (head.turn, head.no) < (first.turn, first.no):
                         waited[queue.alike] = queue
         chosen += waited.values()
-        if worker is None and startable:
-            present = host.present.at(now)
-            startable = any(
-                queue.cost <= free and not present.claims(queue.admission_class) for queue in chosen
-            )
-        return chosen if startable else []
+        return chosen
 
     # what follows
 
@@ -316,8 +327,8 @@ class PlayedRounds:
         play = self._play
         job, queue = pick.waiting.no, self._queues.all[play.waiting.queue[pick.waiting.no]]
         ready_at = pick.waiting.turn + pick.waiting.priority * play.aging.per_point
-        run = RunInPlay(job, queue, host, pick.waiting, ready_at)
-        run.admitted_at, run.ends_at = play.now, pick.ends_at
+        as_seen = RunningJob(queue.cost, play.now, pick.ends_at)
+        run = RunInPlay(job, queue, host, pick.waiting, ready_at, as_seen=as_seen)
         play.waiting.queue[job] = NOWHERE
         if not host.alone:
             host.ledger.take(queue.admission_class, play.now, play.sharing, queue.keys)
@@ -327,10 +338,10 @@ class PlayedRounds:
             play.heads[queue.number] = None
         self._queues.start(queue, job, run.priority)
         host.runs[job] = run
-        play.state[job], play.host[job] = PlayedState.RUNNING, host.number
-        if pick.offer is Placement.LEASE:
+        if pick.offer is _LEASE:
             self._attempts.lease(run, worker, play.now)
         else:
+            play.state[job], play.host[job] = PlayedState.RUNNING, host.number
             host.reserved[job] = run
             play.count_change(host)
             run.over_at, run.reason = play.now + play.rules.reserve_for, EndReason.START_TIMEOUT

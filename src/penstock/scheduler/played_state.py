@@ -20,9 +20,16 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock.core.jobs.admission import Account, Budget, Ledger, Window, windows
+from penstock.core.jobs.round import RoundInputs
 from penstock.core.jobs.types import AddonId, JobId, Moment, Money
 from penstock.scheduler.arrivals import Load
-from penstock.scheduler.played_hosts import FreeUnits, HostInPlay, PlayedHost, WorkersOfOtherHosts
+from penstock.scheduler.played_hosts import (
+    FreeUnits,
+    HostInPlay,
+    PlayedHost,
+    WorkerInPlay,
+    WorkersOfOtherHosts,
+)
 from penstock.scheduler.played_queues import WaitingJobs
 from penstock.scheduler.rules import SchedulerRules
 
@@ -85,7 +92,14 @@ class Play:
         self.settled = 0
         self.waiting = WaitingJobs(load)
         self.hosts = [
-            HostInPlay(number, host, host.capacity or rules.capacity, accounts.ledger(), self.waiting)
+            HostInPlay(
+                number,
+                host,
+                host.capacity or rules.capacity,
+                accounts.ledger(),
+                self.waiting,
+                has_budgets=bool(rules.limits.budgets),
+            )
             for number, host in enumerate(hosts)
         ]
         if len(self.hosts) > 1:
@@ -124,9 +138,18 @@ class Play:
         """Let these hosts run rounds anew: their load, a drain, a pause or a budget has changed."""
         self.changes += 1
         for host in hosts:
-            host.view.gates.clear()
-            host.rivals = None
+            host.forget_conditions()
             self.ask[host.number] = None
+
+    def round_inputs(self, host: HostInPlay, worker: WorkerInPlay | None = None) -> RoundInputs:
+        """What a round of this host decides with. `worker`: the one that claims in it."""
+        inputs = host.inputs
+        if inputs is None:
+            conditions, offers = host.conditions(self.now), host.offers(self.now, worker)
+            inputs = RoundInputs(host.view, conditions, self.limits, self.ordering, *offers, records=False)
+            if host.alone and host.quiet is None:
+                host.inputs = inputs
+        return inputs
 
     def ask_all(self) -> None:
         """Let every host run a round."""

@@ -35,20 +35,30 @@ ENDED: Final = {
 }
 
 
+#: Looked up once: in Python 3.11 the lookup of an enum's member takes longer than its use.
+_QUEUED: Final = PlayedState.QUEUED
+
+
 class PlayedQueues:
     """All ready queues of a play, and the jobs on their way into and out of them."""
 
     def __init__(self, play: Play) -> None:
         self._play = play
-        #: All queues by number; those that are not empty; and the number of these by the cost of their jobs.
+        #: All queues by number; those that are not empty; and the lowest cost of a job in one of these.
         self.all: list[PlayedQueue] = []
         self.ready: dict[int, PlayedQueue] = {}
-        self.costs: dict[int, int] = {}
+        self.cheapest = NO_LIMIT
+        #: By cost, the number of queues that are not empty; only costs that occur.
+        self._costs: dict[int, int] = {}
         #: When a job becomes ready, if that is not the moment of its arrival.
         self.ready_at: dict[int, Moment] = {}
         #: By priority, the number of jobs in ready queues; only priorities that occur.
         self.priorities: dict[int, int] = {}
         self._queued: Counter[AddonId] = Counter()
+        self._queued_in_all = 0
+        depth = play.rules.depth
+        #: With fewer queued jobs no limit of the depth is reached.
+        self._depth = min(limit for limit in (depth.total, depth.per_addon, NO_LIMIT) if limit is not None)
         self._queue_numbers: dict[tuple[int, int, bool], int] = {}
         self._classes: dict[object, int] = {}
         self._alike: dict[object, int] = {}
@@ -98,8 +108,8 @@ class PlayedQueues:
     def _accept(self, job: int, intent: Intent, deadline: Moment) -> None:
         play = self._play
         load = play.load
-        play.state[job] = PlayedState.QUEUED
-        self._queued[intent.addon_id] += 1
+        play.state[job] = _QUEUED
+        self._count_queued(intent.addon_id, 1)
         if deadline:
             play.plan(deadline, MomentKind.DEADLINE, job)
         extras = load.extras.get(job)
@@ -131,17 +141,12 @@ class PlayedQueues:
         return True
 
     def is_full(self, addon_id: AddonId) -> bool:
-        play = self._play
-
         def queued(addon_id: AddonId | None) -> int:
-            return self._queued.total() if addon_id is None else self._queued[addon_id]
+            return self._queued_in_all if addon_id is None else self._queued[addon_id]
 
-        depth = play.rules.depth
-        if depth.total is None and depth.per_addon is None:
-            return False
-        if len(play.load) <= min(depth.total or NO_LIMIT, depth.per_addon or NO_LIMIT):
-            return False
-        return depth.reached([addon_id], queued) is not None
+        return self._queued_in_all >= self._depth and (
+            self._play.rules.depth.reached([addon_id], queued) is not None
+        )
 
     # parents
 
@@ -265,13 +270,15 @@ class PlayedQueues:
         """Put a job into a queue. Returns whether it is the head now."""
         if queue.head is None:
             self.ready[queue.number] = queue
-            count_in(self.costs, queue.cost, 1)
+            count_in(self._costs, queue.cost, 1)
+            self.cheapest = min(self.cheapest, queue.cost)
         return queue.put(turn, job)
 
     def drop_empty(self, queue: PlayedQueue) -> None:
         """Remove a queue from the ready ones if it is empty."""
         if queue.head is None and self.ready.pop(queue.number, None) is not None:
-            count_in(self.costs, queue.cost, -1)
+            count_in(self._costs, queue.cost, -1)
+            self.cheapest = min(self._costs) if self._costs else NO_LIMIT
 
     def put_back(self, job: int, ready_at: Moment) -> None:
         """Let a job wait again after an attempt, unless its deadline has passed: then it fails."""
@@ -281,7 +288,7 @@ class PlayedQueues:
             self.settle(job, PlayedState.FAILED)
             return
         play.state[job] = PlayedState.QUEUED
-        self._queued[play.load.intents[play.load.intent[job]].addon_id] += 1
+        self._count_queued(play.load.intents[play.load.intent[job]].addon_id, 1)
         self.ready_at[job] = ready_at
         self._place(job, ready_at)
 
@@ -350,7 +357,11 @@ class PlayedQueues:
     def start(self, queue: PlayedQueue, job: int, priority: int) -> None:
         """Note that a round has taken this job out of its queue."""
         self._out(queue, job, priority)
-        self._queued[queue.admission_class.addon_id] -= 1
+        self._count_queued(queue.admission_class.addon_id, -1)
+
+    def _count_queued(self, addon_id: AddonId, more: int) -> None:
+        self._queued[addon_id] += more
+        self._queued_in_all += more
 
     def _out(self, queue: PlayedQueue, job: int, priority: int) -> None:
         """Note that a job has left its queue; hosts that kept units for it run a round."""
@@ -372,7 +383,7 @@ class PlayedQueues:
             if queue.remove(job):
                 play.heads[number] = None
             self._out(queue, job, intent.priority)
-        self._queued[intent.addon_id] -= 1
+        self._count_queued(intent.addon_id, -1)
         self.settle(job, state)
 
     def settle(self, job: int, state: PlayedState) -> None:

@@ -35,12 +35,15 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop
 from itertools import pairwise
+from typing import Final
 
 from penstock.core.jobs.admission import EVERYTHING, Account
 from penstock.core.jobs.load import Busy, observe
 from penstock.core.jobs.ordering import order_key
+from penstock.core.jobs.round import RunningJob
 from penstock.core.jobs.types import AddonId, EndReason, HostId, Moment
 from penstock.scheduler.arrivals import Arrival, Load
+from penstock.scheduler.dispatcher import FOR_EVER
 from penstock.scheduler.played_attempts import PlayedAttempts
 from penstock.scheduler.played_groups import PlayedArrays, PlayedBatches
 from penstock.scheduler.played_hosts import PlayedHost, PlayedWorker, RunInPlay
@@ -52,6 +55,11 @@ from penstock.scheduler.played_waiting import PlayedQueues
 from penstock.scheduler.rules import SchedulerRules
 
 __all__ = ["PlayedHost", "PlayedState", "PlayedWorker", "Player"]
+
+
+#: Looked up once: in Python 3.11 the lookup of an enum's member takes longer than its use.
+_READY: Final[int] = MomentKind.READY
+_EVERY_KIND: Final = len(MomentKind)
 
 
 class Player:
@@ -80,6 +88,17 @@ class Player:
         self._batches = PlayedBatches(play, self._queues)
         self._schedules = PlayedSchedules(play, self._queues, self.cancel)
         self._by_name = {host.name: host for host in play.hosts}
+        due_actions: dict[MomentKind, Callable[[int], None]] = {
+            MomentKind.CALL: self._call,
+            MomentKind.CANCEL: self.cancel,
+            MomentKind.DEADLINE: self._pass_deadline,
+            MomentKind.READY: self._queues.become_ready,
+            MomentKind.URGENT: self._queues.become_urgent,
+            MomentKind.ASK: self._ask,
+            MomentKind.TICK: self._rounds.tick,
+            MomentKind.LOOK: self._preemption.wake,
+        }
+        self._due_actions = [due_actions[kind] for kind in MomentKind]
         self._coming: Iterator[int] | None = None
         self._next_job = -1
         self.rules, self.load = play.rules, play.load
@@ -155,8 +174,8 @@ class Player:
         play.grow()
         queue = self._queues.queue_of(job, urgent=False)
         turn = order_key(arrival.intent.priority, arrival.at, play.aging)
-        run = RunInPlay(job, queue, on, play.waiting.head(turn, job), arrival.at)
-        run.admitted_at, run.ends_at = started_at, expected_end
+        as_seen = RunningJob(queue.cost, started_at, expected_end)
+        run = RunInPlay(job, queue, on, play.waiting.head(turn, job), arrival.at, as_seen=as_seen)
         on.ledger.take(queue.admission_class, play.now, play.sharing, queue.keys)
         play.free.changed(on)
         play.count_change(on)
@@ -184,7 +203,7 @@ class Player:
         """Set the busy score of a host from now on. It changes nothing if the capacity is fixed."""
         on = self._by_name[host]
         if on.capacity.fixed is None:
-            on.quiet = observe(on.quiet, Busy(score, by), self._play.now, self.rules.thresholds)
+            on.set_quiet(observe(on.quiet, Busy(score, by), self._play.now, self.rules.thresholds))
             self._play.free.changed(on)
             self._play.conditions_changed([on])
             self._queues.await_quiet([on])
@@ -210,14 +229,14 @@ class Player:
         """
         self.next_moment()
         watched = None if until_started is None else set(until_started)
-        while (moment := self._next()) is not None:
+        while (moment := self._next()) < FOR_EVER:
             if until is not None and moment > until:
                 break
             self._play.now = max(moment, self._play.now)
             self._arrive()
             self._attempts.end_due()
             # Jobs become ready with the round, and preemption looks before the round, as in the scheduler.
-            self._pass_moments(before=MomentKind.READY)
+            self._pass_moments(_READY)
             self._preemption.look()
             self._pass_moments()
             self._rounds.start()
@@ -234,7 +253,8 @@ class Player:
         self._play.grow()
         if self._coming is None:
             self._begin()
-        return self._next()
+        moment = self._next()
+        return moment if moment < FOR_EVER else None
 
     def _begin(self) -> None:
         at = self.load.at
@@ -244,11 +264,14 @@ class Player:
         self._coming = iter(array("l", coming))
         self._next_job = next(self._coming, -1)
 
-    def _next(self) -> Moment | None:
-        moment: Moment | None = None if self._next_job < 0 else self.load.at[self._next_job]
-        for heap in (self._attempts.ends, self._play.due):
-            if heap and (moment is None or heap[0][0] < moment):
-                moment = heap[0][0]
+    def _next(self) -> Moment:
+        """The next moment of the loop; `FOR_EVER`: nothing can happen any more."""
+        ends, due = self._attempts.ends, self._play.due
+        moment = FOR_EVER if self._next_job < 0 else self.load.at[self._next_job]
+        if ends and ends[0][0] < moment:
+            moment = ends[0][0]
+        if due and due[0][0] < moment:
+            moment = due[0][0]
         return moment
 
     def _arrive(self) -> None:
@@ -258,24 +281,18 @@ class Player:
             self._next_job = next(coming, -1)
             self._queues.submit(job)
 
-    def _pass_moments(self, before: int = len(MomentKind)) -> None:
-        play, due = self._play, self._play.due
-        while due and due[0] < (play.now, before):
+    def _pass_moments(self, before: int = _EVERY_KIND) -> None:
+        now, due = self._play.now, self._play.due
+        while due and due[0][0] <= now and due[0][1] < before:
             _, what, number = heappop(due)
-            match what:
-                case MomentKind.CALL:
-                    play.calls.pop(number)()
-                case MomentKind.CANCEL:
-                    self.cancel(number)
-                case MomentKind.DEADLINE if self.state[number] == PlayedState.QUEUED:
-                    self._queues.leave(number, PlayedState.FAILED)
-                case MomentKind.READY:
-                    self._queues.become_ready(number)
-                case MomentKind.URGENT:
-                    self._queues.become_urgent(number)
-                case MomentKind.ASK:
-                    play.ask[number] = None
-                case MomentKind.TICK:
-                    self._rounds.tick(play.hosts[number])
-                case _:
-                    pass
+            self._due_actions[what](number)
+
+    def _call(self, number: int) -> None:
+        self._play.calls.pop(number)()
+
+    def _pass_deadline(self, job: int) -> None:
+        if self.state[job] == PlayedState.QUEUED:
+            self._queues.leave(job, PlayedState.FAILED)
+
+    def _ask(self, host: int) -> None:
+        self._play.ask[host] = None

@@ -206,7 +206,7 @@ class Kept(Struct):
     spare: int
 
     def lets_past(self, cost: int, ends_at: Moment | None) -> bool:
-        return self.ends_before(ends_at) or cost <= self.spare
+        return cost <= self.spare or self.ends_before(ends_at)
 
     def ends_before(self, ends_at: Moment | None) -> bool:
         return ends_at is not None and self.starts_at is not None and ends_at <= self.starts_at

@@ -165,7 +165,7 @@ def _ahead(
 
     def key(waiting: QueuedJob, addon_id: AddonId, urgent: bool) -> tuple[float, ...]:
         share = view.ledger.share(addon_id, view.now, ordering.sharing)
-        return head_key(waiting, urgent=urgent, share=share, now=view.now, aging=ordering.aging)
+        return head_key(waiting, urgent, share, view.now, ordering.aging)
 
     mine = key(waiting, admission_class.addon_id, urgent)
     heads = [

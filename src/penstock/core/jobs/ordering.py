@@ -54,11 +54,6 @@ def effective(turn: Moment, now: Moment, aging: Aging) -> int:
     return (now - turn) // aging.per_point
 
 
-def band(turn: Moment, now: Moment, aging: Aging) -> int:
-    points = (now - turn) // aging.per_point
-    return points // 10 if points < 10 * TOP_BAND else TOP_BAND
-
-
 class QueuedJob(Struct, frozen=True, gc=False):
     """The part of a queued job that a round needs. It is small, because a round reads many."""
 
@@ -77,11 +72,23 @@ class QueuedJob(Struct, frozen=True, gc=False):
 
 
 def head_key(
-    waiting: QueuedJob, *, urgent: bool, share: float, now: Moment, aging: Aging
+    waiting: QueuedJob,
+    urgent: bool,
+    share: float,
+    now: Moment,
+    aging: Aging,
 ) -> tuple[int, bool, float, Moment, int]:
     """The order of heads, the smallest first: band, urgency, fair share, turn, number."""
     turn = waiting.turn
-    return -band(turn, now, aging), not urgent, share, turn, waiting.no
+    points = (now - turn) // aging.per_point  # as `effective`; a call would take longer than the rest
+    band = points // 10 if points < 10 * TOP_BAND else TOP_BAND
+    return -band, not urgent, share, turn, waiting.no
+
+
+def band_ends_at(turn: Moment, now: Moment, aging: Aging) -> Moment | None:
+    """When a waiting job enters the next band; None: it is in the top band."""
+    following = effective(turn, now, aging) // 10 + 1
+    return turn + 10 * following * aging.per_point if following <= TOP_BAND else None
 
 
 def urgent_from(intent: Intent, ordering: Ordering) -> Moment | None:

@@ -9,7 +9,7 @@ then stopped. A cycle ends before another begins, so two jobs cannot preempt eac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -45,9 +45,9 @@ class Want(Struct, frozen=True):
     admission_class: AdmissionClass
     urgent: bool
 
-    def fits_without(self, ended: Iterable[AdmissionClass]) -> bool:
+    def fits_without(self, ended: Sequence[AdmissionClass]) -> bool:
         """Whether the job would be admitted if these dispatches had ended."""
-        ledger = self.inputs.view.ledger.without(ended)
+        ledger = self.inputs.view.ledger.without(ended) if ended else None
         return self.inputs.gates(self.admission_class, ledger=ledger, urgent=self.urgent).refusal() is None
 
 
@@ -114,7 +114,7 @@ def still_wanted(
     rounds, so they count only when the next act is `due`. `ending`: attempts that end already.
     """
 
-    def refusal(ended: Iterable[AdmissionClass]) -> Reason | None:
+    def refusal(ended: Sequence[AdmissionClass]) -> Reason | None:
         ledger = inputs.view.ledger.without(ended)
         return inputs.gates(admission_class, ledger=ledger, urgent=urgent, ready_at=ready_at).refusal()
 

@@ -43,13 +43,14 @@ MOST_PICKS: Final = 1_000
 MOST_START_TIMEOUTS: Final = 3
 
 
-class ReadyQueue(Struct, frozen=True):
+class ReadyQueue(Struct):
     """The ready jobs of one admission class."""
 
     admission_class: AdmissionClass
     urgent: bool
     jobs: Iterator[QueuedJob]  # by turn, then number; the round pulls them one by one
-    #: The gates for its jobs, if the view has them from an earlier round and they have not changed.
+    #: The gates for its jobs. The round makes them at the turn of the first head: many rounds end before
+    #: that. A view may show the same `ReadyQueue` again as long as its gates do not change.
     gates: Gates | None = None
 
 
@@ -92,8 +93,9 @@ class Placement(Enum):
 #: Looked up once: in Python 3.11 the lookup takes longer than the check, and a round checks every ready
 #: queue.
 _LEASE, _SET_ASIDE = Placement.LEASE, Placement.SET_ASIDE
+_LEAVE, _ELSEWHERE = Placement.LEAVE, Placement.ELSEWHERE
 #: Rounds of this host skip such heads.
-LEFT: Final = (Placement.LEAVE, Placement.ELSEWHERE)
+LEFT: Final = (_LEAVE, _ELSEWHERE)
 
 
 def no_place(_: AdmissionClass) -> bool:
@@ -206,18 +208,9 @@ def run_round(
     return _Round(inputs).run(most_leases, most_picks)
 
 
-class _OpenQueue(Struct, gc=False):
-    """A ready queue with what holds for all of its jobs during one round."""
-
-    queue: ReadyQueue
-    offer: Placement
-    #: Made at the turn of its first head: many rounds end before that.
-    gates: Gates | None = None
-
-
-#: The head of a ready queue: its `head_key`, which orders the heads, then the queue and the job. A plain
-#: tuple, because a round makes and compares one for each ready queue.
-_Head: TypeAlias = tuple[int, bool, float, Moment, int, _OpenQueue, QueuedJob]
+#: The head of a ready queue: its `head_key`, which orders the heads, then the queue, what the round may do
+#: with its jobs, and the job. A plain tuple, because a round makes and compares one for each ready queue.
+_Head: TypeAlias = tuple[int, bool, float, Moment, int, ReadyQueue, Placement, QueuedJob]
 
 
 class _Round:
@@ -234,15 +227,17 @@ class _Round:
         heapify(heads)
         result, picks, records = self.result, self.result.picks, self.inputs.records
         while heads and len(picks) < most_picks and result.leases != most_leases:
-            _, _, share, _, _, open_queue, waiting = heads[0]
-            admission_class, offer = open_queue.queue.admission_class, open_queue.offer
-            if admission_class.addon_id in self.closed or not (records or self._matters(open_queue, waiting)):
+            _, _, share, _, _, queue, offer, waiting = heads[0]
+            admission_class = queue.admission_class
+            if admission_class.addon_id in self.closed or not (
+                records or self._matters(admission_class.cost_units, waiting)
+            ):
                 heappop(heads)
                 continue
             if self.shares.get(admission_class.addon_id) != share:
                 # A job of its addon has started since the head entered the heap. Shares only grow, so the
                 # head can only sink.
-                heapreplace(heads, self._keyed(open_queue, waiting))
+                heapreplace(heads, self._keyed(queue, offer, waiting))
                 continue
             most = 1
             if len(heads) == 1:
@@ -252,7 +247,7 @@ class _Round:
             if most_leases is not None and offer is _LEASE:
                 most = min(most, most_leases - result.leases)
             started = len(picks)
-            reason = self._start(open_queue, waiting, most)
+            reason = self._start(queue, offer, waiting, most)
             if reason is not None:
                 heappop(heads)
                 if self._shuts_everything(reason):
@@ -260,11 +255,11 @@ class _Round:
                 continue
             if offer is _LEASE:
                 result.leases += len(picks) - started
-            following = next(open_queue.queue.jobs, None)
+            following = next(queue.jobs, None)
             if following is None:
                 heappop(heads)
             else:
-                heapreplace(heads, self._keyed(open_queue, following))
+                heapreplace(heads, self._keyed(queue, offer, following))
             if not (records or self._some_head_fits(heads)):
                 break
         for pick in result.set_aside:  # the claims of their workers will take these units
@@ -278,28 +273,31 @@ class _Round:
             admission_class = queue.admission_class
             offer = offer_of(admission_class)
             # Jobs for other hosts are skipped without a denial: the rounds of those hosts decide and record.
-            if offer in LEFT or (admission_class.labels and missing(admission_class)):
+            if (
+                offer is _LEAVE
+                or offer is _ELSEWHERE
+                or (admission_class.labels and missing(admission_class))
+            ):
                 continue
             waiting = next(queue.jobs, None)
             if waiting is not None:
-                heads.append(self._keyed(_OpenQueue(queue, offer), waiting))
+                heads.append(self._keyed(queue, offer, waiting))
         return heads
 
-    def _keyed(self, open_queue: _OpenQueue, waiting: QueuedJob) -> _Head:
-        queue = open_queue.queue
+    def _keyed(self, queue: ReadyQueue, offer: Placement, waiting: QueuedJob) -> _Head:
         addon_id = queue.admission_class.addon_id
         share = self.shares.get(addon_id)
         if share is None:
             share = self.shares[addon_id] = self.ledger.share(addon_id, self.now, self.ordering.sharing)
-        key = head_key(waiting, urgent=queue.urgent, share=share, now=self.now, aging=self.ordering.aging)
-        return (*key, open_queue, waiting)
+        key = head_key(waiting, queue.urgent, share, self.now, self.ordering.aging)
+        return (*key, queue, offer, waiting)
 
-    def _matters(self, open_queue: _OpenQueue, waiting: QueuedJob) -> bool:
+    def _matters(self, cost: int, waiting: QueuedJob) -> bool:
         """
         Whether the head may start, or its refusal changes more than the records. A head that does not fit
         counts as passed over once, and later the round may keep units for it.
         """
-        cost, kept = open_queue.queue.admission_class.cost_units, self.result.kept
+        kept = self.result.kept
         if cost <= self.capacity - self.ledger.units:
             return kept is None or kept.lets_past(cost, waiting.ends_at(self.now))
         return waiting.passed_at is None or (kept is None and self._waited(waiting))
@@ -307,19 +305,19 @@ class _Round:
     def _some_head_fits(self, heads: list[_Head]) -> bool:
         """Whether a head may still start. If not, the round is over: it can pass over no head either."""
         free = self.capacity - self.ledger.units
-        return any(head[5].queue.admission_class.cost_units <= free for head in heads)
+        for _, _, _, _, _, queue, _, _ in heads:  # noqa: SIM110 - `any` takes twice as long, and every start asks
+            if queue.admission_class.cost_units <= free:
+                return True
+        return False
 
-    def _start(self, open_queue: _OpenQueue, waiting: QueuedJob, most: int) -> Reason | None:
+    def _start(self, queue: ReadyQueue, offer: Placement, waiting: QueuedJob, most: int) -> Reason | None:
         """
         Start the head, or return the reason why it may not start. While the round keeps no units, jobs behind
         the head start with it, `most` in all: they get the same decision.
         """
-        admission_class, gates = open_queue.queue.admission_class, open_queue.gates
-        kept, n = self.result.kept, 1
+        admission_class, gates, kept, n = queue.admission_class, queue.gates, self.result.kept, 1
         if gates is None:
-            queue = open_queue.queue
-            gates = queue.gates or self.inputs.gates(admission_class, urgent=queue.urgent)
-            open_queue.gates = gates
+            gates = queue.gates = self.inputs.gates(admission_class, urgent=queue.urgent)
         if kept is None:
             n = min(gates.room_for(), most)
             reason = None if n else gates.refusal()
@@ -328,17 +326,17 @@ class _Round:
         if reason is not None:
             self._deny(admission_class, waiting, reason)
             return reason
-        if not self._has_worker(open_queue, waiting):
+        if not self._has_worker(admission_class, offer, waiting):
             return AwaitsWorker(self.now)  # not recorded as a denial: admission lets the job start
         picks = [
-            Pick(job, admission_class, open_queue.offer, job.ends_at(self.now))
-            for job in (waiting, *islice(open_queue.queue.jobs, n - 1))
+            Pick(job, admission_class, offer, job.ends_at(self.now))
+            for job in (waiting, *islice(queue.jobs, n - 1))
         ]
         if kept is not None and not kept.ends_before(picks[0].ends_at):
             kept.spare -= admission_class.cost_units
         self.ledger.take(admission_class, self.now, self.ordering.sharing, gates.keys, len(picks))
         self.shares.pop(admission_class.addon_id, None)
-        if open_queue.offer is _SET_ASIDE:
+        if offer is _SET_ASIDE:
             self.result.set_aside += picks
             return None
         self.result.picks += picks
@@ -346,13 +344,13 @@ class _Round:
         self.refused_for_units.clear()
         return None
 
-    def _has_worker(self, open_queue: _OpenQueue, waiting: QueuedJob) -> bool:
+    def _has_worker(self, admission_class: AdmissionClass, offer: Placement, waiting: QueuedJob) -> bool:
         """Whether a worker will take this job up. Units reserved in vain would be missing elsewhere."""
-        if open_queue.offer is _LEASE:
+        if offer is _LEASE:
             return True
-        if open_queue.offer is _SET_ASIDE:
-            return self.inputs.take_place(open_queue.queue.admission_class)
-        admission_class, inputs = open_queue.queue.admission_class, self.inputs
+        inputs = self.inputs
+        if offer is _SET_ASIDE:
+            return inputs.take_place(admission_class)
         # Each start timeout raised the fence, so a lower fence needs no query.
         late = (
             waiting.fence >= MOST_START_TIMEOUTS
