@@ -15,6 +15,7 @@ import calls
 import pytest
 
 import penstock
+from penstock.pools.workers.worker_process import WorkerProcess
 from tests import SOURCES
 from tests.pools.test_pool_calls import full_pool, gate, kind  # noqa: F401  # fixtures
 from tests.waiting import alive, until
@@ -296,6 +297,23 @@ async def test_cancelling_a_waiting_coroutine_removes_the_waiter(gate):
         assert 0 == pool.state.waiting
         gate.touch()
         await pool.aclose()
+
+
+def test_ctrl_c_while_one_worker_gets_its_calls_keeps_none_from_the_others(monkeypatch):
+    flush = WorkerProcess.flush
+
+    def interrupted(worker):
+        monkeypatch.setattr(WorkerProcess, "flush", flush)
+        flush(worker)
+        raise KeyboardInterrupt
+
+    with penstock.WorkerPool(2, max_queue_depth=8, start="eager") as pool:
+        list(pool.map(abs, range(20)))
+        monkeypatch.setattr(WorkerProcess, "flush", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(pool.map(abs, range(20)))
+
+        until(lambda: (pool.state.in_flight, pool.state.pending) == (0, 0))
 
 
 def test_ctrl_c_while_waiting_for_room_leaves_no_waiter(gate):

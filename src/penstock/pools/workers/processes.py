@@ -62,9 +62,15 @@ class ProcessWorkers(SupervisedWorkers[WorkerProcess]):
                 touched.append(worker)
         if touched and self._options.max_calls is not None:
             self._update_slots(now)
-        for worker in touched:
-            if len(worker.calls) - worker.unsent <= self._enough and not worker.flush():
-                self.reader.wait_for_space(worker)
+        try:
+            for worker in touched:
+                if len(worker.calls) - worker.unsent <= self._enough and not worker.flush():
+                    self.reader.wait_for_space(worker)
+        except BaseException:  # Ctrl-C in one `flush`: the other workers must still get their calls
+            for worker in touched:
+                if worker.outbox and not worker.flush():
+                    self.reader.wait_for_space(worker)
+            raise
 
     def _choose_worker(self) -> tuple[WorkerProcess | None, int]:
         """
