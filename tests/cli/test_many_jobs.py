@@ -66,6 +66,18 @@ def test_a_filter_cancels_after_a_count_and_a_yes(shell, held):
     assert shell.job(other)["state"] == "QUEUED"
 
 
+@pytest.mark.parametrize("verb", ["cancel", "retry"])
+def test_a_filter_that_no_job_matches_is_told_so_and_changes_nothing(shell, verb):
+    shell("submit", "--addon", "photos", "true")
+
+    done, listed = shell(verb, "--addon", "phtos", "--yes"), shell("ls", "--addon", "phtos")
+    answer = json.loads(shell(verb, "--addon", "phtos", "--yes", "--json").stdout)
+
+    assert (done.returncode, done.stdout) == (listed.returncode, "") == (DONE, "")
+    assert done.stderr == listed.stderr == "No matching jobs.\n"
+    assert answer["changed"] == 0
+
+
 def test_a_filter_retries_failed_jobs(shell):
     job_id = shell("submit", "--tag", "again", "false").stdout.strip()
     shell("wait", job_id)

@@ -96,6 +96,8 @@ def ls(session: CliSession, /, limit: int, oldest: bool, watch: bool, **options:
         time.sleep(_WATCH_PAUSE)
 
 
+_NO_MATCH: Final = "No matching jobs."
+
 #: The shortest time between two lists of `--watch`, in seconds.
 _WATCH_PAUSE: Final = 0.5
 
@@ -107,7 +109,7 @@ def _print_jobs(session: CliSession, page: wire.Jobs, limit: int, *, filtered_by
     table(session.console, JOB_COLUMNS, [job_row(job, now) for job in page.jobs])
     if not page.jobs:
         none = (
-            "No matching jobs."
+            _NO_MATCH
             if any(filtered_by.values())
             else "No jobs yet. `penstock submit echo hello` submits one."
         )
@@ -329,14 +331,18 @@ def _change(
         _each(session, jobs, one)
         return
     able, past = _ABLE[verb]
-    chosen = set(job_filter.get("state", "").split(",")) - {""} or able
+    chosen = set(job_filter.get("state", "").split(",")) - {""} or set(_STATES)
     counts = session.client.count(**{name: value for name, value in job_filter.items() if name != "state"})
-    number = sum(n for state, n in counts.items() if str(state) in able & chosen)
+    matching = {state: n for state, n in counts.items() if state in chosen and n}
+    number = sum(n for state, n in matching.items() if state in able)
     if number and not yes:
         _ask_first(f"{verb.capitalize()} {_many(number)}?")
     changed = every(**job_filter) if number else _nothing_changed()
     if not session.print_json(changed):
-        echo(f"{past} {_many(changed.changed)}.")
+        if matching:
+            echo(f"{past} {_many(changed.changed)}.")
+        else:
+            session.stderr.print(f"[dim]{_NO_MATCH}[/]")
         for refused in changed.refused:
             echo(f"{short(refused.job_id)}  {refused.problem}", err=True)
     if changed.refused:
