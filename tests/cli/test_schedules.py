@@ -84,11 +84,13 @@ def test_a_schedule_runs_its_command_every_second_and_shows_its_jobs(shell, sche
 def test_edit_pause_resume_run_and_rm(shell, schedules):
     add(shell, "nightly", "--cron", "@daily", "--zone", "UTC", "--", "true")
 
+    assert " edited " not in shell("schedule", "show", "nightly").stdout
     edited = shell("schedule", "edit", "nightly", "--cron", "30 2 * * *", "--missed", "all")
     assert edited.stdout.startswith("Edited nightly: 30 2 * * * in UTC\n")
     moved = shell("schedule", "edit", "nightly", "--at", "2040-12-01 06:00", "--zone", "Europe/Berlin")
     assert "Sat 2040-12-01 06:00 +0100" in moved.stdout
     assert shell("schedule", "edit", "nightly", "--", "false").returncode == DONE
+    assert " edited " in shell("schedule", "show", "nightly").stdout
     info = json.loads(shell("schedule", "show", "nightly", "--json").stdout)
     assert (info["job"]["payload"]["argv"], info["missed"], info["cron"]) == (["false"], "all", None)
     assert "Paused nightly" in shell("schedule", "pause", "nightly").stdout

@@ -148,7 +148,9 @@ def show(session: CliSession, name: str) -> None:
         "priority": info.job.priority,
         "payload": "" if payload == "null" else payload,
         "added": f"{_moment(info.created_at.astimezone())} by {info.created_by or 'unknown'}",
-        "edited": f"{_moment(info.edited_at.astimezone())} by {info.edited_by or 'unknown'}",
+        "edited": f"{_moment(info.edited_at.astimezone())} by {info.edited_by or 'unknown'}"
+        if info.edited_at != info.created_at
+        else "",
         "waiting": ", ".join(map(_moment, info.waiting)),
     }
     print_facts(session.console, facts)
