@@ -85,7 +85,7 @@ MUTANTS = [
         "_is_shown_to_all",
         "case Paused():\n            return True",
         "case Paused():\n            return False",
-        _TABLE,
+        ("tests/scheduler/test_situations.py", "-kmemory and a_list_says"),
     ),
     Mutant(
         "lists: a missing worker is not shown",
@@ -93,7 +93,7 @@ MUTANTS = [
         "Explainer._present_reasons",
         "worker = self._worker_reason(job, attempt, admission_class, viewer)",
         "worker = None",
-        _TABLE,
+        ("tests/scheduler/test_situations.py", "-kmemory and a_list_says"),
     ),
     Mutant(
         "lists: the last denial is shown of a job that has ended",
@@ -157,6 +157,14 @@ MUTANTS = [
         "Dispatcher._drop_repeated",
         "mine.get(denial.waiting.job_id) != denial.reason.code",
         "True",
+        ("tests/scheduler/test_hosts_of_workers.py",),
+    ),
+    Mutant(
+        "hosts: a host that drains replaces the reason of another one",
+        "penstock/scheduler/dispatcher.py",
+        "Dispatcher._drop_repeated",
+        "and not isinstance(denial.reason, Draining)",
+        "",
         ("tests/scheduler/test_hosts_of_workers.py",),
     ),
     Mutant(

@@ -14,7 +14,7 @@ from tests.scheduler.conftest import ManualClock, SchedulerKit
 from tests.waiting import LONG, until
 
 from penstock import Scheduler
-from penstock.core.jobs.admission import AdmissionClass
+from penstock.core.jobs.admission import AdmissionClass, AdmissionLimits, Caps
 from penstock.core.jobs.load import Capacity, Host
 from penstock.core.jobs.types import SECOND
 from penstock.core.jobs.workers import WorkerKinds, hosts_with_worker
@@ -63,7 +63,12 @@ def hosts(postgres_emptied):
 
     def start(name, **options):
         stores.append(PostgresStore(place.dsn, clock, schema=place.schema))
-        rules = SchedulerRules(host=name, capacity=Capacity(fixed=90), labels=options.pop("labels", ()))
+        rules = SchedulerRules(
+            host=name,
+            capacity=Capacity(fixed=90),
+            labels=options.pop("labels", ()),
+            limits=AdmissionLimits(Caps(concurrent=options.pop("concurrent", None))),
+        )
         return HostKit(stores[-1], clock, rules, **options)
 
     yield start
@@ -327,7 +332,7 @@ def denials(kit, job_id):
 
 def test_hosts_that_refuse_a_job_for_different_reasons_record_each_reason_once(hosts):
     """Each record wakes the other hosts. They would write some twenty events in a second for each waiting job."""
-    full, other = hosts("full"), hosts("other")
+    full, other = hosts("full"), hosts("other", concurrent=1)
     for kit in (full, other):
         kit.pulling_workers.polled(T, until=FOR_EVER)
         kit.step()
@@ -335,19 +340,32 @@ def test_hosts_that_refuse_a_job_for_different_reasons_record_each_reason_once(h
         kit.submit(cost_units=90)
         kit.step()
     job, *_ = full.submit(cost_units=90)
-    other.machine.draining = True
     for _ in range(5):
         other.step()
         full.step()
-
-    assert denials(full, job) == ["draining", "no_room"]
-    assert full.store.job(job).denied == "no_room"
+    assert denials(full, job) == ["cap_reached", "no_room"]
 
     full.job_service.pause()
     for _ in range(5):
         full.step()
         other.step()
-    assert denials(full, job) == ["draining", "no_room", "paused"]
+    assert denials(full, job) == ["cap_reached", "no_room", "paused"]
+
+
+def test_a_host_that_drains_replaces_no_reason_of_another_host(hosts):
+    full, drained = hosts("full"), hosts("drained")
+    for kit in (full, drained):
+        kit.pulling_workers.polled(T, until=FOR_EVER)
+        kit.step()
+    full.submit(cost_units=90)
+    full.step()
+    [job] = full.submit(cost_units=90)
+    drained.machine.draining = True
+    full.step()
+    drained.step()
+
+    assert denials(full, job) == ["no_room"]
+    assert full.store.job(job).denied == "no_room"
 
 
 def test_every_host_explains_that_an_attempt_is_asked_to_yield(hosts):
