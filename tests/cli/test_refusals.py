@@ -17,6 +17,13 @@ FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, IN_THE_WAY = 1, 2, 3, 4, 5, 75
         (("lss",), "Did you mean ls?"),
         (("start",), "Did you mean up?"),
         (("status",), "Did you mean ls?"),
+        (
+            ("run", "--timeout", "3", "--", "true"),
+            "No such option '--timeout'. Did you mean '--max-runtime'?",
+        ),
+        (("submit", "--depends-on", "last", "--", "true"), "Did you mean '--after'?"),
+        (("edit", "last", "--delay", "5s"), "Did you mean '--not-before'?"),
+        (("cancel", "last", "--delay", "5s"), "No such option '--delay'."),
         (("frobnicate",), "`penstock --help` lists them"),
         (("help", "frobnicate"), "There is no verb 'frobnicate'"),
         (("submit",), "give a command, or --type"),

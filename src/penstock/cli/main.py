@@ -92,6 +92,12 @@ _OTHER_NAMES: Final = {
     "workers": "hosts",
 }  # fmt: skip
 
+#: Options of other programs, which no spelling leads to ours.
+_OTHER_OPTIONS: Final = {
+    "--timeout": "--max-runtime", "--time-limit": "--max-runtime", "--depends-on": "--after",
+    "--dependency": "--after", "--delay": "--not-before", "--idempotency-key": "--key",
+}  # fmt: skip
+
 
 class Verbs(click.Group):
     """Imports a verb only when it is called, so that the command starts quickly."""
@@ -156,6 +162,8 @@ def main() -> None:
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
         code = INTERRUPTED
+    except click.NoSuchOption as unknown:
+        code = show_failure(_with_our_option(unknown), as_json=session.as_json)
     except click.ClickException as wrong:
         code = show_failure(wrong, as_json=session.as_json)
     except BrokenPipeError:
@@ -167,6 +175,16 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - explained in a line, or raised again
         code = show_failure(failure_of(error), as_json=session.as_json)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _with_our_option(unknown: click.NoSuchOption) -> click.NoSuchOption:
+    """The failure, naming the command's own option for an option of another program."""
+    ours = _OTHER_OPTIONS.get(unknown.option_name)
+    command = None if unknown.ctx is None else unknown.ctx.command
+    if command is None or not any(ours in parameter.opts for parameter in command.params):
+        return unknown
+    message = f"{unknown.message} Did you mean {ours!r}?"
+    return click.NoSuchOption(unknown.option_name, message, ctx=unknown.ctx)
 
 
 def _help_as_option(words: list[str]) -> list[str]:
