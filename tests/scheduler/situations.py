@@ -431,6 +431,12 @@ def no_worker_and_paused(kit):
     return kit, kit.submit()[0], {}
 
 
+def no_worker_and_too_few_units(kit):
+    kit.pulling_workers.polled(WorkerKinds("greedy"), until=1 << 62)
+    other = running(kit, addon_id="greedy", cost_units=60)
+    return kit, kit.submit(n=2, job_type="index", cost_units=60)[1], {"other": other}
+
+
 def no_worker_and_reserved(kit):
     [job_id] = kit.submit()
     kit.step()

@@ -289,6 +289,11 @@ TABLE = [
         {"reason": "paused", "gates": ["paused", "no_worker"], "short": "addon a is paused", "next_step": "the pause ends", "way_out": "penstock resume a"},
     ),
     Row(
+        s.no_worker_and_too_few_units,
+        "Waiting for 0 s. It needs 60 units; 30 of 90 are free. Job {other} uses the rest. Besides: No worker for type 'index' has been seen since the scheduler started 0 s ago; known types: t. 1 job of the same kind is before it.",
+        {"reason": "no_room", "gates": ["no_room", "no_worker"], "short": "needs 60 units; 30 of 90 are free", "next_step": "running jobs end and free their units", "way_out": "penstock cancel {job}", "held_by": ["other"]},
+    ),
+    Row(
         s.no_worker_and_reserved,
         "10 units are reserved; its worker has 12 s to ask for the lease. No worker for type 't' has been seen since the scheduler started 18 s ago; known types: none.",
         {"reason": "no_worker", "gates": [], "short": "reserved; waits for its worker", "next_step": "its worker asks for the lease", "way_out": "penstock cancel {job}", "waited": [["reserved", 18.0]]},

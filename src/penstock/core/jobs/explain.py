@@ -27,6 +27,7 @@ from penstock.core.jobs.states import DEFAULT, SETTLED, DispatchPhase, JobState,
 from penstock.core.jobs.types import SECOND, EndReason, JobId, Moment, member_of, seconds, spelled
 from penstock.core.jobs.viewer import Viewer
 from penstock.core.jobs.waits import Waited, wait_words
+from penstock.core.jobs.worker_reasons import NoWorkerSeen
 
 
 class GateInfo(Struct, frozen=True):
@@ -283,6 +284,8 @@ def _way_out(job: Job, reason: Reason | None, findings: Findings, retried: bool)
     if reason is None or (retried and isinstance(reason, NotReady)):  # no edit ends the delay of a retry
         return f"penstock cancel {name}"
     way_out = reason.way_out(name, job.intent.cost_units)
+    if "--priority" in way_out and any(isinstance(gate, NoWorkerSeen) for gate in findings.gates):
+        return f"penstock cancel {name}"  # whatever goes first and ends, no worker runs it
     if "--priority" in way_out and (findings.preemption is not None or not findings.priority_helps):
         holder = next((one for one in findings.holders if one is not None), job.job_id)
         return f"penstock cancel {holder[-8:]}"
