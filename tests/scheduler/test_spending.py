@@ -27,16 +27,16 @@ def budgeted(kit):
 
 
 def test_eighty_percent_of_a_jobs_limit_is_told_once(kit):
-    job_id, lease = running(kit, cost_limit=1_000)
-    for spent in (799, 800, 900):
+    job_id, lease = running(kit, cost_limit=1_000_000, unit="EUR")
+    for spent in (799_999, 800_000, 900_000):
         assert kit.job_service.heartbeat(lease.dispatch_id, spent=spent).stop is None
     [alert] = alerts(kit)
 
     assert (alert.job_id, alert.reason) == (job_id, "cost_warning")
     assert alert.data["kind"] == "cost_warning"
     assert (alert.data["addon_id"], alert.data["job_id"]) == ("a", job_id)
-    assert (alert.data["spent"], alert.data["limit"]) == (800, 1_000)
-    assert f"job {job_id[-8:]} has spent" in alert.data["text"]
+    assert (alert.data["spent"], alert.data["limit"]) == (800_000, 1_000_000)
+    assert alert.data["text"] == f"job {job_id[-8:]} has spent 0.80 of 1.00 EUR"
 
 
 def test_at_the_limit_the_owner_is_told_before_the_run_is(kit):
@@ -47,7 +47,7 @@ def test_at_the_limit_the_owner_is_told_before_the_run_is(kit):
     assert answer.stop is EndReason.COST_LIMIT_REACHED
     assert told == [("ALERT", "cost_limit_reached"), ("STOP_REQUESTED", "cost_limit_reached")]
     assert alerts(kit)[0].data["overshoot"] == 300
-    assert alerts(kit)[0].data["text"].endswith("0.00 of 0.00; it is stopped")
+    assert alerts(kit)[0].data["text"].endswith("0.00 of 0.00 USD; it is stopped")
 
 
 def test_the_overshoot_is_recorded_with_the_end(kit):

@@ -85,6 +85,7 @@ class RenewedDispatch(Struct, frozen=True, gc=False):
     spent_before: Money
     spent: Money
     cost_limit: Money | None
+    unit: str  # of the job's spending; empty for a standalone lease
     #: What its addon has spent by window (day, month), this heartbeat included; empty if the heartbeat added
     #: nothing.
     addon_spent: Mapping[str, Money] = NOTHING_SPENT
@@ -100,7 +101,7 @@ def spending_alerts(renewed: RenewedDispatch, budget: Budget | None, now: Moment
     alerts = []
     if (mark := judge(before, added, limit)) and limit is not None:
         whose = f"job {job_id[-8:]}" if job_id else f"a lease of addon {addon_id}"
-        message = _message(whose, mark, before + added, limit, stopped="it is stopped")
+        message = _message(whose, mark, before + added, limit, renewed.unit, stopped="it is stopped")
         # The key names the dispatch and no moment: a dispatch crosses a mark once, and two may do so at one
         # moment.
         key = f"{_COST[mark]}/{renewed.dispatch_id}"
@@ -120,10 +121,18 @@ _BUDGET: Final = {SpendMark.WARNED: "budget_warning", SpendMark.REACHED: "budget
 
 
 def _message(
-    whose: str, mark: SpendMark, spent: Money, limit: Money, *, stopped: str, during: str = ""
+    whose: str,
+    mark: SpendMark,
+    spent: Money,
+    limit: Money,
+    unit: str = "",
+    *,
+    stopped: str,
+    during: str = "",
 ) -> dict[str, Any]:
     end = f"; {stopped}" if mark is SpendMark.REACHED else ""
+    amounts = f"{spent / 1e6:.2f} of {limit / 1e6:.2f} {unit}".rstrip()
     return {
-        "text": f"{whose} has spent {spent / 1e6:.2f} of {limit / 1e6:.2f}{during}{end}",
+        "text": f"{whose} has spent {amounts}{during}{end}",
         "data": {"spent": spent, "limit": limit, "overshoot": max(0, spent - limit)},
     }

@@ -291,6 +291,7 @@ class Renewed:
     place: int
     job_progress: float | None
     cost_limit: int | None
+    unit: str | None
     pid: int | None
     renewed: bool = False
     hastened: bool = False
@@ -369,6 +370,7 @@ class Heartbeats:
             before,
             before + paid,
             dispatch.cost_limit,
+            dispatch.unit or "",
         )
 
     def _change_job(self, dispatch: Renewed, no: int, renewal: Renewal, paid: Money) -> None:

@@ -360,6 +360,7 @@ class MemoryStore(MemoryTables):
             before,
             before + paid,
             None if job is None else job.intent.cost_limit,
+            "" if job is None else job.intent.unit,
             {w.kind: self._spent[dispatch.addon_id, w.name] for w in windows(now)} if paid else NOTHING_SPENT,
         )
         for note in notes_for(renewed):

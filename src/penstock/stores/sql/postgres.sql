@@ -336,7 +336,7 @@ ORDER BY no FOR UPDATE;
 
 -- name: dispatches_for_beats
 SELECT d.dispatch_id, d.phase, d.expires_at, d.reason, m.addon_id, d.spent, d.progress, d.fence, d.job_no, j.job_id, j.spent, j.spent_before,
-       d.events, d.started_in, j.progress, j.cost_limit, d.pid
+       d.events, d.started_in, j.progress, j.cost_limit, j.unit, d.pid
 FROM penstock.dispatch d JOIN penstock.admission_class m ON m.no = d.class_no LEFT JOIN penstock.job j ON j.no = d.job_no
 WHERE d.dispatch_id = ANY(%(ids)s::text[]) ORDER BY d.dispatch_id FOR UPDATE OF d;
 

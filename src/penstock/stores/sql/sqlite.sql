@@ -158,7 +158,7 @@ WHERE phase = ? AND no = ?;
 
 -- name: dispatches_for_beats
 SELECT asked.value ->> 0, l.phase, l.expires_at, l.reason, m.addon_id, l.spent, l.progress, l.fence, j.no, j.job_id, j.spent, j.spent_before, l.events, l.no,
-       j.progress, i.cost_limit, l.pid
+       j.progress, i.cost_limit, i.unit, l.pid
 FROM json_each(:ids) AS asked CROSS JOIN active_dispatch l ON l.fence = asked.value ->> 2 AND l.no = coalesce(
     (SELECT no FROM job WHERE job_id = asked.value ->> 1), (SELECT no FROM active_dispatch WHERE standalone_lease = asked.value ->> 0))
 CROSS JOIN admission_class m ON m.no = l.class_no LEFT JOIN job j ON j.no = l.no LEFT JOIN intent i ON i.no = l.no;
