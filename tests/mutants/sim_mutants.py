@@ -6,6 +6,22 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "sim: a preempted job keeps its age",
+        "penstock/core/jobs/changes.py",
+        "end",
+        "since = now",
+        "pass",
+        ("tests/scheduler/test_one_round.py",),
+    ),
+    Mutant(
+        "sim: an attempt that leaves when asked to yield counts as given back",
+        "penstock/scheduler/job_service.py",
+        "JobService._ending",
+        "how in _GIVEN_BACK and dispatch_id in self.yields",
+        "False",
+        ("tests/scheduler/test_one_round.py",),
+    ),
+    Mutant(
         "sim: fence check dropped",
         "penstock/core/jobs/job.py",
         "JobStep.applies_to",

@@ -268,6 +268,30 @@ def test_the_units_of_a_preempted_run_go_to_the_job_that_it_yielded_to(host):
     assert [job_id for _, job_id in second.started] == [wanted_by]
 
 
+@pytest.mark.parametrize(
+    "end", [EndReason.COOPERATIVE_PREEMPTION, EndReason.RELEASED, EndReason.GRACEFUL_SHUTDOWN]
+)
+def test_a_job_that_was_preempted_does_not_start_again_before_the_job_that_it_yielded_to(host, end):
+    """Its age begins anew: it waited or ran for so long that the other job would be behind it."""
+    [old] = host.kit.submit(cost_units=40, priority=50)
+    host.kit.later(3_600)
+    worker = host.worker("w", WorkerKinds(), length=1_000)
+    worker.turn()
+    [wanted_by] = host.kit.submit(addon_id="b", cost_units=40, priority=95)
+    job_service = host.kit.job_service
+    preempter = Preempter(
+        host.kit.store, host.kit.rules, host.kit.dispatcher, job_service, job_service.yields
+    )
+    with host.kit.pulling_workers.waiting("w", WorkerKinds(), 1):
+        preempter.step(host.kit.now)
+    assert (preempter.cycle.victim, preempter.cycle.wanted_by) == (*worker.ends, wanted_by)
+
+    job_service.end(preempter.cycle.victim, end)
+
+    assert [each.job.job_id for each in job_service.claim(WorkerKinds(), 2, "w")] == [wanted_by]
+    assert host.kit.store.job(old).ready_at == host.kit.now
+
+
 def test_no_run_is_asked_to_yield_to_a_job_without_a_present_worker(host):
     """Until one asks for it. The run would lose what it has done, and the units would be reserved in vain."""
     first = host.worker("first", A, room=1, length=1_000)

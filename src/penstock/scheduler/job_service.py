@@ -115,6 +115,10 @@ _MOST_POLLED: Final = 1_000
 _MAX_ERROR: Final = 20_000
 
 
+#: Ends that the library and add-on workers report for a function that left because it was asked to yield.
+_GIVEN_BACK: Final = frozenset({EndReason.RELEASED, EndReason.GRACEFUL_SHUTDOWN})
+
+
 class GrantedJob(NamedTuple):
     """A leased job, with all that its worker needs to run it."""
 
@@ -190,7 +194,7 @@ class JobService:
         self.explainer = Explainer(store, rules, dispatcher, self.forecaster, self.learner)
         self._waitlist = waitlist or SubmitWaitlist(store, dispatcher.commit_submits, rules.depth)
         self._budgets = BudgetEnforcer(store, rules)
-        self._yields = yields or YieldRequests()
+        self.yields = yields or YieldRequests()
         self._most_units = rules.capacity.most
         #: The fields of the last valid intent. A thread that sees an older value only checks once more.
         self._passed: object = None
@@ -529,7 +533,7 @@ class JobService:
             stopped = self.stop(dispatch_id, EndReason.COST_LIMIT_REACHED)
             return Answer(stopped.expires_at, stopped.reason)
         stop = renewed.reason if renewed.phase is DispatchPhase.ENDING else None
-        return Answer(renewed.expires_at, stop, stop is None and dispatch_id in self._yields)
+        return Answer(renewed.expires_at, stop, stop is None and dispatch_id in self.yields)
 
     def stop(self, dispatch_id: DispatchId, reason: EndReason) -> Dispatch:
         """Ask an attempt to end. If it was asked before, the first reason stays."""
@@ -693,6 +697,8 @@ class JobService:
             job = None if dispatch.job_id is None else self._store.job(dispatch.job_id)
             if job is None:
                 return changes.release(dispatch, now, how)
+            if how in _GIVEN_BACK and dispatch_id in self.yields:
+                how = EndReason.COOPERATIVE_PREEMPTION
             return changes.end(
                 job, dispatch, how, now, result=result, error=error, reported=True, **self._end_settings
             )

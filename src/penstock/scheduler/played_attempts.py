@@ -15,6 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from penstock.core.jobs.changes import PREEMPTED
 from penstock.core.jobs.intent import Intent
 from penstock.core.jobs.round import stop_moment
 from penstock.core.jobs.states import NONE_YET, DispatchPhase, JobState, resolve_end
@@ -188,8 +189,9 @@ class PlayedAttempts:
             self._queues.settle(job, _SETTLED[end.target])
             return
         play.waiting.counters[job], play.waiting.fences[job] = end.counters, run.fence
-        # Without a delay the job keeps its age.
-        self._queues.put_back(job, play.now + end.delay if end.delay else run.ready_at)
+        # The age is that of `changes.end`.
+        ready_at = play.now + end.delay if end.delay or reason in PREEMPTED else run.ready_at
+        self._queues.put_back(job, ready_at)
 
     def _count_work(self, run: RunInPlay, reason: EndReason) -> None:
         """Count what an ended attempt has spent, its active time, and the work that remains."""
@@ -203,9 +205,8 @@ class PlayedAttempts:
             spent = extras.spends * min(ran, whole) // max(whole, 1)
             self._job_spent[job] = self._job_spent.get(job, 0) + spent
             self._spend(run.queue.admission_class.addon_id, spent)
-        interrupted = reason in (EndReason.COOPERATIVE_PREEMPTION, EndReason.PREEMPTION_TIMEOUT)
         self._remaining.pop(job, None)
-        if interrupted:
+        if reason in PREEMPTED:
             self.preemptions += 1
             if extras.resumes:
                 self._remaining[job] = max(0, whole - ran)

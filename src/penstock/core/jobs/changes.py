@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -136,6 +136,11 @@ def start(job: Job, dispatch: Dispatch, now: Moment, *, ttl: Span, worker: str =
     )
 
 
+#: Ends of an attempt that yielded to a better job. The age of its job begins anew: with it, the job would start
+#: again before the other one. Any other interruption leaves a job its age, and so its place.
+PREEMPTED: Final = frozenset({EndReason.COOPERATIVE_PREEMPTION, EndReason.PREEMPTION_TIMEOUT})
+
+
 def end(
     job: Job,
     dispatch: Dispatch,
@@ -162,8 +167,9 @@ def end(
         own_delays_sec=job.intent.retry_delays_sec,
     )
     delay, move = end_result.delay, end_result.move
-    # Without a delay the job keeps its age: an interruption must not cost it its place.
     since, not_before = (now + delay, now + delay) if delay else (job.ready_at, job.not_before)
+    if end_result.end in PREEMPTED:
+        since = now
     requeued = place(job.intent, since, not_before, ordering) if move is Move.REQUEUE else None
     return Change(
         at=now,
