@@ -286,6 +286,7 @@ EXAMPLES = [
     WorkersFull("runner", 64),
     NoWorkerSeen("thumnail", ("resize", "thumbnail"), NOW - 5 * SECOND),
     NoWorkerSeen("t" * 128),
+    NoWorkerSeen("resize", ("resize", "resized")),
     WorkerGone(NOW - 300 * SECOND, 2),
     WorkerGone(None),
     RunnerDisabled("local"),
@@ -357,3 +358,14 @@ def test_the_words_name_the_numbers():
     assert words(LabelMissing(("a", "b")), NOW) == "No running host has the labels a and b."
     assert "4 slots" in words(CapReached("concurrent", "", 4), NOW)
     assert "in about 2 h" in words(NotReady(NOW + 7_500 * SECOND), NOW)
+
+
+def test_a_type_that_only_other_addons_have_workers_for_is_not_called_unknown():
+    reason = NoWorkerSeen("resize", ("resize", "resized"))
+
+    assert reason.words(NOW) == (
+        "No worker for type 'resize' of this addon has been seen; "
+        "the workers for this type ask for jobs of other addons."
+    )
+    assert reason.short(NOW) == "no worker for type resize of its addon has been seen"
+    assert reason.nearest == ""

@@ -120,15 +120,29 @@ class NoWorkerSeen(BaseReason, frozen=True):
 
     @property
     def nearest(self) -> str:
-        return next(iter(get_close_matches(self.job_type, self.known, 1)), "")
+        return (
+            "" if self._for_other_addons else next(iter(get_close_matches(self.job_type, self.known, 1)), "")
+        )
+
+    @property
+    def _for_other_addons(self) -> bool:
+        """Whether workers asked for this type, but none for jobs of this addon."""
+        return self.job_type in self.known
 
     def words(self, now: Moment) -> str:
         since = "" if self.since is None else f" since the scheduler started {spelled(now - self.since)} ago"
+        if self._for_other_addons:
+            return (
+                f"No worker for type {self.job_type!r} of this addon has been seen{since}; "
+                "the workers for this type ask for jobs of other addons."
+            )
         known = ", ".join(self.known) or "none"
         mean = f" Did you mean {self.nearest}?" if self.nearest else ""
         return f"No worker for type {self.job_type!r} has been seen{since}; known types: {known}.{mean}"
 
     def short(self, now: Moment) -> str:
+        if self._for_other_addons:
+            return cut(f"no worker for type {self.job_type}", " of its addon has been seen")
         near = f"; did you mean {self.nearest}?" if self.nearest else ""
         return (
             cut(f"no worker for type {self.job_type}", " seen" + near)
