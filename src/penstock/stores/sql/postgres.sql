@@ -675,8 +675,8 @@ SELECT no FROM penstock.queue WHERE no = ANY(ARRAY(SELECT no FROM locked)) ORDER
 -- name: lock_groups_of
 -- Locks the groups of which these jobs and groups are members.
 @group_columns WHERE g.no = ANY(ARRAY(
-    SELECT d.child FROM @parents_that_end AS ended JOIN penstock.dependency d ON d.parent = ended.no
-    WHERE d.status = 'open' AND d.child > 4611686018427387904))
+    SELECT child FROM penstock.dependency WHERE parent = ANY(ARRAY(SELECT no FROM @parents_that_end AS ended))
+    AND status = 'open' AND child > 4611686018427387904))
 ORDER BY g.no FOR UPDATE;
 
 -- name: children
