@@ -231,6 +231,39 @@ def test_no_statement_multiplies_two_tables_that_were_empty_when_statistics_were
     store.close()
 
 
+def rows_looked_at(plan):
+    """How many rows the parts of a plan returned or dropped, on all their runs."""
+    dropped = sum(n for name, n in plan.items() if name.startswith("Rows Removed"))
+    return (plan["Actual Rows"] + dropped) * plan["Actual Loops"] + sum(
+        map(rows_looked_at, plan.get("Plans", ()))
+    )
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("name", ["lock_children", "lock_groups_of", "children"])
+def test_the_end_of_some_members_of_a_batch_does_not_look_at_all_others(postgres, con, name, mode):
+    store = opened(postgres)
+    batch, ended = 1 << 62 | 5, list(range(1, 11))
+    committed(store, Submit([JOB] * 1_000, Depth()))
+    con.execute(
+        f"INSERT INTO {postgres.schema}.dependency (parent, child, condition, if_unmet)"
+        f" SELECT no, {batch}, 'done', 'cancel' FROM {postgres.schema}.job"
+    )
+    values = {"bigint[]": [f"'{{{','.join(map(str, ended))}}}'", f"'{{{','.join('0' * 10)}}}'"]}
+    values |= {"text[]": ["'{}'"], "bigint": ["100"]}
+    with store.database.connection() as planner:
+        planner.execute(f"SET plan_cache_mode = {mode}".encode())
+        planner.execute(b"PREPARE asked AS " + store.database.sql[name].text)
+        [[types]] = planner.execute(
+            "SELECT parameter_types::text[] FROM pg_prepared_statements WHERE name = 'asked'"
+        )
+        given = ", ".join(values[each].pop(0) for each in types)
+        [[[made]]] = planner.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE asked({given})".encode())
+
+    assert rows_looked_at(made["Plan"]) < 300
+    store.close()
+
+
 def test_behind_a_pooler_the_bounds_come_with_each_transaction_and_nothing_is_prepared(postgres):
     store = opened(postgres, options=ConnectionOptions(statement_timeout_ms=7_000, pooler=True))
     for _ in range(8):
